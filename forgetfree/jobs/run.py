@@ -77,8 +77,8 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
 
     Raises:
         UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
-        RunError: another process works in the directory, it was begun with other data, models or versions, it was
-            deleted, or a worker was killed.
+        RunError: another process works in the directory, it was begun with other data or another model, it was deleted, or a
+            worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
     execution.check(config.unnamed)
@@ -120,7 +120,7 @@ def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
 
     Raises:
         UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
-        RunError: data, model, versions or the machine are not those of the run.
+        RunError: data or model are not those of the run.
     """
     config = revision.config
     out, loader = Path(config.out), StreamLoader(config)
@@ -147,7 +147,7 @@ def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
         if not trains:
             return _report(out, ended=True)
         return run(config, replace(execution, resume=True), revision.carried)
-    except (RunError, UsageError):  # data, model or versions are not those of the run
+    except (RunError, UsageError):  # data or model are not those of the run
         if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
             shutil.rmtree(out)
         raise
