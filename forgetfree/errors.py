@@ -282,7 +282,8 @@ _COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install) [^.;,'`]*"
 #: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.
 _VALUE = (
     r"(?:[A-Z]{2,}\b|\d[\d.e+-]*(?<!\.)|'[^']*'|\S*/\S+(?<![.,;)])"
-    r"|(?:auto|causal|cpu|cuda|demo|generation|hub|linear|mean|prompt|ray)\b|(?<=strategy )(?!and\b|is\b|names\b)[\w-]+)"
+    r"|(?:auto|causal|cpu|cuda|demo|generation|hub|linear|mean|prompt|ray)\b"
+    r"|(?:(?<=strategy )|(?<=without ))(?!and\b|is\b|names\b)[\w-]+)"
 )
 _FLAG = re.compile(
     rf"(?P<command>{_COMMAND})|--set (?!and\b|in\b|of\b)(?P<key>[\w.:]+)(?:=(?P<set>true|false|none)\b)?"

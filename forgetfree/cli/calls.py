@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -17,7 +18,7 @@ from forgetfree.data.columns import named_metrics
 from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import each_note_once, tell
 from forgetfree.errors import RunError, UsageError, names_arguments
-from forgetfree.jobs.config import Execution, InMemory, RunConfig, key_of, strategies_of, stream_of
+from forgetfree.jobs.config import Execution, InMemory, RunConfig, key_of, keys_of, strategies_of, stream_of
 from forgetfree.jobs.directory import failures
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 from forgetfree.options import build, by_name, name_of_function
@@ -102,7 +103,7 @@ def run(
     check_form(default_data() if data is None else data)
     rows = data if isinstance(data, Mapping) else None
     places = [_text(each) for each in data] if isinstance(data, list | tuple) else _text(data)
-    if stream is None and data is not None:
+    if stream is None and data is not None and without is None:
         tasks = list(rows) if rows is not None else tasks_of_files(places)
         stream = stream_of(tasks) if rows is not None or tasks else None
     names, classes = _named_strategies(strategies)
@@ -165,7 +166,7 @@ def _job(values: Json, objects: InMemory, into: str) -> Job:
     if not config.stream:
         raise no_stream(objects.data_or(config.data))
     changed = {
-        "metric" if key == "metrics" else key: each
+        _argument(key): each
         for key, each in given.items()
         if key not in ("settings", "out") and getattr(config, key) != getattr(usual, key)
     }
@@ -173,7 +174,7 @@ def _job(values: Json, objects: InMemory, into: str) -> Job:
     return Job.of_config(config, f"Running {config.stream}{into}")
 
 
-def _job_on(run: Any, without: str | None, values: Json, objects: InMemory) -> Job:
+def _job_on(on: Any, without: str | None, values: Json, objects: InMemory) -> Job:
     """Return a run on top of a finished one, of the arguments that are not their defaults."""
     if given := objects.listed({}):
         raise UsageError(
@@ -186,11 +187,16 @@ def _job_on(run: Any, without: str | None, values: Json, objects: InMemory) -> J
         if values.get(field.name) and field.name not in ("out", "stream", "device", "settings")
         if field.name == "data" or values[field.name] not in (one := getattr(usual, field.name), _listed(one))
     } | values["settings"]
-    stream = "" if without and not values["data"] else values["stream"]
-    call = _call(
-        {key: each for key, each in {"stream": stream, "on": run, "without": without, **asked}.items() if each}
-    )
-    return Job.on_run(run and Path(run), without, stream, Path(values["out"]), asked, replace(objects, call=call))
+    stream, names = values["stream"], {key: name for name, key in keys_of().items()}
+    shown = {"stream": stream, "on": on, "without": without}
+    shown |= {_argument(names.get(key, key)): each for key, each in asked.items()}
+    call = _call({key: each for key, each in shown.items() if each})
+    return Job.on_run(on and Path(on), without, stream, Path(values["out"]), asked, replace(objects, call=call))
+
+
+def _argument(name: str) -> str:
+    """Return what `run` calls the option of a field."""
+    return name if name in signature(run).parameters else keys_of().get(name, name)
 
 
 def _call(arguments: Json) -> str:

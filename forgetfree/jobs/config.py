@@ -680,5 +680,5 @@ def _check_setting(key: str, own: set[str], known_of: Mapping[str, set[str]]) ->
                 f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "
                 f"--strategy, or leave --set {key} out."
             )
-        others = set() if strategy else {each.name for each in fields(RunConfig)}.union(*options.values())
+        others = set() if strategy else {*keys_of(), *keys_of().values()}.union(*options.values()) - {key}
         raise UnknownNameError("option", key, known, others=others)

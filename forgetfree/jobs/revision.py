@@ -135,7 +135,8 @@ class FinishedRun:
 
     def config_of(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
         """Return the configuration of a run of some tasks with other options."""
-        section = self.config["run"] | places
+        section = self.config["run"]
+        section = without_others(section, places.get("strategy", section["strategy"])) | places
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
         was = readout_for(section["readout"], definitions.values())
@@ -146,7 +147,6 @@ class FinishedRun:
             section["readout"] = "linear"  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
-        section = without_others(section, section["strategy"])
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
         section = {key: value for key, value in section.items() if value is not None and key != "fine_tuned"}
         values = {name: section[key] for name, key in keys_of().items() if key in section}

@@ -48,7 +48,6 @@ from forgetfree.jobs.environment import (
     threads_as_before,
     threads_of_each,
 )
-from forgetfree.jobs.environment import versions as versions_here
 from forgetfree.jobs.learn import floors_of, learn
 from forgetfree.jobs.progress import Ended, Progress
 from forgetfree.jobs.signals import STOP, terminable
@@ -78,8 +77,8 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
 
     Raises:
         UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
-        RunError: another process works in the directory, it was begun with other data, models or versions, it was
-            deleted, or a worker was killed.
+        RunError: another process works in the directory, it was begun with other data or another model, it was deleted, or a
+            worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
     execution.check(config.unnamed)
@@ -121,7 +120,7 @@ def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
 
     Raises:
         UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
-        RunError: data, model, versions or the machine are not those of the run.
+        RunError: data or model are not those of the run.
     """
     config = revision.config
     out, loader = Path(config.out), StreamLoader(config)
@@ -148,7 +147,7 @@ def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
         if not trains:
             return _report(out, ended=True)
         return run(config, replace(execution, resume=True), revision.carried)
-    except (RunError, UsageError):  # data, model or versions are not those of the run
+    except (RunError, UsageError):  # data or model are not those of the run
         if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
             shutil.rmtree(out)
         raise
@@ -251,8 +250,7 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
             f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
             "same call in Python, with resume=True."
         )
-    now = {"run": as_json(config.section()), "versions": versions_here()}
-    merged_config(out, begun, now)  # before anything is loaded
+    merged_config(out, begun, {"run": as_json(config.section())})  # before anything is loaded
     return begun
 
 
@@ -298,8 +296,9 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     path = out / CONFIG
     if content != begun:
         text = json_text(content, indent=1)
-        for unit in done:  # before it is there: a kill leaves a config.json that all of them know
-            unit.accept(hashlib.sha256(text.encode()).hexdigest())
+        for unit in units_in(out, content["units"]):  # before it is there: a kill leaves one that all of them know
+            if unit not in missing:
+                unit.accept(hashlib.sha256(text.encode()).hexdigest())
         write_atomically(path, text)
     work.config_json = sha256(path)
     return missing

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from forgetfree.errors import (
 )
 from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
-from forgetfree.json_file import parse_json, read_json
+from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import (
     HISTORY,
     OUTCOME,
@@ -42,6 +43,7 @@ from forgetfree.results.unit_folder import (
     described_files,
     files_of,
     read_record,
+    read_unit_json,
     size_and_sha256,
 )
 from forgetfree.tensor_file import TensorFile
@@ -143,9 +145,10 @@ class Unit:
         )
 
     def accept(self, config: str) -> None:
-        """Add the SHA-256 of the config.json that the run is about to have, with more units, to those of the unit."""
-        record = read_json(self.directory / RECORD, RunError, "")
-        write_json(self.directory / RECORD, record | {"config": [*record["config"], config]})
+        """Add the SHA-256 of the config.json that the run is about to have to those of the unit, if it has ended."""
+        with suppress(RunError):  # it has not
+            record = read_unit_json(self.directory)
+            write_json(self.directory / RECORD, record | {"config": [*record["config"], config]})
 
 
 def why_it_failed(fault: Exception, debug: bool) -> str:

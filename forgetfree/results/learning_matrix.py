@@ -137,7 +137,13 @@ class LearningMatrix:
             return f"LearningMatrix({self.metric}; no scores)"
         from forgetfree.results.report.run_report import render
 
-        return render(self.results, "rich").rstrip()
+        try:
+            return render(self.results, "rich").rstrip()
+        except MetricError:  # some are still to be added
+            return f"LearningMatrix({self.metric}; scores are missing)\n{self.frame}"
 
-    def _repr_html_(self) -> str:
-        return self.results._repr_html_()
+    def _repr_html_(self) -> str | None:
+        try:
+            return self.results._repr_html_()
+        except MetricError:  # a notebook shows the text
+            return None

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, ReportError, UsageError, first_line
+from forgetfree.errors import ReportError, UsageError, first_line
 from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.config_file import load_run
@@ -327,8 +327,6 @@ def read_run(path: Path, *, running: bool = False) -> RunRecord:
         if path.suffix != ".csv":
             raise ValueError("it is no CSV file")
         return of_csv(read_bounded(path), str(path))
-    except ForgetfreeError as error:
-        raise ReportError(f"{path}: {error}") from error
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {first_line(error)}. {_DIRECTORY}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -365,13 +363,13 @@ def whole_run(
     Raises:
         ReportError: they do not.
     """
-    place = f"{source}: " if source else ""
+    place, remedy = f"{source}: " if source else "", _REMEDY if "config" in more else "Restore it from a copy."
     try:
         known = checked(About, about)
         facts = [checked(UnitFacts, each) for each in units]
         _check_frame(frame, known)
     except (ValueError, UsageError) as error:
-        raise ReportError(f"{place}{first_line(error)}. {_REMEDY}") from error
+        raise ReportError(f"{place}{first_line(error)}. {remedy}") from error
     groups = {key: rows for key, rows in frame.groupby(UNIT, sort=False)}
     runs = []
     for each, shown in zip(facts, files or [{}] * len(facts), strict=True):
@@ -386,9 +384,7 @@ def whole_run(
                     raise ValueError(f"{name} of {task} are missing after a task")
             _check_facts(each, known)
         except ValueError as error:
-            raise ReportError(
-                f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {_REMEDY}"
-            ) from error
+            raise ReportError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
         runs.append(run)
     return RunRecord(known, tuple(runs), source, **more)
 
@@ -401,7 +397,7 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     check("tasks", about.tasks, len({*about.tasks}) == count, "different names")
     foreign = frame[~frame["task"].isin(about.tasks) | ~frame["after"].between(0, count)]
     if len(foreign):
-        raise ValueError(f"a score is of no task of the stream, or after none: {brief(list(foreign.iloc[0]))}")
+        raise ValueError(f"a score is of no task of the stream, or after none: {brief(foreign.to_numpy().tolist()[0])}")
     for (metric, task), those in frame.groupby(["metric", "task"], sort=False):
         own = about.metric[str(task)] if metric == f"{UNION}accuracy" else str(metric)
         low, high = limits_of(own)
@@ -409,7 +405,7 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
             raise ValueError(f"{metric} of {task} must be in [{low:g}, {high:g}], got {those['value'].tolist()[:5]}")
     twice = frame.duplicated([*UNIT, "task", "after", "metric"])
     if twice.any():
-        raise ValueError(f"a score stands twice: {brief(list(frame[twice].iloc[0]))}")
+        raise ValueError(f"a score stands twice: {brief(frame[twice].to_numpy().tolist()[0])}")
     for name, of_seeds in about.floors or ():
         for scores in [of_seeds] if name == "constant" else of_seeds.values():
             check(f"floors.{name}", scores, len(scores) == count, f"{count} numbers")

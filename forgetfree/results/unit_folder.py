@@ -61,10 +61,16 @@ def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy
     Raises:
         ForgetfreeError: ``error``: one is missing or damaged.
     """
-    record: Json = read_json(directory / RECORD, error, remedy, _check_record)
+    record = read_unit_json(directory, error, remedy)
     _compare(directory / OUTCOME, record["files"].get(OUTCOME), directory / RECORD, error)
     outcome: Json = read_json(directory / OUTCOME, error, remedy, _check_outcome)
     return {**outcome, **record}
+
+
+def read_unit_json(directory: Path, error: type[ForgetfreeError] = RunError, remedy: str = _REMEDY) -> Json:
+    """Return what unit.json alone says; errors as those of `read_record`."""
+    record: Json = read_json(directory / RECORD, error, remedy, _check_record)
+    return record
 
 
 def check_config(out: Path, error: type[ForgetfreeError] = RunError) -> None:
@@ -72,7 +78,7 @@ def check_config(out: Path, error: type[ForgetfreeError] = RunError) -> None:
     digest = sha256(out / CONFIG)
     for path in sorted(out.glob(f"*/seed-*/{RECORD}")):
         try:
-            known = read_json(path, error, "", _check_record)["config"]
+            known = read_unit_json(path.parent, error)["config"]
         except error:
             continue
         if known and digest not in known:

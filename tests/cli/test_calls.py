@@ -180,6 +180,8 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
         forgetfree.run("sst2", data="demo", shot=16)
     with pytest.raises(UsageError, match=r"Unknown option 'sparsty'\. Did you mean 'sparsity'\? Known: [^?]*$"):
         forgetfree.run("sst2", data="demo", sparsty=0.1)
+    with pytest.raises(UsageError, match=r"Unknown option 'text_columns'\. Did you mean 'text_column'\?"):
+        forgetfree.run("sst2", data="demo", text_columns=["text"])
     with pytest.raises(UsageError, match=r"^'strategy' is no option of a strategy\. Give it as strategies=\.$"):
         forgetfree.run("sst2", data="demo", strategy="bitfit")
 

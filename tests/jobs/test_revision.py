@@ -333,7 +333,8 @@ def test_some_strategies_of_the_run_or_others_and_more_seeds(run: MakeRun, tmp_p
     whole = run(
         "qnli", "sst2", strategies=("bitfit", "fine-tune"), options=FEW[:6], more=("--seed", "0", "--seed", "1")
     )
-    base = run("qnli", strategies=("lora", "bitfit"), options=FEW[:6])
+    own = ("--set", "lora.rank=2")  # which no strategy of the other run has
+    base = run("qnli", strategies=("lora", "bitfit"), options=FEW[:6], more=own)
     more = ("--strategy", "bitfit", "--strategy", "fine-tune", "--seed", "0", "--seed", "1")
     assert extend(base, "sst2", tmp_path / "out", *more) == 0
     assert hashes(tmp_path / "out") == hashes(whole)
@@ -377,17 +378,20 @@ def test_what_cannot_be_learned_on_top_is_refused(
 
 def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     base = run("qnli", **GRAFTING)
-    results = forgetfree.run("sst2", on=base, out=tmp_path / "more", progress=False)
+    named = {"strategies": "grafting-continual", "progress": False}
+    results = forgetfree.run("sst2", on=base, out=tmp_path / "more", **named)
     assert results.tasks == ["qnli", "sst2"]
     same(tmp_path / "more", run("qnli", "sst2", **GRAFTING))
     forgetfree.run(on=tmp_path / "more", without="sst2", out=tmp_path / "less", progress=False)
     same(tmp_path / "less", base)
     call = json.loads((tmp_path / "more" / "config.json").read_text())["command"]
     assert call.startswith("forgetfree.run(stream='sst2', on=")
+    assert "strategies=['grafting-continual']" in call
     for message, arguments in (
         ("steps cannot be given with on=: a run goes on with its own options", {"on": base, "steps": 9}),
         ("mask_steps cannot be given with on=", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
+        ("without='qnli' takes a task away, and sst2 would be learned", {"on": base, "without": "qnli"}),
     ):
         with pytest.raises(UsageError, match=message):
             forgetfree.run("sst2", **arguments, progress=False)

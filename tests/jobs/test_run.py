@@ -202,6 +202,19 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
         command.perform(command.at(tmp_path / "debug"), Execution(debug=True))
 
 
+def test_a_unit_that_failed_stays_under_failed_while_others_join(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, (failing_one, other) = tmp_path / "out", command.units
+    with monkeypatch.context() as patch:
+        failing(command, patch, TrainingError("The loss became nan."), unit=0)
+        command.perform(command.at(out))
+    asked = replace(command.at(out), strategies=(Path(other).parent.name,), seeds=(0, 1))
+    results = command.perform(asked, Execution(resume=True))
+    assert [run["strategy"] for run in results["failed"]] == [Path(failing_one).parent.name]
+    assert len(results["runs"]) == 2 and command.perform(command.at(out), Execution(resume=True))["failed"] == []
+
+
 def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

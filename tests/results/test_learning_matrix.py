@@ -175,7 +175,9 @@ def test_it_is_shown_as_a_run_is(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "<svg" in page and "trainer lost 15.0 points on average" in page and "<td>-15.0</td>" in page
     assert "70.0" in repr(matrix) and "—" in repr(matrix) and "<table>" in matrix._repr_html_()
-    assert repr(LearningMatrix()) == "LearningMatrix(accuracy; no scores)"
+    assert repr(LearningMatrix()) == "LearningMatrix(accuracy; no scores)" and LearningMatrix()._repr_html_() is None
+    matrix.add(after="d", task="a", value=0.5)
+    assert "scores are missing" in repr(matrix) and "0.5" in repr(matrix) and matrix._repr_html_() is None
 
 
 def test_what_is_missing_or_wrong_is_told() -> None:
