@@ -321,8 +321,6 @@ class RunConfig:
         for key in PLACES:
             if section.get(key):
                 section[key] = of_each(portable, section[key], Path(self.out))
-        if len(self.label_columns) == 1:
-            (section["label_column"],) = self.label_columns
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
     # -- What follows from it --------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_the_same_rows_in_every_form_give_the_same_scores(here: Path, capsys: py
         results = json.loads((here / f"out-{form}" / "results.json").read_text())
         scores.add(results["data"]["fingerprints"]["mood"])
         config = json.loads((here / f"out-{form}" / "config.json").read_text())
-        assert config["tasks"][0]["labels"] == list(LABELS) and config["run"]["label_column"] == "mood"
+        assert config["tasks"][0]["labels"] == list(LABELS) and config["run"]["label_column"] == ["mood"]
     assert len(scores) == 2
     out = f"out-{FORMS[0]}"
     assert call("predict", out, "good film") == 0

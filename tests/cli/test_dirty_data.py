@@ -106,6 +106,18 @@ def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, plans:
     assert call("graft", "b", *words[:-2], "--sparsity", "0.1", "--check") == 0
 
 
+def test_a_run_whose_columns_are_named_is_resumed_and_revised(here: Path) -> None:
+    one = ("--label-column", "mood", "--text-column", "review", *COMMON, "--strategy", "continual-ft")
+    assert call("run", "b", "--data", "b.csv", *one, "--out", "one") == 0
+    assert call("run", "b", "--data", "b.csv", *one, "--out", "one", "--resume") == 0
+    assert call("run", "--config", "one/config.json", "--out", "one", "--resume") == 0
+    words = (*BOTH, "--text-column", "b=review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
+    assert call("run", *words, "--out", "two") == 0
+    assert call("run", "--on", "two", "--without", "a", "--out", "less") == 0
+    section = json.loads(Path("less/config.json").read_text())["run"]
+    assert section["label_column"] == ["b=mood"] and section["text_column"] == ["b=review"]
+
+
 def test_the_same_in_python(here: Path) -> None:
     read = {"text_column": "b=review", "label_column": "b=mood", "skip_bad_rows": True, "model": "model", "shots": 4}
     stream = forgetfree.load_stream(data=["a.csv", Path("b.csv")], **read)
