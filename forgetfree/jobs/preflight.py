@@ -130,10 +130,11 @@ class _Look:
         attempt = self.faults.attempt
         self._common: RunOptions = attempt(lambda: config.common) or RunOptions()
         self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
-        attempt(check_place, Path(config.out))
+        if config.out:  # a program that only asks may name none
+            attempt(check_place, Path(config.out))
         if self._common.cache:
             attempt(check_place, Path(self._common.cache), "--cache")
-        if not resume:
+        if config.out and not resume:
             attempt(refuse_used, Path(config.out))
         self._device = attempt(find_device, config.device) or "cpu"
         attempt(check_precision, [each.precision for each in self._options.values()], self._device)
