@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from torch import nn
 
 from forgetfree.continual.region_strategy import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
+from forgetfree.core.selection import floor_share
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
@@ -138,7 +138,7 @@ class WinningSubnetwork:
         self.parameters = [parameter for piece in self._pieces for parameter in piece[2:4]]
         of_owned = {i: local for i, local, _ in space.split(self._owned)}
         self._owned_in = [of_owned.get(i) for i in matrices]
-        self._counts = [max(1, math.floor(capacity * tensor.numel() + 1e-6)) for tensor in self.touched]
+        self._counts = [max(1, floor_share(capacity, tensor.numel())) for tensor in self.touched]
         self._choose()
         self._show()
 

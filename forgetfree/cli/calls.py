@@ -133,7 +133,7 @@ def run(
             job = _job_on(on, without, values, objects)
         else:
             job = _job(values, objects, "" if out is None else f" into {directory}")
-        failed = failures(job.carry_out(execution, watched=progress))
+        failed = failures(job.perform(execution, watched=progress))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")

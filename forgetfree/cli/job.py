@@ -16,7 +16,7 @@ from forgetfree.deferred import deferred
 from forgetfree.display import stderr, tell
 from forgetfree.errors import UsageError
 from forgetfree.files import no_empty_directories
-from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig
+from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, prepared
 from forgetfree.recipes import MODELS
 
 Json = dict[str, Any]
@@ -28,12 +28,12 @@ class Job:
 
     Attributes:
         config: what is asked for.
-        perform: performs it, and returns the content of results.json.
+        train: trains what is missing, and returns the content of results.json.
         announcement: what is said before, a line each.
     """
 
     config: RunConfig
-    perform: Callable[[Execution], Json]
+    train: Callable[[Execution], Json]
     announcement: tuple[str, ...]
 
     @classmethod
@@ -43,13 +43,12 @@ class Job:
         Raises:
             UsageError: naming every fault.
         """
-        from forgetfree.jobs.config import prepared
-        from forgetfree.jobs.run import run as perform
+        from forgetfree.jobs.run import run
 
         config = prepared(config)
         shadowed = registry.shadowed("strategies")
         notes = [f"note: {note}" for name, note in shadowed.items() if name in config.strategies]
-        return cls(config, partial(perform, config), (announcement, *notes, recipe_of(config)))
+        return cls(config, partial(run, config), (announcement, *notes, recipe_of(config)))
 
     @classmethod
     def on_run(
@@ -88,7 +87,7 @@ class Job:
         revision = revise(run, tasks, without, out, options, objects)
         return cls(revision.config, partial(run_on, revision), (f"{revision}, into {out}",))
 
-    def carry_out(self, execution: Execution, *, watched: bool) -> Json:
+    def perform(self, execution: Execution, *, watched: bool) -> Json:
         """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""
         from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.progress import make_progress
@@ -107,7 +106,7 @@ class Job:
         if watched and execution.resume:
             tell(resumption(out))
         with no_empty_directories(out, config.settings.get("cache")):
-            return self.perform(execution)
+            return self.train(execution)
 
 
 def plan(config: RunConfig, *, resume: bool = False) -> Json:
@@ -126,7 +125,6 @@ def plan(config: RunConfig, *, resume: bool = False) -> Json:
         from forgetfree.jobs.preflight import plan_of
 
     if resume:
-        from forgetfree.jobs.config import prepared
         from forgetfree.jobs.run import check_resumption
 
         with redirect_stderr(StringIO()):  # the plan has the same notes

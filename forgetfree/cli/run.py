@@ -77,7 +77,7 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
             check_out(out, execution.resume)  # before anything is announced
             doing = "Grafting" if command == "graft" else "Running"
             job = Job.of_config(config, f"{doing} {config.stream} into {config.out}")
-            return _carry_out(job, replace(execution, debug=debug), output)
+            return _perform(job, replace(execution, debug=debug), output)
         except ForgetfreeError as error:
             if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
                 raise
@@ -105,7 +105,7 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     out = Path(flags.get("out") or free_directory(run.resolve().name if run else ""))
     with silence(output.quiet):
         job = Job.on_run(run, task, stream, out, options)
-        code = _carry_out(job, execution, output)
+        code = _perform(job, execution, output)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
         if cache := job.config.settings.get("cache"):
@@ -113,7 +113,7 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     return code
 
 
-def _carry_out(job: Job, execution: Execution, output: CommandFlags) -> int:
+def _perform(job: Job, execution: Execution, output: CommandFlags) -> int:
     """Perform a run, show what it made, tell what failed and what is left of one that is cut short.
 
     Returns:
@@ -123,7 +123,7 @@ def _carry_out(job: Job, execution: Execution, output: CommandFlags) -> int:
 
     out = Path(job.config.out)
     try:
-        results = job.carry_out(execution, watched=not output.quiet)
+        results = job.perform(execution, watched=not output.quiet)
     except KeyboardInterrupt:
         return fail(f"Interrupted. {holdings(out)}".strip(), 1)
     except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do

@@ -34,6 +34,11 @@ _BLOCK = 32
 _TINY, _ENOUGH = 20, 100
 
 
+def floor_share(share: float, total: int) -> int:
+    """Return ``⌊share · total⌋``, where the product may lie a rounding error below a whole number: 0.29 · 100."""
+    return math.floor(share * total + 1e-6)
+
+
 def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
     """Return the most entries that a region may have: ``⌊sparsity · N⌋``.
 
@@ -47,8 +52,7 @@ def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
     """
     if not 0 < sparsity <= 1:
         raise OptionError(f"{name} must be above 0 and at most 1, got {sparsity}. The paper uses 1e-4.")
-    # The product may lie a rounding error below a whole number: 0.29 · 100.
-    entries = math.floor(sparsity * space_size + 1e-6)
+    entries = floor_share(sparsity, space_size)
     if entries < 1:
         raise OptionError(
             f"{name} {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
@@ -59,7 +63,7 @@ def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
 def tiny_region_note(space_size: int, sparsities: Iterable[float]) -> str:
     """Say that the smallest region has hardly any entries, where it has fewer than `_TINY`; else return an empty text."""
     sparsity = min(sparsities, default=1.0)
-    entries = math.floor(sparsity * space_size + 1e-6)
+    entries = floor_share(sparsity, space_size)
     if space_size < _ENOUGH or not 0 < entries < _TINY:
         return ""
     digit = 10.0 ** math.floor(math.log10(_ENOUGH / space_size))
@@ -144,8 +148,7 @@ def most_moved_by_tensor(
     for spec in (space.tensors[i] for i in tensors):
         where = slice(spec.offset, spec.offset + spec.size)
         count = int(free[where].sum())
-        # The product may lie a rounding error below a whole number: 0.29 · 100.
-        most = min(count, max(1, math.floor(share * count + 1e-6)))
+        most = min(count, max(1, floor_share(share, count)))
         pieces.append(top(movement[where], most, free[where]).indices + spec.offset)
     return Region(torch.cat(pieces))
 

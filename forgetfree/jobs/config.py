@@ -510,7 +510,7 @@ class Execution:
             from forgetfree.jobs.cluster import check_cluster
 
             check_cluster(self.cluster)
-        elif isinstance(self.jobs, int) and self.jobs < 1:
+        elif self.jobs not in (None, "auto") and not (isinstance(self.jobs, int) and self.jobs >= 1):
             raise UsageError(f"--jobs must be auto, ray or at least 1, got {self.jobs}.")
 
     @property

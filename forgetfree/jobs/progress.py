@@ -270,10 +270,8 @@ class ShownProgress(Progress):
         units = list(self._units.values())
         shares = [unit.share(self._tasks, self._usual) for unit in units]
         self._bars.update(self._all, completed=max(self.share, sum(shares) / max(len(shares), 1)))
-        at_hand, where = (
-            [unit for unit in units if unit.steps],
-            f"{sum(unit.has_ended for unit in units)} of {len(units)} done",
-        )
+        at_hand = [unit for unit in units if unit.steps]
+        where = f"{sum(unit.has_ended for unit in units)} of {len(units)} done"
         if len(at_hand) == 1 and self._tasks > 1:
             where += f" · task {min(at_hand[0].learned + 1, self._tasks)} of {self._tasks}"
         self._bars.update(self._all, description=where, numbers=f"{100 * self.share:.0f} % {self._left}")

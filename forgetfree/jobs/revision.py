@@ -23,12 +23,7 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import (
-    link_or_copy,
-    make_directory,
-    sha256,
-    write_atomically,
-)
+from forgetfree.files import link_or_copy, make_directory, sha256, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
 from forgetfree.jobs.config import RunConfig, keys_of, prepared, stream_of, without_others
 from forgetfree.jobs.directory import REMEDY, as_json, merged_config
@@ -228,10 +223,8 @@ class Revision:
             if own_tasks <= {*self.tasks}:
                 make_directory(new)
                 for each in (path, path.with_suffix(".json")):  # the model, and how long it took
-                    if each.is_file():
-                        link_or_copy(
-                            each, new / each.name
-                        )  # also where a command was cut short: a copy may lack its end
+                    if each.is_file():  # again where a command was cut short: a copy may lack its end
+                        link_or_copy(each, new / each.name)
 
     def check_begun(self, content: Json) -> None:
         """Raise ``UsageError`` unless the directory was begun so, from a run of the same rows and model."""

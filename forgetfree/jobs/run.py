@@ -137,7 +137,6 @@ def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
     else:
         if trains:
             loader.stream(config.seeds[0])  # before anything is written
-        make_directory(out)
         write_json(out / CONFIG, content)
     revision.take_models()
     for each in prefixes:

@@ -185,7 +185,9 @@ def describe(loader: StreamLoader) -> Json:
     size = sum(parameter.numel() for parameter in backbone.parameters())
     return {
         "model": {
-            **{"name": config.section()["model"], **same, "max_length": loaded.max_length},
+            "name": config.section()["model"],
+            **same,
+            "max_length": loaded.max_length,
             "config": config_of(backbone),
         },
         "tasks": [each.fields for each in definitions],

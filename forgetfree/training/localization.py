@@ -18,7 +18,15 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import RegionSource, Saliency, budget, diagonal_fisher, mean_gradient, saliency
+from forgetfree.core.selection import (
+    RegionSource,
+    Saliency,
+    budget,
+    diagonal_fisher,
+    floor_share,
+    mean_gradient,
+    saliency,
+)
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
@@ -105,7 +113,7 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
     """Return the size of γ_base for a region of at most ``count`` entries: all of them if no S is learned."""
     if mask.steps == 0 or not options.base_fraction:
         return 0 if mask.steps else count
-    return max(1, int(options.base_fraction * count + 1e-6))
+    return max(1, floor_share(options.base_fraction, count))
 
 
 def search_count(

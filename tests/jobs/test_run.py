@@ -385,9 +385,10 @@ def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     assert bytes_of(out) == bytes_of(whole)
 
 
-def test_jobs_must_be_at_least_one(command: Command, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--jobs must be auto, ray or at least 1, got 0\."):
-        command.perform(command.at(tmp_path / "out"), Execution(jobs=0))
+@pytest.mark.parametrize("jobs", [0, 2.5])
+def test_jobs_must_be_a_whole_number_of_at_least_one(jobs: Any, command: Command, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"--jobs must be auto, ray or at least 1, got {jobs}\."):
+        command.perform(command.at(tmp_path / "out"), Execution(jobs=jobs))
 
 
 # -- Signals and kills -----------------------------------------------------------------------------------
