@@ -18,9 +18,9 @@ from forgetfree.continual.stream import BenchmarkModel, Stream, place_of
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples
-from forgetfree.data.library_tables import splits_of
 from forgetfree.data.rows import Rows, TaskRows, complete, tell
 from forgetfree.data.sampling import few_rows_note, k_shot, representative
+from forgetfree.data.tables import splits_of
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, ModelError, UsageError, first_line
 from forgetfree.models.loading import LoadedModel
