@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from forgetfree.continual.strategy import TaskwiseOptions, Training
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.stream import EncodedTask
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, AdapterStrategy, TaskAdapters
 from forgetfree.training.training_options import TrainingOptions
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.stream import EncodedTask
 from forgetfree.models.lora_adapters import overlap
 from forgetfree.options import option
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, AdapterStrategy, TaskAdapters

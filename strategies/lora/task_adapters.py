@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import EncodedTask, Stream
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief

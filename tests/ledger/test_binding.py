@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from forgetfree import cli
-from forgetfree.continual.streams import make_stream
+from forgetfree.continual.stream import make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError
 from forgetfree.ledger import Ledger, LedgerSwitch
