@@ -31,7 +31,7 @@ from forgetfree.ledger.binding import Binding, network_differences, network_of, 
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.strategies.grafting_continual import GraftingContinual
-from forgetfree.strategies.lora.lora import LoRA
+from forgetfree.strategies.lora import LoRA
 
 Change = Callable[[Path], None]
 

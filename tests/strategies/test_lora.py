@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TrainingError
 from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
-from forgetfree.strategies.lora.task_adapters import adapter_training
+from forgetfree.strategies.lora import adapter_training
 from forgetfree.tensor_file import OpenFile
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
