@@ -470,7 +470,7 @@ CASES = [
     Case("run sst2", "column 'text': expected a text, got nothing", 1, row('{"label": 0}')),
     Case("run sst2", "column 'label': expected an integer from 0, got 0.5", 1, row('{"text": "a", "label": 0.5}')),
     Case("run sst2", "expected an integer from 0, got true", 1, row('{"text": "a", "label": true}')),
-    Case("run sst2", "7 is out of range, task 'sst2' has the 2 labels", 1, row('{"text": "a", "label": 7}')),
+    Case("run sst2", "7 is out of range. Task 'sst2' has the 2 labels", 1, row('{"text": "a", "label": 7}')),
     Case("run sst2", 'expected an integer from 0, got "99999', 1, row(f'{{"text": "a", "label": "{"9" * 5000}"}}')),
     Case("run sst2", "half of a surrogate pair", 1, row('{"text": "\\udcff", "label": 0}')),
     Case("run sst2", "nested more than 100 deep", 1, row('{"text": ' + DEEP)),
