@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from forgetfree.data.table_files import check_size, format_of, label_names_of, of_arrow
-from forgetfree.data.tables import Columns, Table, cells_of, check_names, of_records, split_of
+from forgetfree.data.tables import Columns, Table, check_names, of_records, plain, split_of
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
@@ -77,7 +77,7 @@ def _table(where: str, rows: Any) -> Table:
     if pandas is not None and isinstance(rows, pandas.DataFrame):
         names = {str(name): name for name in rows.columns}
         check_names(where, [str(name) for name in rows.columns])
-        return Table(where, Columns(names, lambda name: cells_of(rows[names[name]])), range(len(rows)))
+        return Table(where, Columns(names, lambda name: list(map(plain, rows[names[name]]))), range(len(rows)))
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
         return _of_records(where, rows)
     raise DataError(
@@ -88,7 +88,7 @@ def _table(where: str, rows: Any) -> Table:
 
 def _of_records(where: str, rows: Sequence[Any]) -> Table:
     table = of_records(where, rows, range(len(rows)))
-    return replace(table, columns=Columns(table.columns, lambda name: cells_of(table.columns[name])))
+    return replace(table, columns=Columns(table.columns, lambda name: list(map(plain, table.columns[name]))))
 
 
 def _of_iterable(where: str, dataset: Any) -> Table:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
-from forgetfree.data.tables import Columns, Table, check_names, of_records, shown
+from forgetfree.data.tables import Columns, Table, check_names, of_records, plain, shown
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import parse_json
@@ -138,9 +138,8 @@ def of_arrow(
 
 
 def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
-    """Cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
-    cells = [cell for array in arrays for cell in array.to_pylist()]
-    cells = [None if isinstance(cell, float) and cell != cell else cell for cell in cells]
+    """Cells, with what is written as JSON decoded; pictures and sounds as they are stored."""
+    cells = [plain(cell) for array in arrays for cell in array.to_pylist()]
     if feature is None:
         return cells
     from datasets import Features

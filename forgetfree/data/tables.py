@@ -188,31 +188,28 @@ def other_form(cell: Any) -> str:
     >>> other_form([{"role": "user", "content": "Hello"}]).split(",")[0]
     'The column seems to hold a chat'
     """
-    value = plain(cell)
-    first = plain(next(iter(value), None)) if isinstance(value, list | tuple) else value
+    first = next(iter(cell), None) if isinstance(cell, list) else cell
     if isinstance(first, Mapping):
         form = "a chat, with its messages" if any(keys <= first.keys() for keys in _TURNS) else "objects"
-    elif isinstance(value, list | tuple) and value:
+    elif isinstance(cell, list) and cell:
         form = "several labels, or values, a row"
     else:
         return ""
     return f"The column seems to hold {form}, which is no text and no label. {TASKS}{_REMEDY}"
 
 
-def cells_of(values: Iterable[Any]) -> list[Any]:
-    """Values of a column in memory as cells: what pandas takes as missing, such as NaN or NaT, is ``None``."""
+def plain(value: Any) -> Any:
+    """Value in memory as JSON has it, at any depth; what pandas takes as missing, such as NaN or NaT, is ``None``."""
+    if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2:
+        value = value.tolist()
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
     import pandas
 
-    cells = pandas.Series([plain(value) for value in values], dtype=object)
-    return cells.where(cells.notna(), None).tolist()
-
-
-def is_missing(value: Any) -> bool:
-    """True if a value inside a cell says nothing, as ``None`` and NaN."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def plain(value: Any) -> Any:
-    """A number of numpy or torch as one of Python, and an array of one dimension as a list; else the value."""
-    is_array = type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2
-    return value.tolist() if is_array else value
+    return None if pandas.isna(value) is True else value

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.continual.streams import make_stream
+from forgetfree.continual.stream import make_stream
 from forgetfree.core.regions import Region, biases, graft_theta
 from forgetfree.core.selection import most_moved
 from forgetfree.data.rows import Rows, TaskRows
