@@ -46,7 +46,8 @@ def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -
     """Show who owns what."""
     file = local_path(file)
     if file.is_dir():
-        from forgetfree.serve.source import LEDGER, saved_file
+        from forgetfree.results.unit_folder import LEDGER
+        from forgetfree.serve.source import saved_file
 
         run, file = file, saved_file(file)
         if file.name != LEDGER:
@@ -73,7 +74,7 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         loaded = load_bound(model, ledger.binding, ledger.space)
         check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
         if ledger.binding:
-            check_binding(ledger, loaded.binding(ledger.binding.precision), str(file))
+            check_binding(ledger, loaded.binding(), str(file))
         parts = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{parts} of {model}")
     if as_json:
