@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forgetfree.core.parameter_kinds import layer_of, parameter_kind
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region, distribution, overlap
 from forgetfree.errors import RegionError
-from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
 A, B = Region.of([1, 3, 5, 7]), Region.of([3, 4, 5])
 
