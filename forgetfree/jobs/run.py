@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +61,19 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | None = None) -> Json:
+def run(
+    config: RunConfig,
+    execution: Execution = USUAL,
+    revision: Revision | None = None,
+    loader: StreamLoader | None = None,
+) -> Json:
     """Run all units that are not done, and return the content of results.json.
 
     Args:
         config: what is asked for, `prepared`.
         execution: how it is run.
         revision: the finished run that it stands on top of, from which its units take what is equal.
+        loader: loads the stream; whoever gives it knows what was read where the run cannot begin.
 
     Raises:
         UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
@@ -81,7 +86,7 @@ def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | No
         from forgetfree.jobs.trackers import check_trackers
 
         check_trackers(execution.log)
-    out, work = Path(config.out), UnitWork(config, execution, revision)
+    out, work = Path(config.out), UnitWork(config, execution, revision, loader)
     if execution.resume:
         check_begun(out)
     make_directory(out)
@@ -124,27 +129,26 @@ class UnitWork:
         config: of the run.
         execution: how it is run.
         revision: the finished run that it stands on top of.
+        loader: loads the stream in this process.
 
     Attributes:
         config_json: SHA-256 of the run's config.json, once it is written.
     """
 
-    def __init__(self, config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        execution: Execution,
+        revision: Revision | None = None,
+        loader: StreamLoader | None = None,
+    ) -> None:
         self._config, self._revision = config, revision
+        self.loader = loader or StreamLoader(config)
         self._debug, self._log = execution.debug, tuple(execution.log)
         self.config_json = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "loader"}
-
-    @cached_property
-    def loader(self) -> StreamLoader:
-        """What loads the stream."""
-        return StreamLoader(self._config)
-
-    def unload(self) -> None:
-        """Let go of all that was loaded, for processes that load for themselves."""
-        del self.loader
+        return {**vars(self), "loader": StreamLoader(self._config)}
 
     def __call__(self, unit: Unit, monitor: Monitor) -> None:
         """Let the unit's strategy learn the stream, from where it was cut short or from the start.
@@ -293,7 +297,7 @@ def _workers(work: UnitWork, execution: Execution, units: int, progress: Progres
         jobs = units_at_a_time(units, len(loader.stream(config.seeds[0]).model.space()))
         if jobs == 1:
             return None
-    work.unload()  # workers load for themselves
+    loader.unload()  # workers load for themselves
     return WorkerProcesses(jobs, torch.get_num_threads(), progress, spread(config.device))
 
 
