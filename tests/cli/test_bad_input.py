@@ -282,11 +282,7 @@ CASES = [
     Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case(
         "graft sst2 --set region_from=snap",
-        "region_from must be mask or midpoint or movement or taylor",
-    ),
-    Case(
-        "run sst2 --set region_from=midpoint --set mask_steps=0",
-        "region_from=midpoint with mask_steps=0 leaves no region",
+        "region_from must be mask or movement or gradient",
     ),
     Case("graft sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
