@@ -229,7 +229,8 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
         raise UsageError(
             "A model in memory is a PreTrainedModel and its tokenizer, got model="
             f"{repr(model) if isinstance(model, str) else f'a {called}'} and tokenizer={type(tokenizer).__name__}. "
-            "Give both, or the name or directory of a model alone."
+            "Give both, or the name or directory of a model alone. Any other network learns an Avalanche benchmark: see "
+            "forgetfree.continual.benchmark_stream."
         )
     import transformers
 
@@ -252,43 +253,6 @@ def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
 def dtype_of(space: ParameterSpace) -> ModelDtype:
     """Return the dtype that a model was loaded in, by its parameter space."""
     return "bfloat16" if torch.bfloat16 in space.dtypes else "float32"  # a family may keep some tensors in float32
-
-
-def sized(
-    path: str,
-    name: str,
-    readout: str,
-    graftable: str | None = None,
-    dtype: ModelDtype = "float32",
-    tasks: Iterable[TaskDefinition] = (),
-) -> tuple[ReadoutKind, int, ParameterSpace]:
-    """Return a model's readout, number of parameters and graftable tensors; its weights are not read.
-
-    Args:
-        path: directory or hub name.
-        name: the model's name, for messages.
-        readout: as it is asked for.
-        graftable: see `TaskModel`.
-        dtype: see `load_model`.
-        tasks: see `load_model`; without any, the tokenizer is not read either.
-
-    Raises:
-        ModelError: the configuration cannot be read, or has no head for the readout.
-    """
-    import transformers
-
-    config = read_config(path, name)
-    kind = choose_readout(config, readout, name)
-    tasks = list(tasks)
-    if tasks and _words_note(read_tokenizer(path, name), readout, kind, tasks):
-        kind = "linear"
-    loader = getattr(transformers, loader_of(config, kind, name))
-    with explained(name), quiet(transformers), torch.device("meta"):
-        network = loader.from_config(
-            config, dtype=DTYPES[dtype], trust_remote_code=False, **loader_arguments(config, kind)
-        )
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return kind, parameters, ParameterSpace.of(network, include=(graftable or ".",))
 
 
 def config_of(backbone: nn.Module) -> Any:

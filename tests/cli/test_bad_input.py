@@ -235,10 +235,6 @@ CASES = [
     ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case(
-        "run sst2 --set region_from=midpoint --set mask_steps=0",
-        "region_from=midpoint with mask_steps=0 leaves no region",
-    ),
-    Case(
         "run demo --check",
         "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, was_it_kind. Write 'demo,'",
         change=lambda place: (place / "data" / "sst2").rename(place / "data" / "demo"),

@@ -33,7 +33,6 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.continual.region_strategy import region_training_options
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import weight_matrices
@@ -377,7 +376,7 @@ def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     core = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     model, space, region = core.model, core.model.space(), record.owned.region
     load_tensors_(model.readout_module(0), strategy.fine_tuned(task).readouts[task.name])
-    options = region_training_options(strategy.options, len(space), len(region))
+    options = strategy.options.for_region(len(space), len(region))
     steps = task.full_steps(strategy.options)
     seed = derive_seed(0, "train", task.name)
     trained = RegionParameters(model.backbone, space, region)
@@ -426,7 +425,6 @@ WAYS: list[dict[str, Any]] = [
     {"region_start": "pre-trained", "composition": "alone"},
     {"region_from": "gradient"},
     {"region_from": "gallop"},
-    {"region_from": "midpoint"},
 ]
 
 
@@ -472,7 +470,6 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
     ("changes", "message"),
     [
         ({"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no region"),
-        ({"region_from": "midpoint", "mask_steps": 0}, "region_from=midpoint with mask_steps=0 leaves no region"),
         ({"sparsity": 1e-9}, "leaves no entry"),
     ],
 )
