@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
@@ -18,6 +18,9 @@ from forgetfree.errors import UsageError
 from forgetfree.files import no_empty_directories
 from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, prepared
 from forgetfree.recipes import MODELS
+
+if TYPE_CHECKING:
+    from forgetfree.jobs.stream_loading import StreamLoader
 
 Json = dict[str, Any]
 
@@ -30,11 +33,13 @@ class Job:
         config: what is asked for.
         train: trains what is missing, and returns the content of results.json.
         announcement: what is said before, a line each.
+        loader: loads the stream; none: that of the run.
     """
 
     config: RunConfig
     train: Callable[[Execution], Json]
     announcement: tuple[str, ...]
+    loader: StreamLoader | None = None
 
     @classmethod
     def of_config(cls, config: RunConfig, announcement: str) -> Job:
@@ -44,11 +49,13 @@ class Job:
             UsageError: naming every fault.
         """
         from forgetfree.jobs.run import run
+        from forgetfree.jobs.stream_loading import StreamLoader
 
         config = prepared(config)
+        loader = StreamLoader(config)
         shadowed = registry.shadowed("strategies")
         notes = [f"note: {note}" for name, note in shadowed.items() if name in config.strategies]
-        return cls(config, partial(run, config), (announcement, *notes, recipe_of(config)))
+        return cls(config, partial(run, config, loader=loader), (announcement, *notes, recipe_of(config)), loader)
 
     @classmethod
     def on_run(
@@ -74,7 +81,7 @@ class Job:
             UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
         """
         from forgetfree.jobs.revision import revise
-        from forgetfree.jobs.run import run_on
+        from forgetfree.jobs.run import run as train
 
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
@@ -85,7 +92,7 @@ class Job:
             )
         tasks = [name.strip() for name in stream.split(",") if name.strip()]
         revision = revise(run, tasks, without, out, options, objects)
-        return cls(revision.config, partial(run_on, revision), (f"{revision}, into {out}",))
+        return cls(revision.config, partial(train, revision.config, revision=revision), (f"{revision}, into {out}",))
 
     def perform(self, execution: Execution, *, watched: bool) -> Json:
         """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.job import Job, plan, recipe_of
-from forgetfree.cli.usage import fail, silence
+from forgetfree.cli.usage import check_there, fail, silence
 from forgetfree.data.sources import check_one, check_stream, tasks_of_files
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
@@ -28,6 +28,7 @@ On = Annotated[
     Parameter(
         name="--on",
         metavar="RUN",
+        validator=check_there,
         group="What to learn",
         help="a finished run: learn further tasks on top of it",
     ),
@@ -67,7 +68,7 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
         with silence(output.quiet):
             _show_plan(config, execution)
         return 0
-    used = os.path.lexists(out / "config.json")
+    used, job = os.path.lexists(out / "config.json"), None
     with silence(output.quiet):
         try:
             if command == "graft":
@@ -83,7 +84,7 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
                 raise
             from forgetfree.jobs.preflight import with_all_faults
 
-            raise with_all_faults(error, config) from error
+            raise with_all_faults(error, config, job and job.loader) from error
 
 
 def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json, debug: bool) -> int:
@@ -158,12 +159,8 @@ def _show_plan(config: RunConfig, execution: Execution) -> None:
     """Print the plan of a run."""
     found = plan(config, resume=execution.resume)
     model, total = found["model"], found["total"]
-    print(
-        escaped(
-            f"Model: {model['name']}, {model['parameters']:,} parameters, {model['graftable']:,} graftable, readout "
-            f"{model['readout']}, on {found['device']}"
-        )
-    )
+    known = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
+    print(escaped(f"Model: {model['name']}, {known}readout {model['readout']}, on {found['device']}"))
     for task in found["tasks"]:
         rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
         labels = f", labels {', '.join(task['labels'])}" if task["labels"] else ""

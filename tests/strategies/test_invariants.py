@@ -440,7 +440,6 @@ WAYS: list[dict[str, Any]] = [
     {"region_start": "pre-trained", "composition": "alone"},
     {"region_from": "gradient"},
     {"region_from": "gallop"},
-    {"region_from": "midpoint"},
 ]
 
 
@@ -486,7 +485,6 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
     ("changes", "message"),
     [
         ({"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no region"),
-        ({"region_from": "midpoint", "mask_steps": 0}, "region_from=midpoint with mask_steps=0 leaves no region"),
         ({"sparsity": 1e-9}, "leaves no entry"),
     ],
 )

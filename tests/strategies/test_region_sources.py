@@ -70,23 +70,19 @@ def gradient_at(strategy: Any, theta: torch.Tensor, readout: Any) -> torch.Tenso
     return torch.cat([each.reshape(-1) for each in gradients])
 
 
-@pytest.mark.parametrize("source", ["gradient", "snip", "gallop", "taylor", "midpoint", "movement"])
+@pytest.mark.parametrize("source", ["gradient", "snip", "gallop", "movement"])
 def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: str) -> None:
     strategy = learn(tiny_stream("bert", "linear"), region_from=source)
     task, pre = strategy.stream.tasks[0], strategy.pre_trained
     chosen = strategy.ledger.records[0].region
     count = int(0.01 * len(pre.theta))
     ft = strategy.fine_tuned(task)
-    at = (pre.theta + ft.theta) / 2 if source == "midpoint" else pre.theta
-    g = gradient_at(strategy, at, ft.readouts[task.name])
-    move = ft.theta - pre.theta
+    g = gradient_at(strategy, pre.theta, ft.readouts[task.name])
     scores = {
         "gradient": g.abs(),
         "snip": (g * pre.theta).abs(),
         "gallop": g.abs() / (pre.theta.abs() + 1e-3),
-        "taylor": (g * move).abs(),
-        "midpoint": -g * move,  # the first step on S is along it
-        "movement": move.abs(),
+        "movement": (ft.theta - pre.theta).abs(),
     }
     expected = top(scores[source], count)
     assert len(chosen) == count
