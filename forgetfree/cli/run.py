@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.job import Job, plan, recipe_of
-from forgetfree.cli.usage import fail, silence
+from forgetfree.cli.usage import check_there, fail, silence
 from forgetfree.data.sources import check_one, check_stream, tasks_of_files
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
@@ -29,6 +29,7 @@ On = Annotated[
     Parameter(
         name="--on",
         metavar="RUN",
+        validator=check_there,
         group="What to learn",
         help="a finished run: learn further tasks on top of it",
     ),

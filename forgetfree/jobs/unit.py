@@ -260,23 +260,4 @@ def ledger_summary(ledger: Ledger | None) -> Json | None:
         "owned_size": [len(record.owned.region) for record in ledger.records],
         "bytes": ledger.size_in_bytes,
         "overlap": ledger.overlap(),
-        "places": _places(ledger),
     }
-
-
-def _places(ledger: Ledger) -> list[Json]:
-    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
-    from forgetfree.core.regions import distribution
-    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
-
-    def place(name: str) -> tuple[str, str]:
-        return layer_of(name), parameter_kind(name)
-
-    owned = [distribution(record.owned.region, ledger.space, place) for record in ledger.records]
-    sizes = Counter[tuple[str, str]]()
-    for tensor in ledger.space.tensors:
-        sizes[place(tensor.name)] += tensor.size
-    return [
-        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
-        for (layer, kind), size in sizes.items()
-    ]

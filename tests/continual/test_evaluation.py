@@ -14,12 +14,12 @@ import torch
 from forgetfree import registry
 from forgetfree.continual.evaluation import StreamAnswers, sample
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.stream import EncodedTask
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.kinds.kind import Kind
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.testing import tiny_stream
+from forgetfree.training.encoded_task import EncodedTask
 
 SMALL = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "evaluation_batch_size": 5}
 NAMES = ("qnli", "ag_news", "sst2")

@@ -329,6 +329,21 @@ def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) ->
         make("grafting-continual", stream)
 
 
+def test_a_ledger_of_other_weights_is_refused_and_nothing_changed(tiny_stream: MakeStream, tmp_path: Path) -> None:
+    learn(make("grafting-continual", tiny_stream("bert", "linear")), 1).save(tmp_path)
+    stream = tiny_stream("bert", "linear")
+    with torch.no_grad():
+        next(stream.model.backbone.parameters()).add_(1)
+    loaded = replace(stream.loaded, fingerprint=fingerprint_of(stream.model.backbone))
+    strategy = make("grafting-continual", replace(stream, loaded=loaded, pre_trained=ModelState.of(stream.model)))
+    before = logits(strategy)
+    with pytest.raises(LedgerError, match="belongs to other weights"):
+        strategy.load(tmp_path)
+    assert (strategy.ledger.tasks, strategy.learned) == ([], [])
+    assert_same(logits(strategy), before)
+    learn(strategy, 1)
+
+
 # -- One fine-tuning, three ways -------------------------------------------------------------------------
 
 
