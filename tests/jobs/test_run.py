@@ -33,11 +33,11 @@ from forgetfree.errors import (
     first_line,
 )
 from forgetfree.files import LOCK, locked
-from forgetfree.jobs import run
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.directory import resumption
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.report.run_report import write_report
 from forgetfree.results.unit_folder import RECORD, read_record
@@ -135,16 +135,15 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
     """Let one unit fail; the folders of all that are measured from then on."""
-    learn, measured = run.learn, list[str]()
+    make, measured = StreamLoader.strategy, list[str]()
 
-    def fails(loader: Any, key: Any, directory: Path, monitor: Any, **more: Any) -> Json:
-        folder = f"{directory.parent.name}/{directory.name}"
-        measured.append(folder)
-        if folder == command.units[unit]:
+    def fails(self: StreamLoader, name: str, seed: int, monitor: Monitor) -> Any:
+        measured.append(f"{name}/seed-{seed}")
+        if measured[-1] == command.units[unit]:
             raise error
-        return learn(loader, key, directory, monitor, **more)
+        return make(self, name, seed, monitor)
 
-    monkeypatch.setattr(run, "learn", fails)
+    monkeypatch.setattr(StreamLoader, "strategy", fails)
     return measured
 
 
