@@ -155,8 +155,8 @@ class UnitWork:
         details, floors, failed, error = Json(), Json(), None, None
         try:
             try:
-                with self._tracked(unit, history) as tracked:
-                    yield tracked, details
+                with self._tracked(unit, history):
+                    yield history, details
             except Exception as fault:  # of a plug-in, perhaps
                 failed = fault
             floors = floors_of(self.loader, unit.key)  # after learning, whose losses are awaited
@@ -167,13 +167,13 @@ class UnitWork:
         unit.end(environment(self.loader.device), details, error, history.seconds, floors, self.config_json)
         kept.end()
 
-    def _tracked(self, unit: Unit, monitor: Monitor) -> AbstractContextManager[Monitor]:
-        """Give a monitor that also logs to the trackers that are asked for."""
+    def _tracked(self, unit: Unit, history: History) -> AbstractContextManager[None]:
+        """Log to the trackers that are asked for, inside."""
         if not self._log:
-            return nullcontext(monitor)
+            return nullcontext()
         from forgetfree.jobs.trackers import track
 
-        return track(self._log, unit, Path(self.config.out), self.config.section(), monitor)
+        return track(self._log, unit, Path(self.config.out), self.config.section(), history)
 
 
 class _ScoreTable:
