@@ -50,8 +50,8 @@ class LedgerModel:
         strategy.storage = self
 
     def _set(self, ledger: Ledger) -> None:
+        self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)  # refuses a ledger of other weights
         self.ledger = self._strategy.ledger = ledger
-        self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)
 
     def _reset(self) -> None:
         """Put into the model what the next task starts from: the union, where there is one."""
@@ -230,9 +230,8 @@ class LedgerModel:
                     f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
                     "the model and scenario of its stream."
                 )
-        self._switch.to(0)
-        self._set(ledger)
-        self._reset()
+        with self.base(union=False):
+            self._set(ledger)
         for record in ledger.records:
             load_tensors_(strategy.model.readout_module(tasks[record.task].label), record.readout)
             strategy.note_learned(tasks[record.task], dict(record.readout))

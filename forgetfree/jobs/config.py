@@ -659,8 +659,14 @@ def _check_setting(key: str, own: set[str], known_of: Mapping[str, set[str]]) ->
         raise UnknownNameError("strategy in --set", strategy, known_of)
     known = known_of[strategy] if strategy else own.union(*known_of.values())
     if name not in known:
-        if key in {key_of(each) for each in fields(RunConfig)} - {"stream", "set"}:
-            raise UsageError(f"{key!r} is no option of a strategy. Give it as --{key.replace('_', '-')}.")
+        fields_of_run = {
+            key_of(each): each.name for each in fields(RunConfig) if each.name not in ("stream", "settings")
+        }
+        if key in fields_of_run:
+            flag = f"--{key.replace('_', '-')}"
+            raise UsageError(
+                f"{key!r} is no option of a strategy. Give it as {flag}, in Python as {fields_of_run[key]}=."
+            )
         options = {each: set(registry.strategy(each).Options.__dataclass_fields__) for each in registry.STRATEGIES}
         owners = [each for each, names in options.items() if key in names]
         if owners:

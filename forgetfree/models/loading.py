@@ -255,43 +255,6 @@ def dtype_of(space: ParameterSpace) -> ModelDtype:
     return "bfloat16" if torch.bfloat16 in space.dtypes else "float32"  # a family may keep some tensors in float32
 
 
-def sized(
-    path: str,
-    name: str,
-    readout: str,
-    graftable: str | None = None,
-    dtype: ModelDtype = "float32",
-    tasks: Iterable[TaskDefinition] = (),
-) -> tuple[ReadoutKind, int, ParameterSpace]:
-    """Return a model's readout, number of parameters and graftable tensors; its weights are not read.
-
-    Args:
-        path: directory or hub name.
-        name: the model's name, for messages.
-        readout: as it is asked for.
-        graftable: see `TaskModel`.
-        dtype: see `load_model`.
-        tasks: see `load_model`; without any, the tokenizer is not read either.
-
-    Raises:
-        ModelError: the configuration cannot be read, or has no head for the readout.
-    """
-    import transformers
-
-    config = read_config(path, name)
-    kind = choose_readout(config, readout, name)
-    tasks = list(tasks)
-    if tasks and _words_note(read_tokenizer(path, name), readout, kind, tasks):
-        kind = "linear"
-    loader = getattr(transformers, loader_of(config, kind, name))
-    with explained(name), quiet(transformers), torch.device("meta"):
-        network = loader.from_config(
-            config, dtype=DTYPES[dtype], trust_remote_code=False, **loader_arguments(config, kind)
-        )
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return kind, parameters, ParameterSpace.of(network, include=(graftable or ".",))
-
-
 def config_of(backbone: nn.Module) -> Any:
     """Return what training depends on besides weights, as JSON.
 
