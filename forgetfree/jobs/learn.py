@@ -221,7 +221,7 @@ def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
     from forgetfree.serve.source import bound_of
 
-    binding = stream.loaded.binding("fp32")
+    binding = stream.loaded.binding()
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 

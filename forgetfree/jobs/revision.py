@@ -38,8 +38,7 @@ from forgetfree.options import build
 from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.unit_folder import BEFORE, HISTORY, PREDICTIONS
-from forgetfree.serve.source import LEDGER
+from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
