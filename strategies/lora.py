@@ -347,7 +347,7 @@ class TaskAdapters:
     def _base(self) -> dict[str, Any]:
         """Return what the adapters belong to."""
         loaded = self._strategy.stream.loaded
-        binding = loaded.binding("fp32")
+        binding = loaded.binding()
         return {"fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:

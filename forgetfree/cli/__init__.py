@@ -17,7 +17,7 @@ from forgetfree.cli.usage import fail, lacks, refuse
 from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
-from forgetfree.jobs.signals import terminable
+from forgetfree.jobs.environment import terminable
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"

@@ -27,9 +27,7 @@ from forgetfree.ledger import (
 )
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
-
-#: The name of the ledger's file.
-LEDGER = "ledger.safetensors"
+from forgetfree.results.unit_folder import LEDGER
 
 
 class LedgerModel:
@@ -42,7 +40,7 @@ class LedgerModel:
 
     def __init__(self, strategy: ContinualStrategy, composition: Composition) -> None:
         loaded = strategy.stream.loaded
-        self._binding = loaded.binding("fp32")
+        self._binding = loaded.binding()
         self._strategy = strategy
         self._united: str | None = None  # the task by whose union all are answered
         #: Takes what is being trained out of the model; none between tasks.

@@ -155,8 +155,8 @@ class UnitWork:
         details, floors, failed, error = Json(), Json(), None, None
         try:
             try:
-                with self._tracked(unit, history) as tracked:
-                    yield tracked, details
+                with self._tracked(unit, history):
+                    yield history, details
             except Exception as fault:  # of a plug-in, perhaps
                 failed = fault
             floors = floors_of(self.loader, unit.key)  # after learning, whose losses are awaited
@@ -167,13 +167,13 @@ class UnitWork:
         unit.end(environment(self.loader.device), details, error, history.seconds, floors, self.config_json)
         kept.end()
 
-    def _tracked(self, unit: Unit, monitor: Monitor) -> AbstractContextManager[Monitor]:
-        """Give a monitor that also logs to the trackers that are asked for."""
+    def _tracked(self, unit: Unit, history: History) -> AbstractContextManager[None]:
+        """Log to the trackers that are asked for, inside."""
         if not self._log:
-            return nullcontext(monitor)
+            return nullcontext()
         from forgetfree.jobs.trackers import track
 
-        return track(self._log, unit, Path(self.config.out), self.config.section(), monitor)
+        return track(self._log, unit, Path(self.config.out), self.config.section(), history)
 
 
 class _ScoreTable:
@@ -221,7 +221,7 @@ def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
     from forgetfree.serve.source import bound_of
 
-    binding = stream.loaded.binding("fp32")
+    binding = stream.loaded.binding()
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 

@@ -39,14 +39,15 @@ from forgetfree.jobs.checkpoints import remove_checkpoint
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
 from forgetfree.jobs.environment import (
+    STOP,
     environment,
     set_threads,
+    terminable,
     threads_as_before,
     threads_of_each,
 )
 from forgetfree.jobs.learn import UnitWork, learn
 from forgetfree.jobs.progress import Ended, Progress
-from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.jobs.stream_loading import StreamLoader, describe
 from forgetfree.jobs.unit import Json, Unit
 from forgetfree.results.config_file import load_run

@@ -445,10 +445,8 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
-    assert last.startswith(
-        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; goes on: "
-    )
-    assert " in the midst of " in last and time.monotonic() - asked < 10
+    assert last.startswith(f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; begun: ")
+    assert time.monotonic() - asked < 10
     assert last.endswith(f"the same command with --resume --out {out} goes on.")
     assert not (out / LOCK).exists()
 
