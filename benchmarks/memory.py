@@ -31,7 +31,7 @@ WAYS = {
 }
 DTYPES: tuple[ModelDtype, ...] = ("float32", "bfloat16")
 OPTIONS = LocalizationOptions(
-    steps=2, batch_size=8, optimizer="adamw", learning_rate=1e-5, mask_steps=1, mask_batch_size=16, gradient_rows=16
+    steps=2, batch_size=8, optimizer="adamw", learning_rate=1e-5, mask_steps=1, mask_batch_size=16
 )
 
 

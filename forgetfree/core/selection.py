@@ -25,7 +25,7 @@ from forgetfree.errors import OptionError, TrainingError
 #: By what an entry is scored, see `saliency`.
 Saliency = Literal["movement", "taylor", "gradient", "snip", "gallop", "fisher", "random"]
 #: How γ is chosen: by learning the mask, from γ_base or from S = 0, or by a saliency.
-RegionSource = Literal["mask", "midpoint"] | Saliency
+RegionSource = Literal["mask"] | Saliency
 #: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
 SMALL = 1e-3
 #: The most scores of which one maximum is taken.
@@ -191,7 +191,7 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
 
 def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
     """Return whether γ is chosen without a search."""
-    return source not in ("mask", "midpoint")
+    return source != "mask"
 
 
 def mean_gradient(

@@ -405,7 +405,7 @@ class _PhaseTime:
     def steps(self, options: TrainingOptions, updates: int, rows: int) -> int:
         """Return how many steps it has where a task has so many updates and training rows."""
         if self.phase == "localize":
-            searches = isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint")
+            searches = isinstance(options, LocalizationOptions) and options.region_from == "mask"
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
         if self.phase == "fine_tune" and not getattr(options, "needs_fine_tuned", True):
             return self.taken  # of a readout alone, which are always as many

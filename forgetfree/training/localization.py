@@ -37,6 +37,8 @@ from forgetfree.training.training_options import TrainingOptions
 MASK_EVALUATIONS = 2
 #: Validation rows, at most, by which a mask or a composition is chosen.
 VALIDATION_ROWS = 512
+#: Training rows, at most, whose mean gradient chooses a region, and those whose gradients `fisher` reads one by one.
+GRADIENT_ROWS, FISHER_ROWS = 64, 256
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
@@ -52,12 +54,9 @@ class LocalizationOptions(TrainingOptions):
     )
     region_from: RegionSource = option(
         "mask",
-        "how γ is chosen: mask learns S from γ_base, as in the paper; midpoint learns S from 0, halfway from θ_pre to θ_ft. "
+        "how γ is chosen: mask learns S from γ_base, as in the paper. "
         "The others take what scores highest, with Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, taylor "
         "|g·Δ|, gradient |g|, snip |g·θ|, gallop |g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
-    )
-    gradient_rows: int = option(
-        256, "training rows whose mean gradient region_from reads, at most; fisher reads them one by one", at_least=1
     )
     base_fraction: float = option(
         0.1,
@@ -79,14 +78,12 @@ class LocalizationOptions(TrainingOptions):
     @property
     def needs_fine_tuned(self) -> bool:
         """Whether γ cannot be chosen without θ_ft."""
-        return self.region_from in ("mask", "midpoint", "movement", "taylor")
+        return self.region_from in ("mask", "movement", "taylor")
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
     """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
     budget(len(space), options.sparsity)
-    if options.mask_steps == 0 and options.region_from == "midpoint":
-        raise OptionError("region_from=midpoint with mask_steps=0 leaves no region. Set mask_steps above 0.")
     if options.mask_steps == 0 and options.region_from == "mask" and not options.base_fraction:
         raise OptionError(
             "base_fraction=0 with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
@@ -102,7 +99,6 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
     return MaskOptions(
         steps=steps,
         batch_size=size,
-        score_init=0.0 if options.region_from == "midpoint" else MaskOptions.score_init,  # σ(0) = 1/2
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // MASK_EVALUATIONS)),
         precision=cast(Precision, options.precision),  # decided by now
@@ -168,7 +164,7 @@ def score_entries(
         rows: the task's training rows.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        options: how many rows are read, spread evenly, and how.
+        options: the precision of passes.
         seed: for ``random``.
     """
     space, gradient = model.space(), torch.empty(0, device="cpu")
@@ -177,11 +173,10 @@ def score_entries(
         # float32 has too few numbers: entries would be alike.
         gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
     elif kind == "fisher":
-        gradient = diagonal_fisher(
-            model, space, [rows.batch([row]) for row in representative(rows.targets, options.gradient_rows)]
-        )
+        read = representative(rows.targets, FISHER_ROWS)
+        gradient = diagonal_fisher(model, space, [rows.batch([row]) for row in read])
     elif kind != "movement":
-        read = representative(rows.targets, options.gradient_rows)
+        read = representative(rows.targets, GRADIENT_ROWS)
         batches = in_pieces(rows, read, theta_pre.device)
         gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
     return saliency(kind, gradient, theta_pre, theta_ft)

@@ -204,8 +204,6 @@ class SingleTask:
             base: γ_base, cut to its most moved entries if too large. Default: of the size that the options say.
         """
         options = for_model(options, self.model, self.task.train)
-        if options.region_from == "midpoint":
-            base = Region.empty()
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)

@@ -207,7 +207,7 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
     network = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2))
     stream = load_stream(data={"a": (x, (x[:, 0] > 0).long()), "b": (x, (x[:, 1] > 0).long())}, model=network)
     first, second = stream.benchmark.train_stream
-    constant = {"momentum": 0.0, "schedule": "constant", "steps": 40}
+    constant = {"optimizer": "sgd", "schedule": "constant", "steps": 40}
     strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)
     strategy.train(first)
     (projection,) = strategy.adapters.adapters.projections("task-0").values()
