@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forgetfree.continual.streams import make_stream
+from forgetfree.continual.stream import make_stream
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
     from forgetfree.cli.calls import run as run
     from forgetfree.cli.job import plan as plan
-    from forgetfree.continual.streams import Stream as Stream
-    from forgetfree.continual.streams import load_stream as load_stream
+    from forgetfree.continual.stream import Stream as Stream
+    from forgetfree.continual.stream import load_stream as load_stream
     from forgetfree.core.mask import MaskOptions as MaskOptions
     from forgetfree.core.mask import learn_region as learn_region
     from forgetfree.core.parameters import ParameterSpace as ParameterSpace
@@ -47,7 +47,7 @@ _HOME = {
     "Predictor": "forgetfree.serve.inference",
     "Region": "forgetfree.core.regions",
     "Results": "forgetfree.results.table",
-    "Stream": "forgetfree.continual.streams",
+    "Stream": "forgetfree.continual.stream",
     "TaskSwitch": "forgetfree.serve.task_switch",
     "TrainingOptions": "forgetfree.training.training_options",
     "answering": "forgetfree.trainers.learning",
@@ -56,7 +56,7 @@ _HOME = {
     "learning": "forgetfree.trainers.learning",
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.results.table",
-    "load_stream": "forgetfree.continual.streams",
+    "load_stream": "forgetfree.continual.stream",
     "plan": "forgetfree.cli.job",
     "run": "forgetfree.cli.calls",
 }

@@ -97,10 +97,8 @@ STRATEGIES: dict[str, Entry] = {
         "one model, in which each task trains a mask of entries that are free (LoTTO)",
     ),
     "bitfit": Entry("forgetfree.strategies.bitfit:BitFit", "the biases alone, each task its own"),
-    "lora": Entry("forgetfree.strategies.lora.lora:LoRA", "low-rank adapters per task, each on θ_pre alone (LoRA)"),
-    "o-lora": Entry(
-        "forgetfree.strategies.lora.o_lora:OLoRA", "low-rank adapters on top of each other, kept orthogonal"
-    ),
+    "lora": Entry("forgetfree.strategies.lora:LoRA", "low-rank adapters per task, each on θ_pre alone (LoRA)"),
+    "o-lora": Entry("forgetfree.strategies.lora:OLoRA", "low-rank adapters on top of each other, kept orthogonal"),
     "merge-task-arithmetic": Entry(
         "forgetfree.strategies.merging:MergeTaskArithmetic", "the sum of the tasks' changes to θ_pre (task arithmetic)"
     ),
@@ -170,7 +168,7 @@ SOURCES: dict[str, Entry] = {
 
 #: What answers from the file that a strategy without a ledger saves, by the file's name; the first that is there counts.
 WEIGHTS: dict[str, Entry] = {
-    "adapters.safetensors": Entry("forgetfree.strategies.lora.adapter_weights:AdapterWeights"),
+    "adapters.safetensors": Entry("forgetfree.strategies.adapter_file:AdapterWeights"),
     "fine-tuned.json": Entry("forgetfree.serve.weights:ModelWeights"),
     "checkpoint.safetensors": Entry("forgetfree.serve.weights:ModelWeights"),
 }

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from forgetfree.continual.region_strategy import RegionOptions
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
-from forgetfree.training.training_options import TrainingOptions, region_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoTTOOptions(TrainingOptions):
-    """Calibration of the mask, and sparse adaptation."""
+class LoTTOOptions(RegionOptions):
+    """Calibration, which is the fine-tuning, and sparse adaptation of the mask, which is the region."""
 
     sparsity: float = option(
         0.1, "share of the graftable entries a task's mask may have; the paper: 0.1", above=0, at_most=1
-    )
-    region_steps: int | None = option(None, "updates of the mask's entries; none: as many as calibration", at_least=0)
-    region_rate_factor: float = option(
-        1.0,
-        "the rate of the mask's entries is that of calibration times this, with AdamW also times √(N/s) for s of N entries",
-        above=0,
     )
 
 
@@ -57,19 +51,12 @@ class LoTTO(ContinualStrategy):
         mask = most_moved(before, calibrated.theta, budget(len(self.space), self.options.sparsity))
         readout, options = self.model.readout_module(task.label), self.options
         load_tensors_(readout, calibrated.readouts[task.name])
-        steps = task.full_steps(options) if options.region_steps is None else options.region_steps
-        return Training(
+        steps = options.region_updates(task.full_steps(options))
+        return self.everything(
             task,
-            RegionParameters(backbone, self.space, mask),
-            list(readout.parameters()),
-            steps if len(mask) else 0,  # earlier tasks may have taken every entry
-            replace(
-                options,
-                learning_rate=options.region_rate_factor * region_rate(options, len(self.space), len(mask)),
-                readout_learning_rate=options.readout_learning_rate or options.learning_rate,
-                l1=0.0,  # a mask is as sparse as it gets
-                dropout=options.dropout is True,
-            ),
+            trained=RegionParameters(backbone, self.space, mask),
+            steps=steps if len(mask) else 0,  # earlier tasks may have taken every entry
+            options=options.for_region(len(self.space), len(mask)),
         )
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionOptions, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, LedgerOptions, RegionStrategy, Stream, Training
 from forgetfree.core.parameters import weight_matrices
 from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackNetOptions(RegionOptions):
+class PackNetOptions(LedgerOptions):
     """Training, pruning, retraining."""
 
     keep: float = option(
@@ -22,6 +22,10 @@ class PackNetOptions(RegionOptions):
     region_steps: int | None = option(
         None, "updates of retraining; none: half as many as before, as the authors' 10 epochs after 20", at_least=0
     )
+
+    def region_updates(self, full: int) -> int:
+        """Return the updates of retraining, of a task that training gives ``full`` updates."""
+        return super().region_updates(-(-full // 2))
 
 
 class PackNet(RegionStrategy):
@@ -63,13 +67,11 @@ class PackNet(RegionStrategy):
             trained = self.training_result(task, [tensors[i] for i in matrices], frozen=owned, readout=untrained)
         pre = self.pre_trained.theta
         after = pre if trained is None else trained.theta
-        half = -(-task.full_steps(self.options) // 2)
         return self.region_training(
             task,
             most_moved_by_tensor(space, matrices, pre, after, self.options.keep, is_free),
             trained,
             rate_for=len(space),  # retraining goes on at the rate of training
-            steps=half if self.options.region_steps is None else self.options.region_steps,
         )
 
     def commit(self, task: EncodedTask, training: Training) -> None:

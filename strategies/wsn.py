@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from forgetfree.continual.region_strategy import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, LedgerOptions, Region, RegionStrategy, Stream, Training
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.selection import floor_share
 from forgetfree.ledger.graft import Graft
@@ -19,7 +19,7 @@ from forgetfree.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class WSNOptions(RegionOptions):
+class WSNOptions(LedgerOptions):
     """Training weights and masks together."""
 
     capacity: float = option(

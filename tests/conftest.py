@@ -151,7 +151,7 @@ def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeSt
     """A fresh stream over the tiny tasks with a fresh tiny model: ``tiny_stream(kind, readout, **changes)``."""
     import tiny
 
-    from forgetfree.continual.streams import load_stream
+    from forgetfree.continual.stream import load_stream
 
     def make(kind: str = "bert", readout: str = "auto", *, stream: str = tiny.STREAM, **changes: Any) -> Any:
         return load_stream(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing.tiny import FILLER, KEYWORDS, tiny_model, tiny_task

@@ -9,6 +9,7 @@ import runpy
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.streams import Stream
+from forgetfree.continual.stream import Stream
 
 MakeStream = Callable[..., Any]
 TASKWISE = [name for name in registry.STRATEGIES if registry.strategy(name).taskwise]

@@ -15,7 +15,7 @@ from forgetfree.benchmarks.gpu.bench import Bench, random_region, same
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value, promise
 from forgetfree.benchmarks.speed.ledger_growth import ledger_of
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.continual.streams import make_stream
+from forgetfree.continual.stream import make_stream
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters

@@ -14,7 +14,7 @@ import numpy as np
 from forgetfree import registry
 from forgetfree.benchmarks.speed.measurement import Figure, ratio
 from forgetfree.continual.evaluation import StreamAnswers
-from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.options import build

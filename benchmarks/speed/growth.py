@@ -23,7 +23,7 @@ from forgetfree.benchmarks import demo
 from forgetfree.benchmarks.speed.ledger_growth import ENTRIES, encoder, ledger_of, next_records
 from forgetfree.benchmarks.speed.measurement import Figure
 from forgetfree.benchmarks.speed.region_step import all_of, found_region, our_step, region_step
-from forgetfree.continual.streams import load_stream
+from forgetfree.continual.stream import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data.sources import load_task

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.continual.streams import Stream, load_stream
+from forgetfree.continual.stream import Stream, load_stream
 from forgetfree.core.batch_loss import Batch, CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel

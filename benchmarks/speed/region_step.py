@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
-from forgetfree.continual.streams import load_stream
+from forgetfree.continual.stream import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region

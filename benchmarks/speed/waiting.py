@@ -32,7 +32,7 @@ def work() -> dict[str, Callable[[], Any]]:
     """Return one piece of each kind of work: a step of fine-tuning minilm, one of a tiny BERT, and answers of minilm."""
     from transformers import BertModel
 
-    from forgetfree.continual.streams import load_stream
+    from forgetfree.continual.stream import load_stream
     from forgetfree.testing.tiny import bert_config
     from forgetfree.training.loop import fine_tune
     from forgetfree.training.training_options import TrainingOptions

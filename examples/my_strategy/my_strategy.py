@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.stream import EncodedTask
 from forgetfree.options import option
 from forgetfree.training.training_options import TrainingOptions
 

@@ -74,7 +74,7 @@ class Job:
             UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
         """
         from forgetfree.jobs.revision import revise
-        from forgetfree.jobs.run import run_on
+        from forgetfree.jobs.run import run as train
 
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
@@ -85,7 +85,7 @@ class Job:
             )
         tasks = [name.strip() for name in stream.split(",") if name.strip()]
         revision = revise(run, tasks, without, out, options, objects)
-        return cls(revision.config, partial(run_on, revision), (f"{revision}, into {out}",))
+        return cls(revision.config, partial(train, revision.config, revision=revision), (f"{revision}, into {out}",))
 
     def perform(self, execution: Execution, *, watched: bool) -> Json:
         """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""

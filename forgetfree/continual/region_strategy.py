@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, Self, final
 
 from forgetfree.continual.ledger_model import LedgerModel
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, TaskwiseOptions, Training
@@ -28,8 +28,8 @@ from forgetfree.training.training_options import TrainingOptions, region_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionOptions(TaskwiseOptions):
-    """How a region is trained."""
+class RegionOptions(TrainingOptions):
+    """How a region is trained, once it is chosen."""
 
     region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
     region_rate_factor: float = option(
@@ -39,9 +39,28 @@ class RegionOptions(TaskwiseOptions):
         above=0,
     )
 
+    def region_updates(self, full: int) -> int:
+        """Return the updates of a region, of a task that fine-tuning gives ``full`` updates."""
+        return full if self.region_steps is None else self.region_steps
+
+    def for_region(self, space_size: int, allowed: int) -> Self:
+        """Return the options by which a region is trained that may have ``allowed`` of the N entries of the space."""
+        return replace(
+            self,
+            readout_learning_rate=self.readout_learning_rate or self.learning_rate,
+            l1=0.0,  # a region is as sparse as it gets
+            learning_rate=self.region_rate_factor * region_rate(self, space_size, allowed),
+            dropout=self.dropout is True,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class SkillOptions(RegionOptions, LocalizationOptions):
+class LedgerOptions(RegionOptions, TaskwiseOptions):
+    """How a region is trained, and a model per task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillOptions(LedgerOptions, LocalizationOptions):
     """Fine-tuning, then localizing, then training the region."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option(
@@ -55,7 +74,7 @@ class RegionStrategy(ContinualStrategy):
     Between tasks the model carries the union of all regions where tasks are answered with unions, else θ_pre.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = RegionOptions
+    Options: ClassVar[type[TrainingOptions]] = LedgerOptions
     forget_free: ClassVar[bool] = True
     #: Whether γ is sought on θ_pre and depends on no other task, so that a run of another stream may take it over.
     localizes_alone: ClassVar[bool] = False
@@ -124,8 +143,8 @@ class RegionStrategy(ContinualStrategy):
             sparsity: the share of the space that γ was allowed; default: that of the options, or else what γ has.
             alone: whether the task stands on θ_pre alone; in a ledger of composition ``alone``, each does.
             rate_for: how many entries the rate of AdamW is meant for; default: as many as γ was allowed.
-            steps: updates; default: ``region_steps``, or as many as fine-tuning.
-            options: how it is trained; default: see `region_training_options`.
+            steps: updates; default: `RegionOptions.region_updates`.
+            options: how it is trained; default: `RegionOptions.for_region`.
             trained: makes what is trained, which may move any entry of a model between whose tasks θ_pre stands; default: the
                 values of the free entries.
         """
@@ -143,10 +162,10 @@ class RegionStrategy(ContinualStrategy):
         what = trained() if trained else RegionParameters(model.backbone, space, free)
         readouts = list(module.parameters())
         if steps is None:
-            steps = task.full_steps(own) if own.region_steps is None else own.region_steps
+            steps = own.region_updates(task.full_steps(own))
         if not any(parameter.numel() for parameter in (*what.parameters, *readouts)):
             steps = 0
-        options = options or region_training_options(own, len(space), rate_for or allowed)
+        options = options or own.for_region(len(space), rate_for or allowed)
         task_region = TaskRegion(region, len(region) / len(space) if sparsity is None else sparsity, alone)
         return Training(task, what, readouts, steps, options, region=task_region)
 
@@ -208,25 +227,9 @@ class RegionStrategy(ContinualStrategy):
         return list(self.learned) if apart else None
 
 
-def region_training_options(options: RegionOptions, space_size: int, allowed: int) -> TrainingOptions:
-    """Return the options by which a region is trained.
-
-    Args:
-        options: those of the strategy.
-        space_size: the N entries of the space.
-        allowed: the s entries that the region may have.
-    """
-    return replace(
-        options,
-        readout_learning_rate=options.readout_learning_rate or options.learning_rate,
-        l1=0.0,  # a region is as sparse as it gets
-        learning_rate=options.region_rate_factor * region_rate(options, space_size, allowed),
-        dropout=options.dropout is True,
-    )
-
-
 __all__ = [
     "EncodedTask",
+    "LedgerOptions",
     "Region",
     "RegionOptions",
     "RegionStrategy",

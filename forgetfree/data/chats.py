@@ -10,7 +10,7 @@ from typing import Any
 
 from forgetfree.data.bad_rows import RowError
 from forgetfree.data.encoding import LEAD
-from forgetfree.data.tables import is_missing, plain
+from forgetfree.data.tables import plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
 
@@ -51,10 +51,10 @@ class Chat:
         if isinstance(value, Mapping):
             if unknown := [key for key in value if key not in ("messages", "tools")]:
                 raise ValueError(f"messages and tools alone beside one another, without {brief(unknown[0])}")
-            value, tools = plain(value.get("messages")), value.get("tools")
-        if not isinstance(value, list | tuple):
+            value, tools = value.get("messages"), value.get("tools")
+        if not isinstance(value, list):
             raise ValueError(_TURNS)
-        return cls([_turn(plain(turn)) for turn in value], tools_of(tools))
+        return cls(list(map(_turn, value)), tools_of(tools))
 
     @property
     def text(self) -> str:
@@ -77,9 +77,9 @@ def tools_of(value: Any) -> list[Any]:
     value = of_json(value, expected) if not isinstance(value, str) or value.strip() else None
     if not value:
         return []
-    if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise ValueError(expected)
-    return list(value)
+    return value
 
 
 def _turn(turn: Any) -> Turn:
@@ -87,7 +87,7 @@ def _turn(turn: Any) -> Turn:
     role, content = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or role not in turn:
         raise ValueError(_TURNS)
-    said = {key: plain(value) for key, value in turn.items() if not is_missing(value)}
+    said = {key: value for key, value in turn.items() if value is not None}
     more = {key: value for key, value in said.items() if key not in (role, content)}
     name, text = turn[role], _text_of(said.get(content))
     if name == "function_call":  # LLaMA-Factory's
@@ -103,10 +103,10 @@ def _turn(turn: Any) -> Turn:
 
 def _text_of(content: Any) -> Any:
     """Text of a content that is a list of texts; any other as it is."""
-    if not isinstance(content, list | tuple):
+    if not isinstance(content, list):
         return content
     texts = list[str]()
-    for part in map(plain, content):
+    for part in content:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else part

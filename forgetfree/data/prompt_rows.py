@@ -10,7 +10,7 @@ from forgetfree.data.bad_rows import refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, of_json, tools_of
 from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table, TaskTables, is_missing, plain
+from forgetfree.data.tables import Table, TaskTables
 from forgetfree.display import brief, is_text
 from forgetfree.errors import BadDataError, DataError
 
@@ -91,8 +91,9 @@ def one_prompt(texts: Sequence[str]) -> str:
 
 def is_empty(cell: Any) -> bool:
     """True if a cell beside a chat says nothing."""
-    cell = plain(cell)
-    return is_missing(cell) or (isinstance(cell, str) and cell.strip() in ("", "[]", "null")) or cell in ([], {}, ())
+    if isinstance(cell, str):
+        return cell.strip() in ("", "[]", "null")
+    return cell is None or (isinstance(cell, list | Mapping) and not cell)
 
 
 def columns_beside(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
@@ -112,11 +113,10 @@ class CellError(ValueError):
 def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
     """Chat with what the columns beside it say; raise `CellError` for a cell that says something else than was expected."""
     for name in columns_beside(cells):
-        cell = plain(cells[name])
         try:
-            chat = _with_cell(chat, name, cell)
+            chat = _with_cell(chat, name, cells[name])
         except ValueError as error:
-            raise CellError(name, str(error), cell) from error
+            raise CellError(name, str(error), cells[name]) from error
     return chat
 
 
@@ -124,7 +124,7 @@ def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
     """Chat with what one column says; raise ``ValueError`` with what was expected."""
     if name in _UNREADABLE:
         raise ValueError("nothing, since texts alone are read here: remove the column or the row")
-    system = chat.turns[:1] if chat.turns[0]["role"] in ("system", "developer") else []
+    system = [turn for turn in chat.turns[:1] if turn["role"] in ("system", "developer")]
     if name in _HISTORY:
         return Chat([*system, *_earlier_turns(cell), *chat.turns[len(system) :]], chat.tools)
     if name in _TOOLS:
@@ -144,9 +144,9 @@ def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
 def _earlier_turns(cell: Any) -> list[Turn]:
     """Turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
     expected = "a list of pairs of texts, of the user and of the assistant"
-    cell = of_json(cell, expected)
-    pairs: list[Any] = [plain(pair) for pair in cell] if isinstance(cell, list | tuple) else [None]
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
+    pairs = of_json(cell, expected)
+    pairs = pairs if isinstance(pairs, list) else [None]
+    if not all(isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
         raise ValueError(expected)
     return [
         {"role": role, "content": text}
@@ -253,8 +253,7 @@ class PromptReader:
             raise self._refusal(error.column, i, what, error.expected, error.got) from error
 
     def _cell(self, column: str, i: int) -> Any:
-        """Cell; a number of numpy as one of Python, an array as a list."""
-        return plain(self._table.columns[column][i])
+        return self._table.columns[column][i]
 
     def _refusal(self, column: str, i: int, what: str, expected: str, got: Any) -> BadDataError:
         return refusal(self._table.fault(i, column, what, expected, brief(got)))
@@ -279,7 +278,7 @@ def _form_of(table: Table, task: TaskTables) -> tuple[str, tuple[str, ...]]:
             raise _lacks(table, column)
     chat = _chat_of(names) if not named.texts else None
     if named.texts and named.label is None and len(named.texts) == 1:
-        cells = [plain(cell) for cell in table.columns[named.texts[0]][:1]]
+        cells = table.columns[named.texts[0]][:1]
         chat = named.texts[0] if any(isinstance(cell, list) for cell in cells) else None
     pair = (named.texts, named.label) if named.texts and named.label else _pair_of(names)
     kind = task.source.get("kind")
@@ -303,9 +302,9 @@ def _lacks(table: Table, column: str) -> DataError:
 def _texts(cell: Any) -> tuple[Any, ...]:
     """Right texts that a cell holds: one, a list, or those of SQuAD's answers."""
     if isinstance(cell, Mapping):
-        cell = plain(cell.get("text", cell.get("answer")))
-    if isinstance(cell, list | tuple):
-        return tuple(dict.fromkeys(text for each in cell for text in _texts(plain(each))))
+        cell = cell.get("text", cell.get("answer"))
+    if isinstance(cell, list):
+        return tuple(dict.fromkeys(text for each in cell for text in _texts(each)))
     if isinstance(cell, int | float) and not isinstance(cell, bool):
         return () if not math.isfinite(cell) else (str(int(cell)) if cell == int(cell) else repr(cell),)
     return () if cell is None else (cell,)

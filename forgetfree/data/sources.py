@@ -10,27 +10,30 @@ Kinds of tasks read the tables: see `forgetfree.kinds`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
-from forgetfree.data.library_tables import configurations, is_saved, is_snapshot, part_note, read_hub, tables_of
-from forgetfree.data.reading import read_folder, read_task, task_of
+from forgetfree.data.folders import holds_a_task, part_note, read_folder, read_source, tasks_at
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
-from forgetfree.data.tables import split_of
+from forgetfree.data.tables import Table, TaskTables, tables_of
 from forgetfree.display import brief, is_text
-from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
-from forgetfree.tasks import EvaluatedOn
+from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line, nearest
+from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, HubSource, TaskDefinition, slots
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
 #: What ``--data`` names: hub, demo, a directory or a file; or several of these.
 Data = str | Sequence[str]
+#: Said of rows that are not those of the registered task of their name.
+_OTHER_COLUMNS = "the registered task {!r} has other columns, and these rows are a task of their own"
 
 
 def default_data() -> str:
@@ -56,7 +59,7 @@ def load_tasks(
     Args:
         stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
         data: ``hub``, ``demo``, a directory, a file of rows, or several of these, each file a task of its name; or the rows of
-            each task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
+            each task, by name: see `forgetfree.data.tables.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
         options: where texts and labels are, which else are recognised; whether bad rows are left out; and metrics.
 
@@ -143,18 +146,12 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
     elif isinstance(stream, str):
-        parts = [part.strip() for part in stream.split(",")]
-        if any(parts) and not all(parts[:-1]):  # one comma at the end is no fault
-            raise UsageError(
-                f"The stream {brief(stream)} has a comma with no task before or after it. Write the task names with one comma "
-                "between two of them."
-            )
         if stream in streams and stream in ([source.usual_name] if source.is_nameless else source.names):
             raise UsageError(
                 f"{stream!r} is both a task of the data and a registered stream: {', '.join(streams[stream])}. Write "
                 f"'{stream},' with a comma for the task, or these names for the stream."
             )
-        names = streams.get(stream) or tuple(filter(None, parts))
+        names = streams.get(stream) or tuple(filter(None, map(str.strip, stream.split(","))))
     else:
         names = tuple(stream)
     if not names:
@@ -231,14 +228,23 @@ def _open(data: Any, options: ReadOptions) -> _Source:
                 f"The columns of the tasks of {name!r} are known. Leave --text-column, --label-column and --kind out."
             )
         return _hub(options) if name == "hub" else _embedded(name)
-    if (names := _tasks_at(path)) is not None:
+    if (names := tasks_at(path)) is not None:
         return _one_task(path, names, options)
     if path.is_dir():
         return _directory(path, options)
-    fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}" if path.exists() else "does not exist"
+    if path.exists():
+        fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}.{nearest(path.suffix[1:], FORMATS, 0.6)}"
+    else:
+        fault = f"does not exist.{_nearest_to(path)}"
     raise UsageError(
-        f"The data directory {name!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
+        f"The data directory {name!r} {fault} Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
     )
+
+
+def _nearest_to(path: Path) -> str:
+    """Sentence that suggests a file or a folder beside a path that is not there; empty if none is near."""
+    beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK | os.X_OK) else []
+    return nearest(path.name, [*beside, "hub", *registry.SOURCES], 0.7)
 
 
 def _is_known(place: str) -> bool:
@@ -261,7 +267,7 @@ def _is_path(value: Any) -> bool:
 
 def _directory(root: Path, options: ReadOptions) -> _Source:
     folders = [path.name for path in root.iterdir() if path.is_dir()]
-    names = sorted(name for name in folders if _holds_a_task(root / name))
+    names = sorted(name for name in folders if holds_a_task(root / name))
 
     def read(name: str) -> TaskRows:
         if name not in folders:
@@ -269,7 +275,7 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
                 f"There is no data for task {name!r}: expected the folder {root / name}. It holds "
                 f"{', '.join(names) or 'no tasks'}. Add the folder, or give another directory to --data."
             )
-        return read_folder(name, root / name, options)
+        return _read_folder(name, root / name, options)
 
     hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
     return _Source(names, hint, read, folders.__contains__, root)
@@ -283,9 +289,8 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
     def read(name: str) -> TaskRows:
         if path.is_dir():
-            return read_folder(name, path, options)
-        tables = {"train": read_table(path)}
-        return read_task(task_of(name, tables, options, folder=path.parent, note=part_note(path)))
+            return _read_folder(name, path, options)
+        return _read_task(name, {"train": read_table(path)}, options, folder=path.parent, note=part_note(path))
 
     def holds(name: str) -> bool:
         return name in names if names else bool(name) and name not in (".", "..") and not set(name) & set("/,")
@@ -301,7 +306,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
         if _is_path(rows[name]):
             return _open(os.fspath(rows[name]), options).read(name)
         tables, note = tables_of(f"data[{name!r}]", rows[name])
-        return read_task(task_of(name, tables, options, note=note))
+        return _read_task(name, tables, options, note=note)
 
     return _Source(
         [*rows], f"The data given hold {', '.join(rows) or 'no task'}.", read, rows.__contains__, is_closed=True
@@ -335,7 +340,7 @@ def _hub(options: ReadOptions) -> _Source:
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {hint}")
-        return read_task(task_of(name, read_hub(task, task.hub), options))
+        return _read_task(name, _read_hub(task, task.hub), options)
 
     return _Source(names, hint, read, names.__contains__)
 
@@ -360,7 +365,7 @@ def _embedded(source: str) -> _Source:
     return _Source(names, hint, read, names.__contains__)
 
 
-# -- What a place holds, by the names of its files ---------------------------------------------------------
+# -- Files of rows, each a task of its name ------------------------------------------------------------------
 
 
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
@@ -376,7 +381,7 @@ def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
     if missing := [path for path in paths if not os.path.exists(path)]:
         raise UsageError(
             f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
-            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
+            f"{'file' if len(missing) == 1 else 'files'}.{_nearest_to(Path(missing[0]))} Give files that are there."
         )
     by_name = dict[str, str]()
     for path in paths:
@@ -396,32 +401,120 @@ def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
     return by_name
 
 
-def _tasks_at(place: Path) -> list[str] | None:
-    """Tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+# -- The tables of a task ------------------------------------------------------------------------------------
 
-    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
-    unless it has several configurations: each is a task of its own name.
+
+def _read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
+    source, faults = read_source(folder), DataFaults()
+    tables, note = read_folder(name, folder, faults)
+    rows = faults.demand(_read_task, name, tables, options, source, folder, note)
+    faults.report()
+    return rows
+
+
+def _read_task(
+    name: str,
+    tables: Mapping[str, Table],
+    options: ReadOptions,
+    source: Mapping[str, Any] = MappingProxyType({}),
+    folder: Path = Path(),
+    note: str = "",
+) -> TaskRows:
+    """Task with its rows, from the tables of its splits, its ``source.json`` and where that is.
+
+    Raises:
+        DataError: the tables do not hold what the task needs.
     """
-    if not place.is_dir():
-        return [] if place.is_file() and format_of(place.name)[1] else None
-    if is_saved(place):
-        return []
-    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
-        return None  # of a snapshot, it is the folder of files
-    if not is_snapshot(place):
-        return [] if _has_files(place) else None
-    names = configurations(place)
-    return names if len(names) > 1 else []
+    columns, faults, read = options.columns(name).over(source), DataFaults(), dict[str, Table]()
+    for split, table in tables.items():
+        if table.columns or table.numbers or table.bad:
+            read[split] = table
+        else:
+            faults.catch(
+                DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
+            )
+    if "train" not in read:
+        faults.report()
+    if kind := options.kind(name):
+        source = {**source, "kind": kind}
+    note = "; ".join(filter(None, [note, *(table.note for table in read.values())]))
+    registered = registry.tasks().get(name)
+    task = _of_its_own_columns(TaskTables(name, read, source, folder, registered, columns, note, options.skip_bad_rows))
+    rows: TaskRows = faults.demand(_kind(task).read, task)
+    if unknown := registry.faults_of(rows.task):
+        raise DataError(f"{folder / 'source.json'}: {unknown[0]}.")
+    faults.report()
+    return rows
 
 
-def _holds_a_task(folder: Path) -> bool:
-    """True if a folder holds rows in any form, whatever may be wrong with them."""
-    return _has_files(folder) or is_saved(folder) or is_snapshot(folder)
+def _of_its_own_columns(task: TaskTables) -> TaskTables:
+    """Task without the definition that is registered under its name, where its rows are another task's."""
+    if task.registered is None:
+        return task
+    own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
+    named, kind = (KIND_OF_FORM.get(each, each) for each in (task.source.get("kind", ""), task.registered.kind))
+    if named == kind or (not named and (_has_columns(task) or not _has_columns(own))):
+        return task
+    return own
 
 
-def _has_files(folder: Path) -> bool:
-    """True if a folder holds the file of a split; one that may not be read holds none."""
-    if not os.access(folder, os.R_OK | os.X_OK):
+def _has_columns(task: TaskTables) -> bool:
+    try:
+        _kind(task).check_header(task)
+    except DataError:
         return False
-    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
-    return any(format and split_of(stem) for stem, format in named)
+    return True
+
+
+def _kind(task: TaskTables) -> Any:
+    """Kind of a task: by ``source.json``, else as it is registered, else by its columns."""
+    named = task.source.get("kind") or (task.registered.kind if task.registered else None)
+    if named:
+        return registry.kind(named)
+    ours = {name: registry.kind(name) for name in registry.KINDS}
+    alike = (kind for kind in ours.values() if kind.recognises(task))
+    return next(alike, ours["classification"])
+
+
+def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
+    """Tables of a registered task, by split, from where the hub has them.
+
+    Raises:
+        NoDataError: they cannot be read, or one lacks a column.
+    """
+    from datasets import load_dataset
+
+    tables = dict[str, Table]()
+    for split, name in hub.splits.items():
+        try:
+            rows = load_dataset(hub.path, hub.name, split=name)
+        except Exception as error:
+            raise NoDataError(
+                f"Task {task.name!r} cannot be read from the hub ({hub.path}, split {name}): "
+                f"{first_line(error)}. Without a connection, give a directory with --data DIR, or "
+                "--data demo."
+            ) from error
+        where = f"{hub.path}:{name}"
+        needed = [name for column in hub.columns for name in slots(column) or [column]]
+        missing = [column for column in (*needed, hub.label) if column not in rows.column_names]
+        if missing:
+            raise DataError(
+                f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}. The "
+                "set has changed on the hub: give a directory with --data DIR."
+            )
+        labels = [(hub.labels or {}).get(label, label) for label in rows[hub.label]]
+        keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
+        columns = {name: _hub_texts(rows, column) for name, column in zip(task.text_columns, hub.columns, strict=True)}
+        whole = Table(where, columns | {"label": labels}, range(len(labels)))
+        tables[split] = whole.take(keep)
+    return tables
+
+
+def _hub_texts(table: Any, column: str) -> list[Any]:
+    """Column of the hub, or the texts that a template makes of several, without missing values."""
+    names = slots(column)
+    if not names:
+        return list(table[column])
+    rows = zip(*(table[name] for name in names), strict=True)
+    filled = ({n: "" if v is None else str(v).strip() for n, v in zip(names, row, strict=True)} for row in rows)
+    return [re.sub(" {2,}", " ", column.format_map(values)).strip() for values in filled]

@@ -7,14 +7,14 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
-from forgetfree.data.tables import Columns, Table, check_names, of_records, shown
+from forgetfree.data.tables import Columns, Table, check_names, of_arrow, of_records, shown, stored_features
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import parse_json
@@ -26,8 +26,6 @@ MOST_BYTES = 4 * 2**30
 #: The formats of files, those of tagged words last; those of text may be packed.
 CONLL = ("conll", "bio", "iob", "iob2", "txt")
 FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
-#: How Arrow calls the type of cells that are written as JSON.
-_JSON = "extension<arrow.json>"
 #: What separates the cells of a format by its name, and what else may.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -103,83 +101,7 @@ def _read_parquet(path: Path) -> Table:
         with pyarrow.parquet.ParquetFile(path) as file:
             return list(file.read([name]).column(name).chunks)
 
-    return of_arrow(str(path), schema, _features_of(schema), read, range(1, 1 + count))
-
-
-# -- Arrow's columns ---------------------------------------------------------------------------------------
-
-
-def of_arrow(
-    where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
-) -> Table:
-    """Table of Arrow's columns, which are read when they are asked for.
-
-    Args:
-        where: what the table is called, for messages.
-        schema: its schema.
-        features: of the ``datasets`` library, by column, as far as they are known.
-        read: returns the arrays of a column.
-        numbers: of the rows, for messages.
-
-    Raises:
-        DataError: a column's name comes twice; later, a column cannot be read.
-    """
-    check_names(where, schema.names)
-
-    def cells(name: str) -> list[Any]:
-        try:
-            return _cells(name, features.get(name), read(name))
-        except Exception as error:
-            raise DataError(
-                f"{where}: column {name!r} cannot be read: {first_line(error)}. Write the rows again, or leave the column out."
-            ) from error
-
-    return Table(where, Columns(schema.names, cells), numbers, label_names_of(features))
-
-
-def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
-    """Cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
-    cells = [cell for array in arrays for cell in array.to_pylist()]
-    cells = [None if isinstance(cell, float) and cell != cell else cell for cell in cells]
-    if feature is None:
-        return cells
-    from datasets import Features
-
-    features = Features({name: feature})
-    has_json = _JSON in str(features.arrow_schema.field(name).type)
-    return list(features.decode_column(cells, name)) if has_json else cells
-
-
-def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names of labels that features give, by column; of a list of labels, too."""
-    inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
-    return {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
-
-
-def _features_of(schema: Any) -> dict[str, Any]:
-    """Features that the ``datasets`` library wrote into a file, and those of columns of JSON.
-
-    A column that this version of the library does not understand has none.
-    """
-    import pyarrow
-
-    try:
-        written = dict(parse_json(schema.metadata[b"huggingface"].decode())["info"]["features"])
-    except (ValueError, KeyError, TypeError):  # another program's, or of another form
-        written = {}
-    features = dict[str, Any]()
-    for field in schema:
-        is_json = _JSON in str(field.type)
-        if is_json or field.name in written:
-            from datasets import Features
-
-            with suppress(Exception):  # whatever it meets in a form that it does not know
-                features |= (
-                    Features.from_arrow_schema(pyarrow.schema([field]))
-                    if is_json
-                    else Features.from_dict({field.name: written[field.name]})
-                )
-    return features
+    return of_arrow(str(path), schema, stored_features(schema), read, range(1, 1 + count))
 
 
 # -- Text ------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""Tables: rows with columns, what their cells hold, and what is read of a task: the tables of its splits."""
+"""Tables: rows with columns, as files and libraries hold them in memory, and what their cells hold; the tables of a task."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
 from forgetfree.display import first_twice, with_invisible
-from forgetfree.errors import DataError
+from forgetfree.errors import DataError, first_line
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import TaskDefinition
 
 #: What is told and refused.
@@ -30,8 +33,12 @@ _SPLITS = {
     "validation": ("validation", "dev", "eval", "val", "valid"),
     "test": ("test",),
 }
+#: The tables of a task by split, and what to say of them.
+Tables = tuple[dict[str, "Table"], str]
 #: Keys of a turn in a chat.
 _TURNS = ({"role", "content"}, {"from", "value"})
+#: How Arrow calls the type of cells that are written as JSON.
+_JSON = "extension<arrow.json>"
 
 
 def split_of(name: str) -> str | None:
@@ -173,6 +180,181 @@ class TaskTables:
         return self.tables["train"]
 
 
+# -- Rows in memory ---------------------------------------------------------------------------------------
+
+
+def tables_of(where: str, rows: Any) -> Tables:
+    """Tables of rows in one of the forms that users have them in.
+
+    Args:
+        where: what the rows are called, for messages.
+        rows: a ``datasets.Dataset``, ``IterableDataset`` or ``DatasetDict``, a pandas ``DataFrame``, a list of rows, each a
+            mapping from columns to values, or a mapping from splits to these.
+
+    Raises:
+        DataError: a split is given twice, the training rows are missing, or the rows have another form.
+    """
+    if not isinstance(rows, Mapping):
+        return {"train": _table(where, rows)}, ""
+    ours, unread = splits_of(where, map(str, rows))
+    if unread and type(rows) is dict:  # a data set of the hub may have more
+        raise DataError(
+            f"{where}: {unread[0]!r} is no split; expected train, validation and test. For rows in one piece give a list of "
+            "rows, a DataFrame or a Dataset."
+        )
+    note = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, note
+
+
+def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Our name of each split by the given one, and the names of what is no split.
+
+    Raises:
+        DataError: a split is there twice, or the training rows are missing.
+    """
+    listed = list(names)
+    splits = {name: split for name in listed if (split := split_of(name))}
+    for split in splits.values():
+        if len(same := [name for name, other in splits.items() if other == split]) > 1:
+            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
+    if "train" not in splits.values():
+        raise DataError(
+            f"{where} has no train split; it holds {', '.join(listed) or 'nothing'}. Add the training rows."
+        )
+    return splits, [name for name in listed if name not in splits]
+
+
+def _table(where: str, rows: Any) -> Table:
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")  # who has such rows has imported them
+    if datasets is not None and isinstance(rows, datasets.Dataset):
+        return _of_dataset(where, rows)
+    if datasets is not None and isinstance(rows, datasets.IterableDataset):
+        return _of_iterable(where, rows)
+    if pandas is not None and isinstance(rows, pandas.DataFrame):
+        names = {str(name): name for name in rows.columns}
+        check_names(where, [str(name) for name in rows.columns])
+        return Table(where, Columns(names, lambda name: list(map(plain, rows[names[name]]))), range(len(rows)))
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        return _of_records(where, rows)
+    raise DataError(
+        f"{where}: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows, each a "
+        f"dict, or a dict of splits of these, got a {type(rows).__name__}. Give one of them, or the path of a file."
+    )
+
+
+def _of_records(where: str, rows: Sequence[Any]) -> Table:
+    table = of_records(where, rows, range(len(rows)))
+    return replace(table, columns=Columns(table.columns, lambda name: list(map(plain, table.columns[name]))))
+
+
+def _of_dataset(where: str, dataset: Any) -> Table:
+    def read(name: str) -> Iterable[Any]:
+        return dataset.select_columns([name]).with_format("arrow")[:].column(name).chunks  # type: ignore[no-any-return]
+
+    stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
+    if not len(dataset) or dataset.format["type"] != "custom":
+        return stored
+    rows = _of_stream(f"{where} with its transform", dataset)  # of with_transform, or set_transform
+    written = {name: list(map(str, rows.columns.get(name, ()))) for name in stored.label_names}
+    same = {
+        name: names for name, names in stored.label_names.items() if written[name] == [*map(str, stored.columns[name])]
+    }
+    return replace(rows, label_names=same)
+
+
+def _of_iterable(where: str, dataset: Any) -> Table:
+    features = {name: getattr(each, "feature", each) for name, each in (dataset.features or {}).items()}
+    # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
+    unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
+    rows = _of_stream(where, dataset.with_format(None).remove_columns(unread))
+    return replace(rows, label_names=label_names_of(features))
+
+
+def _of_stream(where: str, dataset: Any) -> Table:
+    """Table of the rows that a data set yields one after another."""
+    try:
+        return _of_records(where, [*dataset])
+    except Exception as error:  # whatever it reads, or a user's function raises
+        raise DataError(
+            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
+        ) from error
+
+
+# -- Arrow's columns ---------------------------------------------------------------------------------------
+
+
+def of_arrow(
+    where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
+) -> Table:
+    """Table of Arrow's columns, which are read when they are asked for.
+
+    Args:
+        where: what the table is called, for messages.
+        schema: its schema.
+        features: of the ``datasets`` library, by column, as far as they are known.
+        read: returns the arrays of a column.
+        numbers: of the rows, for messages.
+
+    Raises:
+        DataError: a column's name comes twice; later, a column cannot be read.
+    """
+    check_names(where, schema.names)
+
+    def cells(name: str) -> list[Any]:
+        try:
+            return _cells(name, features.get(name), read(name))
+        except Exception as error:
+            raise DataError(
+                f"{where}: column {name!r} cannot be read: {first_line(error)}. Write the rows again, or leave the column out."
+            ) from error
+
+    return Table(where, Columns(schema.names, cells), numbers, label_names_of(features))
+
+
+def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
+    """Cells, with what is written as JSON decoded; pictures and sounds as they are stored."""
+    cells = [plain(cell) for array in arrays for cell in array.to_pylist()]
+    if feature is None:
+        return cells
+    from datasets import Features
+
+    features = Features({name: feature})
+    has_json = _JSON in str(features.arrow_schema.field(name).type)
+    return list(features.decode_column(cells, name)) if has_json else cells
+
+
+def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names of labels that features give, by column; of a list of labels, too."""
+    inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
+    return {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
+
+
+def stored_features(schema: Any) -> dict[str, Any]:
+    """Features that the ``datasets`` library wrote into a file, and those of columns of JSON.
+
+    A column that this version of the library does not understand has none.
+    """
+    import pyarrow
+
+    try:
+        written = dict(parse_json(schema.metadata[b"huggingface"].decode())["info"]["features"])
+    except (ValueError, KeyError, TypeError):  # another program's, or of another form
+        written = {}
+    features = dict[str, Any]()
+    for column in schema:
+        is_json = _JSON in str(column.type)
+        if is_json or column.name in written:
+            from datasets import Features
+
+            with suppress(Exception):  # whatever it meets in a form that it does not know
+                features |= (
+                    Features.from_arrow_schema(pyarrow.schema([column]))
+                    if is_json
+                    else Features.from_dict({column.name: written[column.name]})
+                )
+    return features
+
+
 # -- Cells -----------------------------------------------------------------------------------------------
 
 
@@ -188,31 +370,28 @@ def other_form(cell: Any) -> str:
     >>> other_form([{"role": "user", "content": "Hello"}]).split(",")[0]
     'The column seems to hold a chat'
     """
-    value = plain(cell)
-    first = plain(next(iter(value), None)) if isinstance(value, list | tuple) else value
+    first = next(iter(cell), None) if isinstance(cell, list) else cell
     if isinstance(first, Mapping):
         form = "a chat, with its messages" if any(keys <= first.keys() for keys in _TURNS) else "objects"
-    elif isinstance(value, list | tuple) and value:
+    elif isinstance(cell, list) and cell:
         form = "several labels, or values, a row"
     else:
         return ""
     return f"The column seems to hold {form}, which is no text and no label. {TASKS}{_REMEDY}"
 
 
-def cells_of(values: Iterable[Any]) -> list[Any]:
-    """Values of a column in memory as cells: what pandas takes as missing, such as NaN or NaT, is ``None``."""
+def plain(value: Any) -> Any:
+    """Value in memory as JSON has it, at any depth; what pandas takes as missing, such as NaN or NaT, is ``None``."""
+    if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2:
+        value = value.tolist()
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
     import pandas
 
-    cells = pandas.Series([plain(value) for value in values], dtype=object)
-    return cells.where(cells.notna(), None).tolist()
-
-
-def is_missing(value: Any) -> bool:
-    """True if a value inside a cell says nothing, as ``None`` and NaN."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def plain(value: Any) -> Any:
-    """A number of numpy or torch as one of Python, and an array of one dimension as a list; else the value."""
-    is_array = type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2
-    return value.tolist() if is_array else value
+    return None if pandas.isna(value) is True else value

@@ -126,7 +126,7 @@ class InMemory:
         strategies: classes by the names that stand in the configuration.
         data: rows, as `load_tasks` takes them; none: those that the configuration names.
         model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
-        tokenizer: of the model; without one, it reads tensors.
+        tokenizer: of the model.
         call: what the program called, for config.json; empty: the command line.
     """
 
@@ -144,11 +144,6 @@ class InMemory:
         ]
         listed += ["data in memory"] * (self.data is not None)
         return listed + [f"a {type(self.model).__name__} in memory"] * (self.model is not None)
-
-    @property
-    def reads_tensors(self) -> bool:
-        """Say whether the model is any network, for rows of tensors."""
-        return self.model is not None and self.tokenizer is None
 
     def data_or(self, named: Any) -> Any:
         """Return the rows, or else what names them."""
@@ -577,11 +572,6 @@ def _measured(config: RunConfig) -> str:
     given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype}
     with threads_as_before():
         set_threads(common.threads)
-        if objects.reads_tensors:
-            from forgetfree.continual.streams import load_stream
-
-            stream = load_stream(config.names, data=objects.data, model=objects.model, **given)
-            return faster_precision(stream.model.to(device), stream.tasks[0].train)
         loaded = load_model(objects.model_or(config.model), config.readout, **given, **objects.model_arguments)
         return faster_precision(loaded.model.to(device))
 

@@ -136,7 +136,7 @@ def merged_config(out: Path, before: Json, now: Json) -> Json:
         RunError: data or model are not those that it was begun with.
     """
     request = _merged_request(out, before["run"], now["run"])
-    if changed := _changed(before, now):
+    if changed := changed_inputs(before, now):
         raise RunError(
             f"{out} cannot be resumed: {' and '.join(changed)} changed since it was begun. {REMEDY[:-1]}, or put the old files "
             "back."
@@ -144,11 +144,7 @@ def merged_config(out: Path, before: Json, now: Json) -> Json:
     now = now | {"run": request}
     if "units" not in now:
         return now
-    if circumstances := _changed_circumstances(before, now):
-        tell_note(
-            f"{' and '.join(circumstances)} changed since {out} was begun: units that are made now may have other bits."
-        )
-    if changes := [*before.get("changed", []), *circumstances]:
+    if changes := [*before.get("changed", []), *told_circumstances(before, now, out)]:
         now["changed"] = changes
     if isinstance(begun := before["about"].get("model"), dict):
         now["about"]["model"]["name"] = begun.get("name")  # the weights identify it, not where they lie
@@ -196,8 +192,16 @@ def _differing(before: Json, now: Json, name: Callable[[str], str]) -> list[str]
     return differences
 
 
+def told_circumstances(before: Json, now: Json, out: Path) -> list[str]:
+    """List which versions, and which device, are others than those that a directory was begun with; a note tells them."""
+    if changes := _changed_circumstances(before, now):
+        tell_note(
+            f"{' and '.join(changes)} changed since {out} was begun: units that are made now may have other bits."
+        )
+    return changes
+
+
 def _changed_circumstances(before: Json, now: Json) -> list[str]:
-    """List what may be other than before by a flag."""
     was, is_now = before.get("versions", {}), versions()
     changes = [
         f"the version of {package} (was {was.get(package, 'none')}, is {is_now.get(package)})"
@@ -214,8 +218,8 @@ def _changed_circumstances(before: Json, now: Json) -> list[str]:
     return changes
 
 
-def _changed(before: Json, now: Json) -> list[str]:
-    """List what no run can go on with."""
+def changed_inputs(before: Json, now: Json) -> list[str]:
+    """List which data and models are others than those that a run was begun with, so that it cannot go on."""
     if "model" not in now:
         return []
     changes = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]

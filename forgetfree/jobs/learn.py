@@ -28,7 +28,7 @@ from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.continual.streams import Stream
+    from forgetfree.continual.stream import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.revision import StreamPrefix
     from forgetfree.training.encoded_task import EncodedTask

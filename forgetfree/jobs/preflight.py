@@ -52,7 +52,6 @@ from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.state import StateStore
-from forgetfree.models.task_model import ModuleModel, check_own_dtype
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.localization import LocalizationOptions, mask_options
@@ -60,7 +59,7 @@ from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
 if TYPE_CHECKING:
-    from forgetfree.continual.streams import Stream
+    from forgetfree.continual.stream import Stream
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9
@@ -165,8 +164,6 @@ class _Look:
         """Return the rows of the tasks whose data are here."""
         config, attempt = self._config, self.faults.attempt
         data = self._objects.data_or(config.data)
-        if self._objects.reads_tensors:
-            return []
         if data == "hub":
             for name in config.names:
                 attempt(check_stream, [name], data)
@@ -189,12 +186,6 @@ class _Look:
         config, common, objects, tasks = self._config, self._common, self._objects, list(self._definitions.values())
         readout = readout_for(config.readout, tasks)
         arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
-        if objects.reads_tensors:
-            check_own_dtype(objects.model, common.dtype)
-            self._notes.append("The model reads tensors: it is not timed here.")
-            size = sum(parameter.numel() for parameter in objects.model.parameters())
-            space = ModuleModel(objects.model, graftable=common.graftable).space()
-            return _Model(type(objects.model).__name__, "linear", size, space, True)
         path = None if objects.model is not None else locate(config.model)
         local = path is None or Path(path).is_dir()
         if not local:
@@ -347,7 +338,7 @@ class _Look:
     @cached_property
     def _first_task(self) -> Stream | None:
         """The stream of the first task that is here, on the model, if both are."""
-        from forgetfree.continual.streams import make_stream
+        from forgetfree.continual.stream import make_stream
 
         config, loaded = self._config, self._model.loaded
         rows = next((self._rows[task] for task in config.names if task in self._rows), None)

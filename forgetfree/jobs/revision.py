@@ -8,7 +8,6 @@ of a run that had the other stream from the start.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,12 +22,12 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import link_or_copy, make_directory, sha256, write_atomically
+from forgetfree.files import link_or_copy, make_directory, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
 from forgetfree.jobs.config import RunConfig, keys_of, prepared, stream_of, without_others
-from forgetfree.jobs.directory import REMEDY, as_json, merged_config
+from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit, ledger_summary
+from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
@@ -38,11 +37,10 @@ from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_folder import BEFORE, CONFIG, HISTORY, PREDICTIONS
+from forgetfree.results.scores import SCORES_FILE, Score, read_scores
+from forgetfree.results.unit_folder import BEFORE, HISTORY, PREDICTIONS
 from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.monitor import PHASES
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -56,8 +54,6 @@ def revise(
     run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any], objects: Any = None
 ) -> Revision:
     """Return the run of further tasks on top of a finished one; or that run as it would be, had it never learned one task.
-
-    Where the tasks that are left stand alone, or nothing comes after, neither data nor model are needed.
 
     Args:
         run: what ``forgetfree run`` wrote; it does not change.
@@ -200,16 +196,6 @@ class Revision:
         keeps = grows and strategy.resumable and not loader.answers_unlearned(loader.stream(key["seed"]).model)
         return "state" if keeps else None
 
-    def config_json(self) -> Json:
-        """Return the config.json of the run as if it had learned the tasks that are carried over, and no others."""
-        base, known = self.base, self.base.config["options"]
-        return _without(base.config, [name for name in base.tasks if name not in self.tasks]) | {
-            "run": as_json(self.config.section()),
-            "command": self.config.objects.call or " ".join(["forgetfree", *sys.argv[1:]]),
-            "units": {folder: key for folder, key in self.config.units.items() if folder in base.units},
-            "options": {name: known[name] for name in self.config.strategy_names if name in known},
-        }
-
     def take_models(self) -> None:
         """Take over the fine-tuned models of its tasks: by links where the disk has them, else as copies."""
         if self.config.common.cache is not None or self.config.common.scenario == "class":
@@ -226,36 +212,21 @@ class Revision:
                     if each.is_file():  # again where a command was cut short: a copy may lack its end
                         link_or_copy(each, new / each.name)
 
-    def check_begun(self, content: Json) -> None:
-        """Raise ``UsageError`` unless the directory was begun so, from a run of the same rows and model."""
-        out = Path(self.config.out)
-        before = load_run(out, REMEDY)
-        merged_config(out, before, {"run": content["run"]})
-        rows_before = {task: before["data"].get(task) for task in content["data"]}
-        if rows_before != content["data"] or before["model"]["fingerprint"] != content["model"]["fingerprint"]:
-            raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
+    def compare(self, config: Json) -> None:
+        """Add to the config.json of the new run what changed since the base was made, a version or the device.
 
-
-def _without(config: Json, tasks: Sequence[str]) -> Json:
-    """Return the config.json of a run without some of its tasks; the stream tells the task."""
-
-    def rest(named: Mapping[str, Any]) -> Json:
-        return {name: value for name, value in named.items() if name not in tasks}
-
-    about = config["about"]
-    kept = [name not in tasks for name in about["tasks"]]
-    names = [name for name, keep in zip(about["tasks"], kept, strict=True) if keep]
-    floors = {
-        name: [value for value, keep in zip(values, kept, strict=True) if keep]
-        for name, values in about["floors"].items()
-    }
-    by_task = {key: rest(about["data"].get(key, {})) for key in ("fingerprints", "test_rows", "left_out")}
-    rows = {key: value for key, value in about["data"].items() if key != "left_out"}
-    rows |= {key: value for key, value in by_task.items() if value or key != "left_out"}
-    about |= {"stream": ",".join(names), "tasks": names, "floors": floors, "data": rows}
-    about["shared_rows"] = rest(about["shared_rows"])
-    definitions = [each for each in config["tasks"] if each["name"] not in tasks]
-    return config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
+        Raises:
+            RunError: rows or model are not those of the base.
+        """
+        before = self.base.config
+        shared = {task: rows for task, rows in before["data"].items() if task in self.tasks}
+        if changed := changed_inputs(before | {"data": shared}, config):
+            raise RunError(
+                f"{self.base.directory} was made otherwise: {' and '.join(changed)} changed since. Put the old files back, or "
+                "run the whole stream again."
+            )
+        if circumstances := told_circumstances(before, config, self.base.directory):
+            config["changed"] = [*before.get("changed", []), *circumstances]
 
 
 # -- What a unit hands on --------------------------------------------------------------------------------
@@ -275,7 +246,6 @@ class StreamPrefix:
 
     Attributes:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
-        is_complete: whether these are all.
         full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
         ledger: that of the tasks that are carried over, likewise.
     """
@@ -291,7 +261,6 @@ class StreamPrefix:
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
-        self.is_complete = bool(full) and self.tasks == self._stream and not extra
 
     def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
         """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
@@ -405,54 +374,3 @@ class StreamPrefix:
         """How many updates each of the tasks that are carried over took."""
         updates = self._record["details"]["by_task"].get("updates", {})
         return {task: updates.get(task) for task in self.tasks}
-
-    def unit_in(self, out: Path) -> Unit:
-        """Return the unit in the other run."""
-        return Unit(self.unit.key, out / self.unit.directory.relative_to(self.unit.directory.parents[1]))
-
-    def write(self, out: Path, command: str) -> None:
-        """Write the unit into another run, of which nothing has to be trained.
-
-        Args:
-            out: that run.
-            command: what was typed.
-        """
-        assert self.ledger is not None
-        unit = self.unit_in(out)
-        directory = unit.directory
-        make_directory(directory)
-        self.ledger.save(directory / LEDGER)
-        write_scores(directory / SCORES_FILE, self.scores)
-        write_atomically(directory / HISTORY, self.history())
-        PREDICTION_FILE.write(directory / PREDICTIONS, self.predictions)
-        old_details = self._record["details"]
-        details = old_details | {
-            "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
-            "ledger": ledger_summary(self.ledger),
-            "kept_bytes": self.kept_bytes(self.ledger.size_in_bytes),
-            "extra": {},
-            "seconds_per_task": self.seconds,
-            **self._bound(old_details),
-            **self._held_out(old_details),
-            "seconds": dict.fromkeys(PHASES, 0.0),
-        }
-        made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
-        unit.end(made, details, floors=_of_tasks(self._record["floors"], self.tasks), config=sha256(out / CONFIG))
-
-    def _bound(self, details: Json) -> Json:
-        """Return what answers depend on, of the tasks that are carried over."""
-        bound = details["bound"]
-        return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}}
-
-    def _held_out(self, details: Json) -> Json:
-        """Return the losses on texts that no task trains, by the models of the tasks that are carried over."""
-        losses = details.get("held_out", {})
-        if "by_task" not in losses:
-            return {}
-        by_task = [loss for task, loss in zip(self._learned, losses["by_task"], strict=True) if task in self.tasks]
-        return {"held_out": losses | {"by_task": by_task}}
-
-
-def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:
-    """Return of each kind of numbers those of some tasks."""
-    return {kind: {task: number for task, number in of.items() if task in tasks} for kind, of in numbers.items()}

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +34,6 @@ from forgetfree.files import (
     remove_unfinished,
     sha256,
     write_atomically,
-    write_json,
 )
 from forgetfree.jobs.checkpoints import remove_checkpoint
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
@@ -58,27 +55,25 @@ from forgetfree.results.unit_folder import CONFIG
 
 if TYPE_CHECKING:
     from forgetfree.jobs.cluster import RayTasks
-    from forgetfree.jobs.revision import Revision, StreamPrefix
+    from forgetfree.jobs.revision import Revision
     from forgetfree.jobs.workers import WorkerProcesses
     from forgetfree.training.monitor import Monitor
 
 SCHEMA = 1
-#: What a unit, by its key, begins with where a run stands on top of another.
-Prefix = Callable[[StreamLoader, Mapping[str, Any]], "StreamPrefix | None"]
 
 
-def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None = None) -> Json:
+def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | None = None) -> Json:
     """Run all units that are not done, and return the content of results.json.
 
     Args:
         config: what is asked for, `prepared`.
         execution: how it is run.
-        prefix: what units begin with, where it stands on top of another run.
+        revision: the finished run that it stands on top of, from which its units take what is equal.
 
     Raises:
         UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
-        RunError: another process works in the directory, it was begun with other data or another model, it was deleted, or a
-            worker was killed.
+        RunError: another process works in the directory, it or the finished run has other data or another model, it was
+            deleted, or a worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
     execution.check(config.unnamed)
@@ -86,14 +81,16 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
         from forgetfree.jobs.trackers import check_trackers
 
         check_trackers(execution.log)
-    out, work = Path(config.out), UnitWork(config, execution, prefix)
+    out, work = Path(config.out), UnitWork(config, execution, revision)
     if execution.resume:
         check_begun(out)
     make_directory(out)
     with terminable(), exclusive(out), threads_as_before():
         begun = _begun(config, execution, work.loader.store)
-        content = _config_json(work.loader, execution, begun)  # every fault of data and model is told here
+        content = _config_json(work.loader, execution, begun, revision)  # every fault of data and model is told here
         missing = _missing(work, content, begun)
+        if revision and missing:
+            revision.take_models()
         progress = execution.progress or Progress()
         with progress.job([str(unit) for unit in missing], len(content["tasks"])), _cut_short(out):
             workers = _workers(work, execution, len(missing), progress)
@@ -111,47 +108,6 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
             return _report(out, ended=True)
 
 
-def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
-    """Run another stream on top of a finished run, and return the content of results.json.
-
-    Args:
-        revision: of the finished run.
-        execution: how what comes after is trained.
-
-    Raises:
-        UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
-        RunError: data or model are not those of the run.
-    """
-    config = revision.config
-    out, loader = Path(config.out), StreamLoader(config)
-    if execution.resume:
-        check_begun(out)
-    else:
-        make_directory(out)
-        refuse_used(out, "Give a new directory, or --resume to go on with what was cut short.")
-    prefixes = [prefix for key in config.units.values() if (prefix := revision.carried(loader, key))]
-    begun, content = os.path.lexists(out / CONFIG), revision.config_json()
-    trains = len(prefixes) < len(config.units) or not all(each.is_complete for each in prefixes)
-    if begun:
-        revision.check_begun(content)
-    else:
-        if trains:
-            loader.stream(config.seeds[0])  # before anything is written
-        write_json(out / CONFIG, content)
-    revision.take_models()
-    for each in prefixes:
-        if each.is_complete and not each.unit_in(out).is_done():
-            each.write(out, content["command"])
-    try:
-        if not trains:
-            return _report(out, ended=True)
-        return run(config, replace(execution, resume=True), revision.carried)
-    except (RunError, UsageError):  # data or model are not those of the run
-        if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
-            shutil.rmtree(out)
-        raise
-
-
 def check_resumption(config: RunConfig, execution: Execution) -> None:
     """Raise what `run` raises where a run cannot go on in its directory; nothing is written."""
     execution.check(config.unnamed)
@@ -167,14 +123,14 @@ class UnitWork:
     Args:
         config: of the run.
         execution: how it is run.
-        prefix: what units begin with, where it stands on top of another run.
+        revision: the finished run that it stands on top of.
 
     Attributes:
         config_json: SHA-256 of the run's config.json, once it is written.
     """
 
-    def __init__(self, config: RunConfig, execution: Execution, prefix: Prefix | None = None) -> None:
-        self._config, self._prefix = config, prefix
+    def __init__(self, config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
+        self._config, self._revision = config, revision
         self._debug, self._log = execution.debug, tuple(execution.log)
         self.config_json = ""
 
@@ -197,7 +153,7 @@ class UnitWork:
             UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
         """
         loader = self.loader
-        carried = self._prefix(loader, unit.key) if self._prefix else None
+        carried = self._revision.carried(loader, unit.key) if self._revision else None
         kept = unit.begin(circumstances(loader.device))
         history = History(monitor, unit.directory, kept)
         details, floors, error = Json(), Json(), None
@@ -253,13 +209,13 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
     return begun
 
 
-def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Json:
+def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revision: Revision | None = None) -> Json:
     """Load data and model, and return config.json with all that was asked for in this directory, now and before."""
-    config, units = loader.config, loader.config.units
+    config, units, base = loader.config, loader.config.units, revision.base.config if revision else begun
     set_threads(config.common.threads)
     each = 1 if _is_auto(config, execution) else threads_of_each(min(_at_a_time(config, execution), len(units)))
-    description, threads = describe(loader), begun.get("machine", {}).get("threads")
-    # On them depends the order in which numbers are added, so all units of a directory have as many.
+    description, threads = describe(loader), base.get("machine", {}).get("threads")
+    # On them depends the order in which numbers are added, so all units of a directory, and of its base, have as many.
     set_threads(config.common.threads or (threads if isinstance(threads, int) else each))
     section, here = as_json(config.section()), environment(loader.device)
     content = {"schema": SCHEMA, "run": section, **here, **description, "units": units}
@@ -267,11 +223,12 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Jso
         content["command"] = config.objects.call
     if config.unnamed:  # it cannot be repeated from this file alone
         content["objects"] = config.unnamed
-    out = Path(config.out)
+    whole: Json = as_json(content)
+    if revision:
+        revision.compare(whole)
     if not begun:
-        whole: Json = as_json(content)
         return whole
-    merged = merged_config(out, begun, as_json(content))
+    merged = merged_config(Path(config.out), begun, whole)
     # Where nothing else is new, it stays as it is.
     circumstances_then = {key: begun[key] for key in (*here, "command") if key in begun}
     return begun if merged | circumstances_then == begun else merged

@@ -21,7 +21,7 @@ from forgetfree.tasks import TaskDefinition
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.continual.streams import Stream
+    from forgetfree.continual.stream import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.config import RunConfig
@@ -61,12 +61,10 @@ class StreamLoader:
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
-        """The tasks of the stream with all their rows, unless these are tensors."""
+        """The tasks of the stream with all their rows."""
         from forgetfree.data.sources import load_tasks
 
         config, common, objects = self.config, self.config.common, self.config.objects
-        if objects.reads_tensors:
-            return []
         tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
         if any(kind_of(rows.task).depends_on_model for rows in tasks):
             self._fresh = fresh = self._load([rows.task for rows in tasks])
@@ -90,24 +88,20 @@ class StreamLoader:
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
-        from forgetfree.continual.streams import load_stream, make_stream
+        from forgetfree.continual.stream import make_stream
 
         if self._stream is None or self._stream.seed != seed:
             self._stream = None
             self._first_rows.clear()
-            config, common, objects = self.config, self.config.common, self.config.objects
+            config, common = self.config, self.config.common
             drawn: dict[str, Any] = {
                 "shots": config.shots,
                 "seed": seed,
                 "test_limit": common.test_limit,
                 "scenario": common.scenario,
             }
-            if objects.reads_tensors:
-                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
-                self._stream = load_stream(config.stream, data=objects.data, model=objects.model, **drawn)
-            else:
-                model, self._fresh = self._fresh or self._load([rows.task for rows in self.tasks]), None
-                self._stream = make_stream(config.stream, self.tasks, model, **drawn)
+            model, self._fresh = self._fresh or self._load([rows.task for rows in self.tasks]), None
+            self._stream = make_stream(config.stream, self.tasks, model, **drawn)
         return self._stream
 
     def held_out_texts(self, seed: int) -> HeldOutTexts | None:

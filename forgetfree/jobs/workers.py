@@ -94,7 +94,7 @@ def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    streams = ["forgetfree.continual.streams"] if "forgetfree.continual.strategy" in sys.modules else []
+    streams = ["forgetfree.continual.stream"] if "forgetfree.continual.strategy" in sys.modules else []
     context.set_forkserver_preload(["transformers.modeling_utils", *streams])
     before = dict(os.environ)
     # It looks for modules before it knows our sys.path. In the working directory may lie anything.

@@ -22,7 +22,7 @@ from forgetfree.data.bad_rows import DataFaults, refusal
 from forgetfree.data.columns import WORDS, ColumnNames, is_label
 from forgetfree.data.labels import Labels, check_alike
 from forgetfree.data.rows import Rows, TaskRows, read_rows
-from forgetfree.data.tables import Table, TaskTables, plain, shown
+from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import check, parse_json
@@ -149,13 +149,13 @@ class Tagging(Kind):
         table, texts = task.train, task.columns.texts
         if texts:
             cells = table.columns.get(texts[0], ())
-            lists = [cell for cell in map(plain, cells[:1]) if isinstance(cell, list | tuple)]
+            lists = [cell for cell in cells[:1] if isinstance(cell, list)]
             return len(texts) == 1 and any(all(isinstance(word, str) for word in cell) for cell in lists)
         names, label = set(table.columns), task.columns.label
         if not names & set(WORDS):
             return False
         if label:  # that of a text beside the words holds no list
-            return label in _TAGS or isinstance(plain(next(iter(table.columns.get(label, ())), None)), list | tuple)
+            return label in _TAGS or isinstance(next(iter(table.columns.get(label, ())), None), list)
         labelled = names & {"text", "text_a"} and any(map(is_label, names))
         return bool(names & set(_TAGS)) and not labelled
 
@@ -462,7 +462,7 @@ class _Sentences:
         return written
 
     def _cell(self, column: str, i: int) -> list[Any]:
-        value = plain(self._table.columns[column][i])
+        value = self._table.columns[column][i]
         if isinstance(value, str):
             return value.split()
         if not isinstance(value, Sequence):

@@ -229,7 +229,8 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
         raise UsageError(
             "A model in memory is a PreTrainedModel and its tokenizer, got model="
             f"{repr(model) if isinstance(model, str) else f'a {called}'} and tokenizer={type(tokenizer).__name__}. "
-            "Give both, or the name or directory of a model alone."
+            "Give both, or the name or directory of a model alone. Any other network learns an Avalanche benchmark: see "
+            "forgetfree.continual.benchmark_stream."
         )
     import transformers
 

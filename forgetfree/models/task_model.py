@@ -33,8 +33,7 @@ from forgetfree.core.body import POOLER, body_of, body_prefix
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.prompts import prompt_of
-from forgetfree.errors import ModelError, UsageError
-from forgetfree.recipes import ModelDtype
+from forgetfree.errors import ModelError
 
 #: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
 _EXAMPLE, _LONG_EXAMPLE = 32, 256
@@ -405,12 +404,3 @@ class ModuleModel(ReadoutModel):
         """Return what the network gives to its last layer: ``(B, H)``."""
         features: Tensor = self.backbone(x)
         return features
-
-
-def check_own_dtype(network: nn.Module, dtype: ModelDtype) -> None:
-    """Raise ``UsageError`` if a network in memory is to be held in another dtype than its own."""
-    if dtype != "float32":
-        raise UsageError(
-            f"dtype={dtype} is for models that are read from files, and a {type(network).__name__} in memory keeps its own "
-            "dtype. Leave it out, and give the network in the dtype that you want."
-        )

@@ -5,7 +5,7 @@ A strategy's folder in a run holds one of these files, and each has a class that
     ledger.safetensors        `LedgerWeights`: θ_pre with the records of a task
     checkpoint.safetensors    `ModelWeights`: one model for all tasks
     fine-tuned.json           `ModelWeights`: a model a task, by its name in a store
-    adapters.safetensors      `forgetfree.strategies.lora.adapter_weights`: θ_pre with the adapters of a task
+    adapters.safetensors      `forgetfree.strategies.adapter_file`: θ_pre with the adapters of a task
 """
 
 from __future__ import annotations

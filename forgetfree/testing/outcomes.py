@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import EncodedTask, Stream
 from forgetfree.display import listed
 from forgetfree.models.state import StateStore
 from forgetfree.testing.runs import Faults, Look, Run, Untrained, differing, look

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import EncodedTask, Stream
 from forgetfree.display import listed
 from forgetfree.errors import ConformanceError
 from forgetfree.training.monitor import PHASES, Monitor

@@ -13,7 +13,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.display import listed
 from forgetfree.errors import OptionError, UsageError

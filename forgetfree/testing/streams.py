@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.streams import EncodedTask, Stream, load_stream, make_stream
+from forgetfree.continual.stream import EncodedTask, Stream, load_stream, make_stream
 from forgetfree.data.examples import Examples
 from forgetfree.data.prompts import prompt_of
 from forgetfree.data.sampling import evenly
@@ -42,10 +42,10 @@ def check_stream(
         stream: one that is loaded; or a registered name, or task names separated by commas.
         data: where the rows of named tasks are: ``hub``, ``demo`` or a directory; default: ``FORGETFREE_DATA`` if set,
             else ``hub``.
-        model: that reads named tasks, see `forgetfree.continual.streams.load_stream`; default: a tiny one, built in memory.
+        model: that reads named tasks, see `forgetfree.continual.stream.load_stream`; default: a tiny one, built in memory.
         readout: of that model.
         arguments: ``shots``, ``seed``, ``test_limit`` and ``scenario`` of
-            `forgetfree.continual.streams.load_stream`.
+            `forgetfree.continual.stream.load_stream`.
 
     Raises:
         ConformanceError: names every fault found.

@@ -23,7 +23,7 @@ from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.streams import Stream
+    from forgetfree.continual.stream import Stream
 
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")
@@ -172,7 +172,7 @@ def tiny_stream(
         seed: of the sample and of the readouts' first weights.
         shots: training rows per label; default: all 24 rows.
     """
-    from forgetfree.continual.streams import make_stream  # with Avalanche, which the model and the tasks do not need
+    from forgetfree.continual.stream import make_stream  # with Avalanche, which the model and the tasks do not need
 
     rows = [(tiny_texts if readout == "generate" else tiny_task)(task) for task in tasks]
     return make_stream(",".join(tasks), rows, tiny_model(readout=readout), scenario=scenario, seed=seed, shots=shots)

@@ -17,7 +17,6 @@ from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
-from forgetfree.core.regions import Region
 from forgetfree.core.selection import (
     RegionSource,
     Saliency,
@@ -54,9 +53,9 @@ class LocalizationOptions(TrainingOptions):
     )
     region_from: RegionSource = option(
         "mask",
-        "how γ is chosen: mask learns S from γ_base, as in the paper. "
-        "The others take what scores highest, with Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, taylor "
-        "|g·Δ|, gradient |g|, snip |g·θ|, gallop |g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
+        "how γ is chosen: mask learns S from γ_base, as in the paper. The others take what scores highest, with "
+        "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
+        "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
     )
     base_fraction: float = option(
         0.1,
@@ -78,7 +77,7 @@ class LocalizationOptions(TrainingOptions):
     @property
     def needs_fine_tuned(self) -> bool:
         """Whether γ cannot be chosen without θ_ft."""
-        return self.region_from in ("mask", "movement", "taylor")
+        return self.region_from in ("mask", "movement")
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
@@ -110,22 +109,6 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
     if mask.steps == 0 or not options.base_fraction:
         return 0 if mask.steps else count
     return max(1, floor_share(options.base_fraction, count))
-
-
-def search_count(
-    options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int
-) -> int:
-    """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
-
-    Args:
-        options: say whether there is a γ_base, if none is given.
-        sparsities: those of the regions.
-        base: γ_base, if it is given; one that is too large is cut to its most moved entries.
-        space_size: the number of entries of the parameter space.
-    """
-    smallest = budget(space_size, min(sparsities))
-    sized = options.base_fraction > 0 if base is None else len(base) > smallest
-    return len(sparsities) if sized else 1
 
 
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:

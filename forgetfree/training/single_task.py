@@ -2,7 +2,7 @@
 
 Grafts, strategies and the paper's experiments use it alike. Every model that comes of it is a `ModelState`: θ, and the
 readout it answers with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.regions`
-(`graft_theta`, `pruned_theta`, `interpolate`).
+(`graft_theta`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
+from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.regions import Region, graft_theta
-from forgetfree.core.selection import budget, is_saliency, most_moved, most_salient
+from forgetfree.core.selection import budget, most_moved, most_salient
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters, write_
 from forgetfree.data.examples import EncodedRows, Examples
@@ -44,7 +44,6 @@ from forgetfree.training.localization import (
     mask_loss,
     mask_options,
     score_entries,
-    search_count,
 )
 from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.training.monitor import Monitor, Phase
@@ -172,7 +171,7 @@ class SingleTask:
             base: γ_base of ``region_from=mask``, see `localized`.
         """
         options = for_model(options, self.model, self.task.train)
-        if not is_saliency(kind := options.region_from):
+        if (kind := options.region_from) == "mask":
             return [each.region for each in self.localized(fine_tuned, options, sparsities, base)]
         counts = [budget(len(self.space), share) for share in sparsities or [options.sparsity]]
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
@@ -195,8 +194,6 @@ class SingleTask:
     ) -> list[LearnedRegion]:
         """Find γ by eqs. 3 and 4: one for each sparsity, independent of the others.
 
-        From an empty γ_base, one search finds all.
-
         Args:
             fine_tuned: θ_ft.
             options: how to localize.
@@ -208,17 +205,15 @@ class SingleTask:
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)
         mask = mask_options(options, len(self.task.train), self.task.full_steps(options))
-        one_search = search_count(options, wanted, base, len(self.space)) == 1
-        groups = [wanted] if one_search else [[sparsity] for sparsity in wanted]
-        with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
+        with self.monitor.phase(self.task.name, "localize", mask.steps * len(wanted)) as on_step:
             self.monitor.log_rate(lambda step: mask.learning_rate)
             regions = list[LearnedRegion]()
-            for number, group in enumerate(groups):
+            for number, sparsity in enumerate(wanted):
 
                 def on_step_of_search(step: int, loss: float, before: int = number * mask.steps) -> None:
                     on_step(before + step, loss)
 
-                regions += self._search(fine_tuned, options, mask, group, base, on_step_of_search)
+                regions.append(self._search(fine_tuned, options, mask, sparsity, base, on_step_of_search))
             return regions
 
     def _search(
@@ -226,15 +221,15 @@ class SingleTask:
         fine_tuned: ModelState,
         options: LocalizationOptions,
         mask: MaskOptions,
-        sparsities: Sequence[float],
+        sparsity: float,
         base: Region | None,
         on_step: OnStep,
-    ) -> list[LearnedRegion]:
+    ) -> LearnedRegion:
         """Learn S on the training rows, with the readout and the buffers of θ_ft; validation rows choose between hard masks.
 
         A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
         """
-        seed, count = self.seed_of("localize"), budget(len(self.space), sparsities[0])
+        seed, count = self.seed_of("localize"), budget(len(self.space), sparsity)
         readout = fine_tuned.readouts[self.task.name]
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
         validation = self.task.validation.subset(representative(self.task.validation.targets, VALIDATION_ROWS))
@@ -247,14 +242,14 @@ class SingleTask:
         elif len(base) > count:
             base = most_moved(theta_pre, theta_ft, count, among=base)
         with self._reading_as(fine_tuned), layer_checkpoints(self.model, options.gradient_checkpointing):
-            return learn_regions(
+            return learn_region(
                 self.model.backbone,
                 self.space,
                 theta_pre,
                 theta_ft,
                 mask_batches(self.task.train, mask, derive_seed(seed, "batches"), self.device),
                 mask_loss(self.model, options),
-                sparsities=sparsities,
+                sparsity=sparsity,
                 base=base,
                 options=mask,
                 validate=score,

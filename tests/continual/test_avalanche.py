@@ -35,7 +35,7 @@ from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LR
 from torch import nn
 
 from forgetfree import registry
-from forgetfree.continual.streams import benchmark_stream
+from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.errors import LedgerError, ModelError, OptionError, UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.results import metrics

@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from forgetfree import registry
-from forgetfree.continual.streams import benchmark_stream
+from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.errors import OptionError, TaskError, UsageError
 from forgetfree.testing import tiny_stream
 

@@ -14,7 +14,7 @@ import torch
 from forgetfree import registry
 from forgetfree.continual.evaluation import StreamAnswers, sample
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.stream import EncodedTask
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.kinds.kind import Kind
 from forgetfree.models.state import ModelState

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from withheld import INFERENCE, TASKWISE, a_stream, kind_of, learn, logits, text_stream
 
-from forgetfree.continual.streams import benchmark_stream
+from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import UsageError
 

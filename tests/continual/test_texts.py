@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from forgetfree import registry
-from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.results.answers import TextAnswers
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts

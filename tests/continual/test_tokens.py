@@ -12,7 +12,7 @@ from tagged import PEOPLE, TOPICS, tagged_stream, tagged_task
 from torch.nn import functional as F
 
 from forgetfree import registry
-from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError

@@ -256,6 +256,7 @@ def test_what_stands_beside_a_chat_is_asked_with_it(row: dict[str, Any], expecte
         ({"system": "Sing.", "messages": [SYSTEM, user(), said()]}, "'system': expected the same text as that of the chat's"),
         ({"tools": "price", "messages": [user(), said()]}, "'tools': expected a list of tools"),
         ({"history": ["a", "b"], **PAIR}, "'history': expected a list of pairs of texts"),
+        ({"system": "Say it.", "messages": []}, "expected a turn of the assistant after another turn"),
         ({"messages": [user(), said(weight=0)]}, "that is learned as any other, so 'weight' of 1 or none"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}, said()]}, "without a part of the type 'image'"),
         ({"conversations": [SHARE[0], {"from": "function_call", "value": "price()"}]}, "a function_call that is the JSON"),

@@ -384,7 +384,12 @@ def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
     assert "Unknown stream or task 'reviws'. Did you mean 'reviews'?" in text
     assert f"put it under {tmp_path}/NAME" in text
     text = message(tmp_path / "nowhere", kind=UsageError)
-    assert f"'{tmp_path}/nowhere' does not exist" in text and "'hub' or 'demo'" in text
+    assert f"'{tmp_path}/nowhere' does not exist. Give" in text and "'hub' or 'demo'" in text
+    write_rows(tmp_path / "mood.csv", SINGLES)
+    for data in (f"{tmp_path}/mood.cvs", [f"{tmp_path}/moods.csv", f"{tmp_path}/mood.csv"]):
+        assert "Did you mean 'mood.csv'?" in refusal(data, None, UsageError)
+    (tmp_path / "mood.csv").rename(tmp_path / "mood.cvs")
+    assert "txt. Did you mean 'csv'? Give" in message(tmp_path / "mood.cvs", kind=UsageError)
 
 
 def test_the_default_data_is_the_environments_or_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

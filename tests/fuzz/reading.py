@@ -16,7 +16,7 @@ from forgetfree import registry
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
-from forgetfree.data.reading import read_source
+from forgetfree.data.folders import read_source
 from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import forgetfree
 from forgetfree import cli
-from forgetfree.continual.streams import load_stream
+from forgetfree.continual.stream import load_stream
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
@@ -129,24 +128,6 @@ def test_a_csv_file_holds_them_too(finished: Path, tmp_path: Path, capsys: pytes
     assert cli.main(["report", str(tmp_path / "results.csv"), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     assert "| a bag of words |" in said and "| a linear probe |" in said
-
-
-def test_tensors_have_a_probe_and_no_words(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(40, 6)
-    data = {name: (x, (x[:, i] > 0).long()) for i, name in enumerate(("first", "second"))}
-    network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    forgetfree.run(
-        "first,second",
-        data=data,
-        model=network,
-        strategies=["continual-ft"],
-        steps=3,
-        out=tmp_path / "out",
-        floors="probe",
-    )
-    results = results_of(tmp_path / "out")
-    assert set(results["floors"]) == {"constant", "linear_probe"}
 
 
 def test_the_overlap_of_a_pair_is_worked_by_hand() -> None:

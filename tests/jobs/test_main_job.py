@@ -62,7 +62,7 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @real_data.needs("qnli")
 def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
     """After learning a task, its row of predictions is bit-identical to those at the end of the stream."""
-    from forgetfree.continual.streams import load_stream
+    from forgetfree.continual.stream import load_stream
     from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
 
     stream = load_stream("qnli-agnews-sst2", data=str(real_data.DIRECTORY), shots=32, seed=0, test_limit=64)

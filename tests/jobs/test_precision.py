@@ -16,7 +16,7 @@ from forgetfree.core import precision
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import autocast
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import Execution, InMemory, RunConfig, prepared, with_precision
+from forgetfree.jobs.config import Execution, RunConfig, prepared, with_precision
 from forgetfree.jobs.preflight import plan_of
 from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
@@ -236,16 +236,6 @@ def test_a_check_reckons_with_what_will_be_taken(
     )
     plans = [plan_of(replace(config, settings={"precision": each})) for each in ("auto", faster)]
     assert plans[0]["total"]["memory_bytes"] == plans[1]["total"]["memory_bytes"]
-
-
-def test_any_network_is_measured_by_its_own_rows(faster: str, tmp_path: Path) -> None:
-    rows = torch.randn(8, 3), torch.tensor([0, 1] * 4)
-    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    memory = InMemory(data={"a": {"train": rows, "test": rows}}, model=network)
-    config = RunConfig(
-        stream="a", strategies=("fine-tune",), settings={"precision": "auto"}, out=str(tmp_path), objects=memory
-    )
-    assert with_precision(config).settings["precision"] == faster
 
 
 def test_training_in_bf16_answers_in_the_dtype_of_the_weights() -> None:

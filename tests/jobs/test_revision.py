@@ -218,7 +218,7 @@ def test_one_that_is_cut_short_goes_on(
     assert "goes on: grafting-continual seed 0 after 1 of 2 tasks" in capsys.readouterr().err
     cut.clear()
     assert remove(whole, "qnli", out) == 2
-    assert "--resume to go on with what was cut short" in capsys.readouterr().err
+    assert "or --resume to continue that run" in capsys.readouterr().err
     assert remove(run("qnli", "ag_news", **AGAIN), "qnli", out, "--resume") == 2
     assert "these differ: stream" in capsys.readouterr().err
     assert remove(whole, "qnli", tmp_path / "nowhere", "--resume") == 2
@@ -232,17 +232,15 @@ def test_one_that_is_cut_short_goes_on(
         learned.clear()
 
 
-@pytest.mark.sampled(share=0.4)
-def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun, tmp_path: Path) -> None:
-    whole, moved = run(*TASKS, strategies=("bitfit", "graft-retrain")), tmp_path / "moved"
-    shutil.copytree(whole, moved)
-    change_config(moved, lambda config: config["run"].update(data="/nowhere", model="/nowhere"))
-    assert remove(moved, "qnli", tmp_path / "out") == 0
-    for strategy in ("bitfit", "graft-retrain"):
-        unit = Path(strategy) / "seed-0"
-        for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
-            expected = run("ag_news", "sst2", strategies=("bitfit", "graft-retrain")) / unit / file
-            assert (tmp_path / "out" / unit / file).read_bytes() == expected.read_bytes()
+def test_other_rows_than_those_of_the_run_are_refused(
+    run: MakeRun, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = shutil.copytree(data_directory, tmp_path / "data"), tmp_path / "out"
+    lines = (data / "sst2" / "train.jsonl").read_text().splitlines(keepends=True)
+    (data / "sst2" / "train.jsonl").write_text("".join(lines[:-1]))
+    assert remove(run(*TASKS), "qnli", out, "--data", str(data)) == 1
+    assert "data of 'sst2' changed since. Put the old files back" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_what_keeps_no_ledger_is_trained_again(run: MakeRun, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.continual.streams import load_stream
+from forgetfree.continual.stream import load_stream
 from forgetfree.continual.template import lengths_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks

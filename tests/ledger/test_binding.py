@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from forgetfree import cli
-from forgetfree.continual.streams import make_stream
+from forgetfree.continual.stream import make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError
 from forgetfree.ledger import Ledger, LedgerSwitch
@@ -31,7 +31,7 @@ from forgetfree.ledger.binding import Binding, network_differences, network_of, 
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.strategies.grafting_continual import GraftingContinual
-from forgetfree.strategies.lora.lora import LoRA
+from forgetfree.strategies.lora import LoRA
 
 Change = Callable[[Path], None]
 

@@ -33,7 +33,6 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.continual.region_strategy import region_training_options
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import weight_matrices
@@ -376,7 +375,7 @@ def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     core = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     model, space, region = core.model, core.model.space(), record.owned.region
     load_tensors_(model.readout_module(0), strategy.fine_tuned(task).readouts[task.name])
-    options = region_training_options(strategy.options, len(space), len(region))
+    options = strategy.options.for_region(len(space), len(region))
     steps = task.full_steps(strategy.options)
     seed = derive_seed(0, "train", task.name)
     trained = RegionParameters(model.backbone, space, region)

@@ -13,7 +13,8 @@ from small_strategies import everything, learn, learned_rows, logits, make
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.continual.streams import Stream, benchmark_stream, make_stream
+from forgetfree.continual.benchmark_stream import benchmark_stream
+from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from small_strategies import assert_same, everything, learned_rows, logits, make
 from torch import Tensor, nn
 
-from forgetfree.continual.streams import benchmark_stream, load_stream
+from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TrainingError
 from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
-from forgetfree.strategies.lora.task_adapters import adapter_training
+from forgetfree.strategies.lora import adapter_training
 from forgetfree.tensor_file import OpenFile
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
@@ -202,10 +202,8 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
 @pytest.mark.parametrize(("share", "stable"), [(0.5, True), (2.0, False)])
 def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float, stable: bool) -> None:
     """Its curvature is 2·λ₁·σ², so a rate above 1 / (λ₁·σ²) makes it grow with every step."""
-    x = torch.randn(120, 5, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2))
-    stream = load_stream(data={"a": (x, (x[:, 0] > 0).long()), "b": (x, (x[:, 1] > 0).long())}, model=network)
+    stream = benchmark_stream(_benchmark(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     first, second = stream.benchmark.train_stream
     constant = {"optimizer": "sgd", "schedule": "constant", "steps": 40}
     strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)

@@ -13,7 +13,7 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.streams import make_stream
+from forgetfree.continual.stream import make_stream
 from forgetfree.errors import RunError
 from forgetfree.options import build
 from forgetfree.testing.tiny import tiny_model, tiny_stream, tiny_task

@@ -71,7 +71,7 @@ def gradient_at(strategy: Any, theta: torch.Tensor, readout: Any) -> torch.Tenso
     return torch.cat([each.reshape(-1) for each in gradients])
 
 
-@pytest.mark.parametrize("source", ["gradient", "snip", "gallop", "taylor", "movement"])
+@pytest.mark.parametrize("source", ["gradient", "snip", "gallop", "movement"])
 def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: str) -> None:
     strategy = learn(tiny_stream("bert", "linear"), region_from=source)
     task, pre = strategy.stream.tasks[0], strategy.pre_trained
@@ -79,13 +79,11 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
     count = int(0.01 * len(pre.theta))
     ft = strategy.fine_tuned(task)
     g = gradient_at(strategy, pre.theta, ft.readouts[task.name])
-    move = ft.theta - pre.theta
     scores = {
         "gradient": g.abs(),
         "snip": (g * pre.theta).abs(),
         "gallop": g.abs() / (pre.theta.abs() + 1e-3),
-        "taylor": (g * move).abs(),
-        "movement": move.abs(),
+        "movement": (ft.theta - pre.theta).abs(),
     }
     expected = top(scores[source], count)
     assert len(chosen) == count

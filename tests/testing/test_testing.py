@@ -19,7 +19,7 @@ from torch import Tensor
 import forgetfree.testing
 from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy, ModelStorage, TaskwiseOptions, Training
-from forgetfree.continual.streams import Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.ledger import Ledger

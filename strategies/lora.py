@@ -1,4 +1,4 @@
-"""The adapters of learned tasks, beside a θ_pre that stays as it is, bit for bit: what strategies by adapters share."""
+"""LoRA and O-LoRA: low-rank adapters per task, beside a θ_pre that stays as it is, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from peft import LoraConfig
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.strategy import (
+    ContinualStrategy,
+    EncodedTask,
+    Stream,
+    TaskwiseOptions,
+    Training,
+    undo_on_error,
+)
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers
-from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, targets
+from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.strategies.lora.adapter_file import config_of, load_adapters, save_adapters
+from forgetfree.strategies.adapter_file import adapter_name, load_adapters, loaded_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.training_options import TrainingOptions
 
@@ -90,6 +98,82 @@ class AdapterStrategy(ContinualStrategy):
         return self.adapters.answering(task)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoRAOptions(AdapterOptions, TaskwiseOptions):
+    """Adapters, and a model per task."""
+
+
+class LoRA(AdapterStrategy):
+    """Low-rank adapters per task: W = W_pre + (α/r)·B·A, with W_pre frozen (Hu et al., 2021, arXiv:2106.09685, eq. 3).
+
+    The paper adapts one task; here each task of the stream gets adapters of its own on θ_pre and is answered by them, so
+    what other tasks do cannot reach it. A task that is not learned yet is answered by θ_pre. A task met again is refused.
+    The layers are PEFT's usual ones, as in the paper query and value.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = LoRAOptions
+    forget_free: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        """Make adapters that act alone, none so far."""
+        self.adapters = TaskAdapters(self, joint=False)
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Train new adapters on θ_pre, and the task's readout."""
+        return self.adapters.training(task)
+
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
+        """Return the learned task alone, where the task is known: each is answered by its own adapters."""
+        return [learned] if self.stream.scenario == "task" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OLoRAOptions(AdapterOptions):
+    """Adapters, and how far they must keep apart."""
+
+    orthogonality: float = option(0.5, "λ₁: strength of the penalty; the paper's is 0.5 for most tasks", at_least=0)
+
+
+class OLoRA(AdapterStrategy):
+    """Orthogonal low-rank adaptation: loss + λ₁ Σ_{i<t} L_orth(A_i, A_t) (Wang et al., 2023, arXiv:2310.14152, eqs. 6 to 8).
+
+    L_orth is the sum of the squared entries of A_iᵀ·A_t, layer by layer (eq. 8; the authors' code takes their absolute
+    values, and adds an ℓ2 norm of the new adapters that the paper does not mention: weight_decay has its place here).
+    Earlier adapters are frozen and act together with the new ones; all tasks are answered by W_pre + (α/r) Σ_i B_i·A_i with
+    all adapters so far (eq. 9, without merging them into W_pre). Later adapters do reach earlier tasks, so it forgets
+    little, not nothing. The readouts belong to their tasks; the paper generates label words instead.
+
+    The penalty's curvature is 2·λ₁·σ², with σ the largest singular value of the earlier A_i of a layer, stacked: SGD follows it
+    only while the adapters' rate · λ₁ · σ² is below 1 (docs/baselines.md).
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = OLoRAOptions
+
+    def setup(self) -> None:
+        """Make adapters that act together, none so far."""
+        self.adapters = TaskAdapters(self, joint=True)
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Train new adapters on top of the earlier ones, and keep out of their subspaces."""
+        return self.adapters.training(task, self._penalized())
+
+    def _penalized(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return cross-entropy with the penalty; ``None`` where there is none."""
+        frozen: dict[str, list[Tensor]] = {}
+        adapters, strength = self.adapters, self.options.orthogonality
+        for earlier in adapters.earlier:
+            for layer, projection in adapters.adapters.projections(earlier).items():
+                frozen.setdefault(layer, []).append(projection.detach())
+        subspaces = {layer: torch.cat(projections) for layer, projections in frozen.items()}
+
+        def loss(logits: Tensor, labels: Tensor) -> Tensor:
+            newest = adapters.adapters.projections(adapters.newest)
+            penalty: Tensor = strength * overlap(subspaces, newest)
+            return cross_entropy(logits, labels) + penalty
+
+        return loss if subspaces and strength else None
+
+
 class TaskAdapters:
     """The adapters of a strategy's tasks, and its model, which holds θ_pre between tasks.
 
@@ -115,7 +199,7 @@ class TaskAdapters:
     @property
     def newest(self) -> str:
         """Return the name of the adapters in training."""
-        return _name(len(self.records))
+        return adapter_name(len(self.records))
 
     @property
     def earlier(self) -> list[str]:
@@ -147,7 +231,7 @@ class TaskAdapters:
             "lora_dropout": options.lora_dropout,
             "target_modules": "|".join(map(re.escape, layers)),  # PEFT adapts those whose whole name it matches
         }
-        self.adapters.add(self.newest, config_of(self._settings), derive_seed(strategy.seed, "adapters", task.name))
+        self.adapters.add(self.newest, LoraConfig(**self._settings), derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
         self._untrained = readout, tensors_of(readout)
         strategy.scope.enter_context(undo_on_error(self._roll_back))
@@ -258,7 +342,7 @@ class TaskAdapters:
                 module = strategy.model.readout_module(tasks[record.task].label)
                 check_shapes(f"the readout of {record.task!r}", module.state_dict(), readout)
         self.adapters = loaded_adapters(self._original, records)
-        self.records = {_name(k): record for k, record in enumerate(records)}
+        self.records = {adapter_name(k): record for k, record in enumerate(records)}
         for record in records:
             task, readout = tasks[record.task], record.group("readout")
             if readout:
@@ -274,23 +358,6 @@ class TaskAdapters:
     def bytes_kept(self) -> int:
         """Count adapters and readouts."""
         return sum(record.size_in_bytes for record in self.records.values())
-
-
-def loaded_adapters(backbone: nn.Module, records: Sequence[TaskTensors]) -> LoraAdapters:
-    """Return the adapters of records for a backbone, by number.
-
-    Raises:
-        RunError: they do not fit.
-    """
-    adapters = LoraAdapters(backbone)
-    for k, record in enumerate(records):
-        adapters.add(_name(k), config_of(record.fields), seed=0)
-        adapters.load_(_name(k), record.group("adapter"))
-    return adapters
-
-
-def _name(k: int) -> str:
-    return f"task-{k}"
 
 
 def _without(record: TaskTensors, starts: tuple[str, ...]) -> TaskTensors:

@@ -1,34 +1,29 @@
-"""Streams of any network that ends in a linear layer: over Avalanche's own benchmarks, and over rows of tensors."""
+"""A stream over an Avalanche benchmark, and any network that ends in a linear layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
 from avalanche.benchmarks.scenarios import CLScenario, DatasetExperience, EagerCLStream
-from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwareSupervisedClassificationDataset
 from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from forgetfree.continual.stream import BenchmarkModel, Stream, place_of
+from forgetfree.continual.stream import Stream, WithTaskLabels, place_of
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples
-from forgetfree.data.library_tables import splits_of
-from forgetfree.data.rows import Rows, TaskRows, complete, tell
-from forgetfree.data.sampling import few_rows_note, k_shot, representative
-from forgetfree.display import tell_note
-from forgetfree.errors import DataError, ModelError, UsageError, first_line
+from forgetfree.errors import ModelError, UsageError, first_line
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import ModuleModel
-from forgetfree.seeds import derive_seed
-from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
+from forgetfree.tasks import Scenario, TaskDefinition
 from forgetfree.training.encoded_task import EncodedTask
+
+
+class BenchmarkModel(ModuleModel, WithTaskLabels):
+    """A `ModuleModel` that Avalanche knows as one with task labels."""
 
 
 def benchmark_stream(
@@ -197,133 +192,3 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
             f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
             "layer as head=…, and leave out what follows, such as a softmax."
         )
-
-
-# -- Rows of tensors -------------------------------------------------------------------------------------
-
-
-def tensor_stream(
-    names: Sequence[str],
-    data: Mapping[str, Any],
-    network: nn.Module,
-    *,
-    shots: int | None = None,
-    seed: int = 0,
-    test_limit: int | None = None,
-    graftable: str | None = None,
-    scenario: Scenario = "task",
-    evaluate_on: EvaluatedOn = "test",
-) -> Stream:
-    """Make a stream of tasks whose rows are tensors.
-
-    Args:
-        names: of the tasks, in order.
-        data: for each its rows, ``(x, y)`` with ``x`` ``(n, …)`` and ``y`` ``(n,)`` of integers from 0, or a
-            ``TensorDataset`` of them; or a mapping from splits to such rows. Missing splits are held out as of texts.
-        network: from inputs to logits of all labels; see `benchmark_stream`.
-        shots: training rows per label; default: all.
-        seed: of the sample, and kept with the stream.
-        test_limit: evaluate on at most this many test rows, spread evenly; default: all.
-        graftable: as of `benchmark_stream`.
-        scenario: what is known at inference, see `Scenario`.
-        evaluate_on: ``validation`` scores validation rows, see `TaskRows.evaluated_on`.
-
-    Raises:
-        DataError: the rows are no such tensors, or not those of a task.
-        UsageError, ModelError: see `benchmark_stream`.
-    """
-    parts: dict[str, list[Any]] = {"train": [], "valid": [], "test": []}
-    for position, name in enumerate(names):
-        if name not in data:
-            raise UsageError(
-                f"The stream names {name!r}, and the data given hold {', '.join(data)}. Give its rows, too."
-            )
-        if name in names[:position]:
-            raise UsageError(f"The stream names {name!r} twice. Name each task once.")
-        tensors = _tensors(name, data[name])
-        rows = _positions(name, tensors).evaluated_on(evaluate_on)
-        tell([rows])
-        tell_note(few_rows_note(rows.train, rows.task, shots))
-        drawn = derive_seed(seed, "shots", name)
-        train = rows.train if shots is None else k_shot(rows.train, rows.task, shots, drawn)
-        test = rows.test.take(representative(rows.test.labels, test_limit))
-        task = position if scenario == "task" else 0
-        for split, chosen in (("train", train), ("valid", rows.validation), ("test", test)):
-            parts[split].append(_labelled(tensors, chosen, task))
-    benchmark = with_classes_timeline(with_task_labels(benchmark_from_datasets(**parts)))
-    stream = benchmark_stream(benchmark, network, graftable=graftable, seed=seed, name=",".join(names), tasks=names)
-    if shots is not None:  # what is asked for decides the steps, as of texts
-        stream = replace(stream, tasks=tuple(replace(task, shots=shots) for task in stream.tasks))
-    if stream.scenario != scenario:
-        if len(names) == 1 and scenario == "task":
-            return stream
-        raise UsageError(
-            f"scenario={scenario} does not fit these labels: domain needs the same in all tasks, class others in each. Give "
-            f"scenario={stream.scenario}."
-        )
-    return stream
-
-
-def _tensors(name: str, rows: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return ``x`` and ``y`` of each split."""
-    where = f"data[{name!r}]"
-    splits = {"train": rows}
-    if isinstance(rows, Mapping):
-        ours, unread = splits_of(where, map(str, rows))
-        if unread:
-            raise DataError(f"{where}: {unread[0]!r} is no split; expected train, validation and test. Rename it.")
-        splits = {ours[split]: part for split, part in rows.items()}
-    tensors = {}
-    for split, part in splits.items():
-        pair = part.tensors if isinstance(part, TensorDataset) else part
-        place = f"{where}[{split!r}]" if splits is not rows and isinstance(rows, Mapping) else where
-        if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(each, Tensor) for each in pair):
-            raise DataError(
-                f"{place}: expected two tensors (x, y) or a TensorDataset, got a {type(part).__name__}. Give them."
-            )
-        x, y = pair
-        if y.dim() != 1 or len(x) != len(y) or y.is_floating_point() or y.is_complex():
-            raise DataError(
-                f"{place}: expected a whole number as label of each of the {len(x)} rows, got {y.dtype} of shape "
-                f"{tuple(y.shape)}. Give y as int64 of shape (n,)."
-            )
-        if len(y) and int(y.min()) < 0:
-            raise DataError(
-                f"{place}, row {int(y.argmin())}: expected a label from 0, got {int(y.min())}. Remove the row."
-            )
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise DataError(f"{place}: x holds numbers that are not finite. Remove those rows.")
-        tensors[split] = x.detach(), y.long()
-    return tensors
-
-
-def _positions(name: str, tensors: Mapping[str, tuple[Tensor, Tensor]]) -> TaskRows:
-    """Return the splits of a task, where the text of a row says where it lies: splits are completed as those of texts are."""
-    labels = sorted(set(tensors["train"][1].tolist()))
-    if len(labels) < 2:
-        raise DataError(
-            f"data[{name!r}]: every row has label {labels[0] if labels else 'none'}. A task needs two at least."
-        )
-    definition = TaskDefinition(name, "single", tuple(map(str, labels)))
-    rows = {}
-    for split, (_, y) in tensors.items():
-        if unknown := sorted(set(y.tolist()) - set(labels)):
-            raise DataError(
-                f"data[{name!r}], split {split}: label {unknown[0]} is none of the training rows' {labels}. Remove its rows."
-            )
-        places = tuple(f"{split} {i}" for i in range(len(y)))
-        rows[split] = Rows(places, (), tuple(labels.index(label) for label in y.tolist()))
-    whole = complete(definition, rows)
-    return whole if len(tensors) > 1 else replace(whole, notes=(f"Task {name!r}: {whole.cut}.",))
-
-
-def _labelled(
-    tensors: Mapping[str, tuple[Tensor, Tensor]], rows: Rows, task: int
-) -> TaskAwareSupervisedClassificationDataset:
-    """Return the data set of the rows that lie at those places."""
-    places = [place.split() for place in rows.first]
-    x = torch.stack([tensors[split][0][int(i)] for split, i in places])
-    y = torch.stack([tensors[split][1][int(i)] for split, i in places])
-    targets = DataAttribute(y.tolist(), "targets")
-    tasks = DataAttribute(ConstantSequence(task, len(y)), "targets_task_labels", use_in_getitem=True)
-    return TaskAwareSupervisedClassificationDataset([TensorDataset(x, y)], data_attributes=[targets, tasks])

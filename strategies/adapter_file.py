@@ -1,4 +1,4 @@
-"""The file of adapters: a `forgetfree.tensor_file.TaskFile`, with a record a task.
+"""The file of adapters, a `forgetfree.tensor_file.TaskFile` with a record a task; and answers from it, without the strategy.
 
     adapter/…  A and B of each layer, as `peft.get_peft_model_state_dict` names them
     readout/…  the task's own readout tensors
@@ -12,17 +12,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig
-from torch import Tensor
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
 
+from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.json_file import check, check_fields, is_number, parse_json
 from forgetfree.ledger.binding import Binding
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.lora_adapters import LoraAdapters
+from forgetfree.serve.source import Source
+from forgetfree.serve.weights import RunWeights
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors
 
 FORMAT = "forgetfree.lora"
@@ -88,11 +95,6 @@ def load_adapters(path: Path, *, fingerprint: str, binding: Binding) -> tuple[li
     return FILE.load(path, make)
 
 
-def config_of(stored: Mapping[str, Any]) -> LoraConfig:
-    """Return PEFT's configuration of an adapter with the settings of a record."""
-    return LoraConfig(**stored)
-
-
 def _check_settings(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> None:
     """Raise ``ValueError`` unless these are settings of an adapter, of the rank that its tensors have."""
     check_fields(key, stored, {"r": int, "lora_alpha": int, "target_modules": str})
@@ -108,3 +110,82 @@ def _check_settings(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> Non
         re.compile(stored["target_modules"])
     except re.error as error:
         raise ValueError(f"{key}.target_modules must be a regular expression: {error}") from error
+
+
+def loaded_adapters(backbone: nn.Module, records: Sequence[TaskTensors]) -> LoraAdapters:
+    """Return the adapters of records for a backbone, by number.
+
+    Raises:
+        RunError: they do not fit.
+    """
+    adapters = LoraAdapters(backbone)
+    for k, record in enumerate(records):
+        adapters.add(adapter_name(k), LoraConfig(**record.fields), seed=0)
+        adapters.load_(adapter_name(k), record.group("adapter"))
+    return adapters
+
+
+def adapter_name(k: int) -> str:
+    """Return the name of the adapters of the ``k``-th task."""
+    return f"task-{k}"
+
+
+class AdapterWeights(RunWeights):
+    """Answers with θ_pre and the adapters of a task, or those of all tasks where they act together.
+
+    Raises:
+        RunError: the adapters are damaged, or belong to another model or run.
+    """
+
+    def __init__(self, source: Source, loaded: LoadedModel) -> None:
+        binding = loaded.binding(source.precision)
+        records, joint = load_adapters(source.file, fingerprint=loaded.fingerprint, binding=binding)
+        super().__init__(source, loaded, [record.task for record in records])
+        self._loaded, self._original = loaded, loaded.model.backbone
+        self._adapters = loaded_adapters(self._original, records)
+        self._records = {record.task: record for record in records}
+        self._names = {task: adapter_name(k) for k, task in enumerate(self._records)}
+        self._acting = {task: list(self._records) if joint else [task] for task in self._records}
+        # Where all tasks have one readout and their adapters act together, the last task's record has it.
+        self._shared = next((own for record in reversed(records) if (own := record.group("readout"))), {})
+
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the record's readout."""
+        return self.own_rows(task, self._records[task].group("readout") or self._shared)
+
+    @contextmanager
+    def answering(self, task: str) -> Iterator[None]:
+        """Put the adapters into the model; it is the base model again afterwards."""
+        model, acting = self._loaded.model, self._acting[task]
+        model.backbone = self._adapters.activate([self._names[each] for each in acting]).train(model.backbone.training)
+        try:
+            with self._changed({}, self._records[acting[-1]].group("buffer")):
+                yield
+        finally:
+            model.backbone = self._original
+
+    @contextmanager
+    def merged(self, task: str) -> Iterator[None]:
+        """Add the products of the adapters to the base model's own weights, which it has again afterwards."""
+        acting = [self._names[each] for each in self._acting[task]]
+        weights: dict[str, Tensor] = {}
+        for name, module in self._adapters.model.named_modules():
+            layer: Any = module
+            if isinstance(module, LoraLayer):
+                added = [layer.get_delta_weight(each) for each in acting if each in layer.lora_A]
+                weights[f"{name}.weight"] = sum(added, start=layer.get_base_layer().weight).detach()
+        with self._changed(weights, self._records[self._acting[task][-1]].group("buffer")):
+            yield
+
+    @contextmanager
+    def _changed(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the base model has these weights and buffers; the others stay."""
+        if not weights and not buffers:
+            yield
+            return
+        before = tensors_of(self._original)
+        load_tensors_(self._original, {**before, **weights, **buffers})
+        try:
+            yield
+        finally:
+            load_tensors_(self._original, before)

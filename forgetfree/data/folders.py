@@ -1,0 +1,344 @@
+"""Folder of one task: files of its splits, or what the ``datasets`` library saved or downloaded; and its ``source.json``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.data.bad_rows import DataFaults
+from forgetfree.data.table_files import check_size, format_of, read_table
+from forgetfree.data.tables import Table, Tables, split_of, tables_of
+from forgetfree.display import brief, listed
+from forgetfree.errors import DataError, UsageError, first_line
+from forgetfree.json_file import read_json
+from forgetfree.tasks import KIND_OF_FORM, SPLITS
+
+#: Suffixes of files that may hold rows and are not read.
+_UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
+#: The name of a file that is one of several parts.
+_PART = re.compile(r"(.*?)(\d+)([-_]of[-_])(\d+)(.*)")
+#: A file of a data set of the hub, which has its splits in parts.
+_SHARD = re.compile(
+    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
+)
+
+
+# -- What there is -----------------------------------------------------------------------------------------
+
+
+def tasks_at(place: Path) -> list[str] | None:
+    """Tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+
+    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
+    unless it has several configurations: each is a task of its own name.
+    """
+    if not place.is_dir():
+        return [] if place.is_file() and format_of(place.name)[1] else None
+    if _is_saved(place):
+        return []
+    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
+        return None  # of a snapshot, it is the folder of files
+    if not _is_snapshot(place):
+        return [] if _has_files(place) else None
+    names = _configurations(place)
+    return names if len(names) > 1 else []
+
+
+def holds_a_task(folder: Path) -> bool:
+    """True if a folder holds rows in any form, whatever may be wrong with them."""
+    return _has_files(folder) or _is_saved(folder) or _is_snapshot(folder)
+
+
+def _has_files(folder: Path) -> bool:
+    """True if a folder holds the file of a split; one that may not be read holds none."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False
+    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
+    return any(format and split_of(stem) for stem, format in named)
+
+
+def _is_saved(folder: Path) -> bool:
+    """True if ``datasets.save_to_disk`` wrote the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _is_snapshot(folder: Path) -> bool:
+    """True if the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
+    if _is_saved(folder):
+        return False
+    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
+
+
+def _has_card(folder: Path) -> bool:
+    """True if a ``README.md``, or ``dataset_infos.json``, describes the folder as a data set of the hub."""
+    if (folder / "dataset_infos.json").is_file():
+        return True
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with card.open("rb") as file:
+        head = file.read(2**16)
+    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+
+
+def _configurations(folder: Path) -> list[str]:
+    """Names of the configurations of a hub snapshot."""
+    with _datasets_errors(folder):
+        from datasets import get_dataset_config_names
+
+        return list(get_dataset_config_names(str(folder)))
+
+
+# -- Tables ------------------------------------------------------------------------------------------------
+
+
+def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
+    """Tables of a task's folder; a file that cannot be read is added to the faults.
+
+    Raises:
+        DataError: there are no training rows.
+    """
+    if _is_saved(folder):
+        return _read_saved(folder)
+    if not _has_files(folder) and _is_snapshot(folder):
+        return _read_snapshot(folder, name)
+    paths = _files_of(name, folder)
+    read = {split: faults.attempt(read_table, path) for split, path in paths.items()}
+    tables = {split: table for split, table in read.items() if table is not None}
+    if len(tables) == len(paths):
+        faults.attempt(_check_rows, folder, _rows_of_card(folder, name), tables)
+    if "train" not in tables:
+        faults.report()
+    others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
+    return tables, "; ".join(others)
+
+
+def _files_of(name: str, folder: Path) -> dict[str, Path]:
+    """Files of a task's splits, in any of the formats.
+
+    Raises:
+        DataError: there are several of one split, none of training rows, or one that is not read.
+    """
+    every = sorted(folder.iterdir())
+    found, files = ", ".join(path.name for path in every) or "nothing", dict[str, Path]()
+    for split in SPLITS:
+        named = [path for path in every if split_of(format_of(path.name)[0]) == split and format_of(path.name)[1]]
+        named = [path for path in named if not path.name.endswith(".txt")] or named  # a .txt may hold anything
+        if len(named) > 1:
+            raise DataError(
+                f"{folder} holds {' and '.join(path.name for path in named)}, and the {split} split is one file. Remove the "
+                "others."
+            )
+        if named:
+            files[split] = named[0]
+    if files and (parts := [path.name for path in every if _is_part(path.name)]):
+        raise DataError(
+            f"{folder} holds {' and '.join(path.name for path in files.values())}, and {parts[0]}, which is one of several "
+            "parts of a split. Remove what is not meant."
+        )
+    if "train" not in files:
+        raise DataError(
+            f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found {found}. Add the file."
+        )
+    for path in every:
+        split = split_of(path.stem) or ""
+        if split and split not in files and path.suffix.lower() in _UNREAD:
+            raise DataError(
+                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, "
+                "or move it elsewhere."
+            )
+    return files
+
+
+def _read_saved(folder: Path) -> Tables:
+    """Read what ``datasets.save_to_disk`` wrote."""
+    with _datasets_errors(folder):
+        from datasets import load_from_disk
+
+        dataset = load_from_disk(str(folder))
+    return tables_of(str(folder), dataset)
+
+
+def _read_snapshot(folder: Path, name: str) -> Tables:
+    """Read a hub snapshot: its only configuration, or the one called ``name``.
+
+    Raises:
+        UsageError: it has several configurations, and none of that name.
+        DataError: it cannot be read.
+    """
+    known = _configurations(folder)
+    if len(known) > 1 and name not in known:
+        raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
+    with _datasets_errors(folder), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+        from datasets import load_dataset_builder
+
+        builder = load_dataset_builder(str(folder), known[0] if len(known) < 2 else name, cache_dir=cache)
+        for files in (builder.config.data_files or {}).values():
+            _check_parts(folder, files)
+        expected = _rows_of_info(builder.info)
+        builder.download_and_prepare(verification_mode="no_checks")  # `_check_rows` says what to do
+        tables, note = tables_of(str(folder), builder.as_dataset())
+    _check_rows(folder, expected, tables)
+    return tables, note
+
+
+@contextmanager
+def _datasets_errors(folder: Path) -> Iterator[None]:
+    """Say what the library finds wrong as an error of the folder's, and nothing of how far it is."""
+    import datasets
+
+    check_size(folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        if isinstance(error, datasets.exceptions.DatasetGenerationError):  # it says only that there is an error
+            cause = error.__cause__ or error
+            if not isinstance(cause, OSError):
+                cause = ValueError(" ".join(str(cause).split())[:400])  # in several lines
+        file = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
+        raise DataError(
+            f"{folder} cannot be read by the datasets library: {file}{first_line(cause)}. Save or download it again."
+        ) from error
+    finally:
+        if not silent:
+            datasets.enable_progress_bars()
+
+
+# -- What is missing ---------------------------------------------------------------------------------------
+
+
+def _is_part(name: str) -> bool:
+    """True if the name of a file is that of one of several parts of a split."""
+    match = _PART.fullmatch(name)
+    return bool(match and split_of(match[1].rstrip("-_.")) and format_of(name)[1])
+
+
+def part_note(path: Path) -> str:
+    """Note on a file that is read alone, and has the name of one of several parts."""
+    match = _PART.fullmatch(path.name)
+    is_part = match and 1 < int(match[4]) >= int(match[2])
+    return f"{path.name} is one of {int(match[4])} parts, and read alone" if match and is_part else ""
+
+
+def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
+    """Raise ``DataError`` if files have names such as ``train-00000-of-00002.parquet``, and not all of these are there."""
+    parts = dict[tuple[Path, str, str, str], dict[int, str]]()
+    for path in map(Path, files):
+        if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[4]) and path.is_file():
+            parts.setdefault((path.parent, match[1], match[3], match[4]), {})[int(match[2])] = path.name
+    for (folder, begin, of, total), names in parts.items():
+        first = int(int(total) in names)  # they are counted from 0, or else from 1
+        lacking = [f"{n:0{len(total)}}" for n in range(first, first + int(total)) if n not in names]
+        if lacking:
+            raise DataError(
+                f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*{of}{total}: number "
+                f"{listed(lacking, 5)} {'is' if len(lacking) == 1 else 'are'} missing. Download the data set again."
+            )
+
+
+def _rows_of_card(folder: Path, name: str) -> dict[str, int]:
+    """Number of rows of each split by a task's card; nothing where it says none, or cannot be read."""
+    if not _has_card(folder):
+        return {}
+    from datasets.info import DatasetInfo, DatasetInfosDict
+
+    try:
+        infos = DatasetInfosDict.from_directory(str(folder))
+        return _rows_of_info(infos.get(name) or (DatasetInfo() if len(infos) > 1 else next(iter(infos.values()))))
+    except Exception:  # the files are read without it
+        return {}
+
+
+def _rows_of_info(info: Any) -> dict[str, int]:
+    return {str(name): split.num_examples for name, split in (info.splits or {}).items()}
+
+
+def _check_rows(folder: Path, expected: Mapping[str, int], tables: Mapping[str, Table]) -> None:
+    """Raise ``DataError`` if the tables of a folder hold other numbers of rows than its card says."""
+    there = {split: len({*table.numbers, *table.bad.numbers}) for split, table in tables.items()}
+    for name, count in expected.items():
+        split = split_of(name)
+        if split and count and count != there.get(split, 0):
+            raise DataError(
+                f"{folder}: the card says that the {split} split has {count:,} rows, and {there.get(split, 0):,} are there. "
+                "Download the files again; or, if they were changed on purpose, take dataset_info out of README.md, or "
+                "dataset_infos.json away."
+            )
+
+
+# -- source.json -------------------------------------------------------------------------------------------
+
+
+def read_source(folder: Path) -> dict[str, Any]:
+    """Read a task's ``source.json``; empty if there is none, and without the keys whose value is null.
+
+    Raises:
+        DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
+    """
+    path = folder / "source.json"
+    if not os.path.lexists(path):
+        return {}
+    source = read_json(path, DataError, "Fix or remove it.")
+    if not isinstance(source, dict):
+        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(source).__name__}.")
+    source, known = {key: value for key, value in source.items() if value is not None}, _keys(source.get("kind"))
+    for key, value in source.items():
+        if key in known:
+            expected, is_right = known[key]
+            if not is_right(value):
+                raise DataError(f"{path}: {key} must be {expected}, got {brief(value, 200)}.")
+        elif meant := difflib.get_close_matches(key, [each for each in known if each not in source], 1, 0.8):
+            raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
+    return source
+
+
+def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
+    """Keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
+    names = ("a list of at least two names, all different", _are_names)
+    kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
+    metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
+    return {
+        **dict.fromkeys(("label_names", "label_words", "closed_answers"), names),
+        "text_column": ("the name of a column, or a list of two for pairs", lambda value: _are_columns(value, 2)),
+        "label_column": ("the name of a column", lambda value: _are_columns(value, 1)),
+        "kind": (", ".join(kinds), kinds.__contains__),
+        "entities": (
+            "a list of kinds, all different",
+            lambda value: isinstance(value, list) and _are_names([*value, "O"]),
+        ),
+        **dict.fromkeys(
+            ("instruction", "template", "causal_template"), ("a text", lambda value: isinstance(value, str))
+        ),
+        "max_new_tokens": ("a whole number", lambda value: type(value) is int),
+        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value))),
+        "metric": (" or ".join(map(repr, metrics)), lambda value: value in [*registry.metrics()]),
+    }
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _are_columns(value: Any, most: int) -> bool:
+    return len(_as_list(value)) <= most and all(isinstance(each, str) and each for each in _as_list(value))
+
+
+def _are_names(names: Any) -> bool:
+    """True if these are different texts that are not blank, or whole numbers used as names."""
+    if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
+        return False
+    plain = {str(name).strip() for name in names}
+    return "" not in plain and len(plain) == len(names) > 1
