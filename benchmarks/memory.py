@@ -53,10 +53,10 @@ def peaks_of(bench: SingleTask, options: LocalizationOptions) -> dict[Phase, int
         there += tuned.theta.nbytes
     else:
         tuned, peaks["fine_tune"] = peak(lambda: bench.with_readout(options))
-    regions, peaks["localize"] = peak(lambda: bench.regions(tuned, options))
+    region, peaks["localize"] = peak(lambda: bench.region(tuned, options))
 
     def train() -> None:
-        bench.train_(options, "train", RegionParameters(bench.model.backbone, bench.space, regions[0]), 2)
+        bench.train_(options, "train", RegionParameters(bench.model.backbone, bench.space, region), 2)
 
     _, peaks["train"] = peak(train)
     return peaks

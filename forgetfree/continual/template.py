@@ -42,9 +42,8 @@ from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.monitor import Monitor
-from forgetfree.training.step import TrainingStep, plan, training_mode
+from forgetfree.training.step import TrainingStep, layer_checkpoints, plan, training_mode
 
 
 class StrategyTemplate(SupervisedTemplate):

@@ -34,8 +34,7 @@ from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.layers import layer_checkpoints
-from forgetfree.training.step import TrainingStep, plan, training_mode
+from forgetfree.training.step import TrainingStep, layer_checkpoints, plan, training_mode
 from forgetfree.training.training_options import TrainingOptions, for_model
 
 

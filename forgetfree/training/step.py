@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as checkpointed
 
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.core.batch_loss import check_loss
+from forgetfree.core.body import body_of
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors
 from forgetfree.data.sampling import plan_batches
+from forgetfree.errors import OptionError
 from forgetfree.seeds import derive_seed
 from forgetfree.training.training_options import TrainingOptions, build_optimizer, rate_at
 
@@ -203,3 +209,53 @@ def set_generators(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])
+
+
+# -- Gradient checkpoints ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def layer_checkpoints(model: ReadoutModel, wanted: bool) -> Iterator[None]:
+    """Inside, passes with gradients keep of each layer what enters it, if ``wanted``: the backward pass computes the rest.
+
+    Dropout draws the same numbers again, so gradients have the same bits (arXiv:1604.06174). Transformers' own switch works in
+    training mode alone, and a model without dropout is not in it.
+
+    Args:
+        model: whose backbone has lists of layers of one class.
+        wanted: else nothing happens.
+
+    Raises:
+        OptionError: the backbone has none.
+    """
+    if not wanted:
+        yield
+        return
+    layers = [layer for stack in stacks_of(model.backbone) for layer in stack]
+    if not layers:
+        raise OptionError(
+            f"gradient_checkpointing needs a list of layers of one class, and {type(model.backbone).__name__} has none. "
+            "Leave it out."
+        )
+    with ExitStack() as undo:
+        for layer in layers:
+            vars(layer)["forward"] = partial(_recomputed, layer.forward)
+            undo.callback(vars(layer).pop, "forward")
+        config: Any = getattr(body_of(model), "config", None)
+        if getattr(config, "use_cache", False):  # a layer that is computed twice would put its keys there twice
+            config.use_cache = False
+            undo.callback(setattr, config, "use_cache", True)
+        yield
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpointed(forward, *args, use_reentrant=False, **kwargs)
+
+
+def stacks_of(backbone: nn.Module) -> list[nn.ModuleList]:
+    """Return the outermost lists of at least two modules of one class."""
+    if isinstance(backbone, nn.ModuleList) and len(backbone) > 1 and len({type(each) for each in backbone}) == 1:
+        return [backbone]
+    return [stack for child in backbone.children() for stack in stacks_of(child)]
