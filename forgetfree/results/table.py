@@ -22,7 +22,7 @@ from forgetfree.display import NULL, PERCENT, PLAIN, brief
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.options import typed
-from forgetfree.results.answers import LabelScores, same_rows, unpack_rows
+from forgetfree.results.answers import LabelAnswers, confusion, label_scores, same_rows, unpack_rows
 from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.metrics import Floats, forgetting_by_stage, limits_of, scale_of, sign
 from forgetfree.results.runs import (
@@ -336,11 +336,7 @@ class Results:
             UnknownNameError: no such strategy or task.
             ReportError: there is no such seed; answers are not there, as in a table of scores; or they are no labels.
         """
-        scores = self._label_scores(strategy, task, seed)
-        columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1, "rows": scores.rows}
-        table = pd.DataFrame(columns, index=pd.Index(scores.names, name="label"))
-        table.loc["macro average"] = [*scores.macro, scores.rows.sum()]
-        return table.astype({"rows": int})
+        return label_scores(*self._labelled(strategy, task, seed))
 
     def confusion(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
         """Return which labels of a task are taken for which at the end of the stream: numbers of test rows.
@@ -351,10 +347,7 @@ class Results:
             A row for each label that is right, a column for each that is answered; where the task is withheld, another for
             labels of other tasks.
         """
-        scores = self._label_scores(strategy, task, seed)
-        index, columns = pd.Index(scores.names, name="right"), pd.Index(scores.names, name="answered")
-        table = pd.DataFrame(scores.confusion, index, columns)
-        return table.assign(**{"another task's": scores.elsewhere}) if scores.elsewhere.any() else table
+        return confusion(*self._labelled(strategy, task, seed))
 
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
@@ -476,7 +469,7 @@ class Results:
             forgetting_by_stage(run.learning_matrix, self.metric) if metric == FORGETTING else self._values(run, metric)
         )
 
-    def _label_scores(self, strategy: str, task: str, seed: int) -> LabelScores:
+    def _labelled(self, strategy: str, task: str, seed: int) -> tuple[LabelAnswers, Mapping[int, str]]:
         run = self._run(strategy, seed)
         if task not in self.tasks:
             raise UnknownNameError("task in these results:", task, self.tasks)
@@ -486,7 +479,7 @@ class Results:
             raise ReportError(
                 f"Task {task!r} is not answered by one label a row. Take another, or read its scores by matrix()."
             )
-        return LabelScores.of(run.probabilities[task], run.labels[task])
+        return run.probabilities[task], run.labels[task]
 
 
 def _file(run: Run, kind: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import sys
@@ -21,7 +20,7 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
+from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError
 from forgetfree.options import option
 from forgetfree.results.table import Results
 from forgetfree.training.training_options import TrainingOptions
@@ -137,8 +136,8 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     ("wrong", "line", "message"),
     [
         ({"strategies": ["grafting"]}, ["--strategy", "grafting"], "Unknown strategy 'grafting'"),
-        ({"device": "gpu"}, None, "Unknown device='gpu'. Did you mean 'cpu'? Known: auto, cpu"),
-        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "seeds names the same seed twice: 1, 1. Give each once."),
+        ({"device": "gpu"}, None, "Unknown --device 'gpu'. Did you mean 'cpu'? Known: auto, cpu"),
+        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "--seed names the same seed twice: 1, 1. Give each once."),
         ({"learning_rat": 1.0}, ["--set", "learning_rat=1.0"], "Did you mean 'learning_rate'?"),
         ({"learning_rate": "fast"}, ["--set", "learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
         ({"shots": 0}, ["--shots", "0"], "shots must be at least 1, got 0."),
@@ -154,7 +153,6 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
 def test_wrong_arguments_are_refused_in_the_same_words(
     asked: Json, tmp_path: Path, capsys: Any, wrong: Json, line: list[str] | None, message: str
 ) -> None:
-    """But that arguments are named as they are in Python, where flags are named as they are typed."""
     with pytest.raises(UsageError) as refused:
         forgetfree.run("sst2", **(asked | {"strategies": ["continual-ft"]} | wrong), out=tmp_path / "out")
     assert message in str(refused.value)
@@ -172,7 +170,7 @@ def test_wrong_arguments_are_refused_in_the_same_words(
             == 2
         )
         said = capsys.readouterr().err
-        assert str(refused.value) in in_arguments(said, inspect.signature(forgetfree.run).parameters)
+        assert str(refused.value) in said
 
 
 def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
@@ -182,7 +180,9 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
         forgetfree.run("sst2", data="demo", sparsty=0.1)
     with pytest.raises(UsageError, match=r"Unknown option 'text_columns'\. Did you mean 'text_column'\?"):
         forgetfree.run("sst2", data="demo", text_columns=["text"])
-    with pytest.raises(UsageError, match=r"^'strategy' is no option of a strategy\. Give it as strategies=\.$"):
+    with pytest.raises(
+        UsageError, match=r"^'strategy' is no option of a strategy\. Give it as --strategy, in Python as strategies=\.$"
+    ):
         forgetfree.run("sst2", data="demo", strategy="bitfit")
 
 
@@ -202,7 +202,7 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
     with pytest.raises(DataError, match=r"data\['demo'\]"):  # its rows are meant, not the registered stream
         forgetfree.run(["demo"], **asked | {"data": {"demo": frame.assign(text="")}})
     for none, flag in (("seeds", "seed"), ("strategies", "strategy")):
-        with pytest.raises(UsageError, match=f"{none} names no {flag}. Give one, or leave it out."):
+        with pytest.raises(UsageError, match=f"--{flag} names no {flag}. Give one, or leave it out."):
             forgetfree.run("sst2", **asked | {none: []})
     made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(OptionError, match=r"^optimizer=RMSprop\(…\) holds the parameters of one model"):

@@ -189,7 +189,7 @@ def test_a_directory_of_several_runs_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
     out = make_run(tmp_path / "run", ["a", "b"], {"ewc": 0.1, "lora": 0.0}, seeds=(0,))
     folder = out / "ewc" / "seed-0"
-    kept = {name: (folder / name).read_bytes() for name in ("scores.csv", "predictions.safetensors", "history.jsonl")}
+    kept = {name: (folder / name).read_bytes() for name in ("scores.csv", "predictions.safetensors")}
     for name, content in kept.items():
         (folder / name).write_bytes(content[:-9])
         with pytest.raises(ReportError, match=rf"{name} is not the file that its unit made"):
