@@ -403,7 +403,7 @@ class RunConfig:
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if callable(self.settings.get("optimizer")) and not isinstance(self.settings["optimizer"], type):
-            for key in ("learning_rate", "readout_learning_rate", "momentum", "weight_decay"):
+            for key in ("learning_rate", "readout_learning_rate", "weight_decay"):
                 if key in self.settings:
                     faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
         return faults

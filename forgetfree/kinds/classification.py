@@ -20,8 +20,7 @@ from forgetfree.data.rows import SPLIT_OFF_SHARE, Rows, TaskRows, notes_of_rows,
 from forgetfree.data.tables import Table, TaskTables, other_form, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError, nearest
-from forgetfree.kinds.kind import Form, Kind
-from forgetfree.kinds.texts import Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
