@@ -265,7 +265,7 @@ CASES = [
     Case(
         "run ag_news --metric f1", "--metric f1 does not fit task 'ag_news': metric must be 'accuracy' or 'macro_f1'", 1
     ),
-    Case("graft sst2 --metric chrf", "--metric chrf does not fit task 'sst2': metric must be one of accuracy, f1", 1),
+    Case("graft sst2 --metric bleu", "--metric bleu does not fit task 'sst2': metric must be one of accuracy, f1", 1),
     Case(
         "run sst2,ag_news --set scenario=class --metric sst2=f1",
         "scenario=class tells the labels of all tasks apart, which accuracy and macro_f1 score, and --metric names f1.",
