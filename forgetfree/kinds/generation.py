@@ -218,7 +218,7 @@ class Generation(Kind):
         self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
     ) -> EncodedTexts:
         """Return the rows as token ids, with their right texts."""
-        from forgetfree.data.prompts import EncodedTexts, longer_of
+        from forgetfree.data.prompts import EncodedTexts
 
         read = encoder.read(rows)
         encoded = EncodedTexts.of([row.ids for row in read], [row.labels for row in read], label, pad, task.kind)
@@ -228,7 +228,7 @@ class Generation(Kind):
             asked=[_asked(prompt, task) for prompt in rows.first],
             tokenizer=encoder.tokenizer,
             end=encoder.end,
-            longer=longer_of(read),
+            longer={i: row.longer for i, row in enumerate(read) if row.longer},
             allowed=encoder.allowed,
         )
 

@@ -21,8 +21,8 @@ from forgetfree.ledger.records import Record
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.task_model import mean_of_tokens
-from forgetfree.results.unit_folder import check_own
-from forgetfree.serve.source import LEDGER, saved_file
+from forgetfree.results.unit_folder import LEDGER, check_own
+from forgetfree.serve.source import saved_file
 from forgetfree.serve.weights import missing_definition
 
 #: From hidden states ``(B, L, H)``, token ids and attention mask to logits.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -122,23 +122,19 @@ class SingleTask:
 
     def fine_tuned(self, options: TrainingOptions) -> ModelState:
         """Return θ_ft, fine-tuned on the task alone; where there is a store, made once for everything that determines it."""
-
-        def make() -> ModelState:
-            with self.holding(self.pre):
-                self.train_(options, "fine_tune")
-                return ModelState.of(self.model, [self.task.name])
-
-        if self._store is None:
-            return make()
-        key = self.key(options)
-        with self._store.making(key) as known:
-            if known is not None:
-                self.monitor.log_reused(self.task.name, self.task.full_steps(options), self._store.seconds(key))
+        store, key = self._store, self.key(options) if self._store else ""
+        with store.making(key) if store else nullcontext() as known:
+            if store and known is not None:
+                self.monitor.log_reused(self.task.name, self.task.full_steps(options), store.seconds(key))
                 return known
             clock = self.monitor.checkpoint().clock
-            begin, state = clock(), make()
-            self._store.put(key, state, clock() - begin)
-        return state
+            begin = clock()
+            with self.holding(self.pre):
+                self.train_(options, "fine_tune")
+                state = ModelState.of(self.model, [self.task.name])
+            if store:
+                store.put(key, state, clock() - begin)
+            return state
 
     def key(self, options: TrainingOptions) -> str:
         """Return the key of θ_ft in the store."""

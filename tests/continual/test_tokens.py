@@ -119,36 +119,22 @@ def alone(strategy: Any, task: Any) -> list[torch.Tensor]:
     return found
 
 
-def test_the_router_chooses_one_task_for_all_words_of_a_sentence() -> None:
-    """Compared sentence by sentence with the two models' own answers, whose mean entropy is taken here."""
-    strategy, rows = learned("fine-tune", domains(), task_inference="router")
-    first, second = strategy.stream.tasks
+@pytest.mark.parametrize("inference", ["router", "lda"])
+def test_one_task_is_chosen_for_all_words_of_a_sentence(inference: str) -> None:
+    """Compared sentence by sentence with the two models' own answers, by their mean entropy or by the features' choice."""
+    strategy, rows = learned("fine-tune", domains(), task_inference=inference)
     chosen = []
-    for task in (first, second):
+    for task in strategy.stream.tasks:
         own = alone(strategy, task)
         routed, begin = torch.from_numpy(rows[-1][task.name].logits), 0
-        for count in task.test.counts:
+        for row, count in enumerate(task.test.counts):
             words = slice(begin, begin := begin + count)
             shares = [torch.special.entr(each[words].softmax(1)).sum(1).mean() for each in own]
-            chosen.append(int(shares[1] < shares[0]))
-            assert torch.allclose(routed[words], own[chosen[-1]][words], atol=1e-5)
-    assert set(chosen) == {0, 1}
-
-
-def test_features_choose_one_task_for_all_words_of_a_sentence() -> None:
-    strategy, rows = learned("fine-tune", domains(), task_inference="lda")
-    first, second = strategy.stream.tasks
-    chosen = []
-    for task in (first, second):
-        own = alone(strategy, task)
-        of_rows = strategy.task_features.nearest(
-            task.test.batch(range(len(task.test)))[0], [first.name, second.name]
-        ).tolist()
-        routed, begin = torch.from_numpy(rows[-1][task.name].logits), 0
-        for count, number in zip(task.test.counts, of_rows, strict=True):
-            words = slice(begin, begin := begin + count)
+            number = int(shares[1] < shares[0])
+            if inference == "lda":
+                number = int(strategy.task_features.nearest(task.test.batch([row])[0], ["people", "others"]))
+            chosen.append(number)
             assert torch.allclose(routed[words], own[number][words], atol=1e-5)
-        chosen += of_rows
     assert set(chosen) == {0, 1}
 
 
@@ -240,10 +226,3 @@ def test_fisher_information_is_that_of_a_whole_sentence() -> None:
         gradients = [p.grad.reshape(-1) for p in model.space().parameters(model.backbone)]
         expected += torch.cat(gradients).square() / 2
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-8)
-
-
-def test_two_label_sets_differ_and_samples_are_of_sentences() -> None:
-    stream = tagged_stream(shots=2, test_limit=6)
-    people, _, topics = stream.tasks
-    assert len(people.definition.labels) == 5 and len(topics.definition.labels) == 7 == 1 + 2 * len(TOPICS)
-    assert len(people.train) == 6 and len(people.test) == 6 and set(people.test.targets) == {0, 1, 2}

@@ -18,11 +18,8 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
-from forgetfree.results.answers import LabelAnswers
-from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS
-from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
@@ -136,31 +133,6 @@ def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: M
 
 def owned(strategy: Any) -> list[Any]:
     return [record.owned for record in strategy.ledger.records]
-
-
-def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = tiny_stream("bert", "linear", stream="sst2")
-    (task,), model = stream.tasks, stream.model
-    score, minus = quality_of(model, task, task.validation, TrainingOptions())
-    x, y, t = task.validation.batch(range(len(task.validation)))
-    with torch.no_grad():
-        logits = model.eval()(x, t)
-    assert score == pytest.approx(float((logits.argmax(-1) == y).float().mean()))
-    assert -minus == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
-    monkeypatch.delattr(LabelAnswers, "score")
-    assert loss_of(model, task, task.validation, TrainingOptions()) == -minus
-
-
-def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:
-    def rate(**changes: Any) -> float:
-        strategy = registry.strategy("grafting-continual")
-        made = strategy(stream=tiny_stream(), options=strategy.Options(**OPTIONS | TRAINED | changes), device="cpu")
-        trained: float = made.begin(made.stream.tasks[0]).options.learning_rate
-        return trained
-
-    adamw = {"optimizer": "adamw", "sparsity": 0.01, "learning_rate": 1e-3}
-    assert rate(**adamw, region_rate_factor=3.0) == pytest.approx(3e-2, rel=0.01)
-    assert rate(region_rate_factor=0.5) == 0.025
 
 
 def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
