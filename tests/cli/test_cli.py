@@ -778,7 +778,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_comput
         return make(*arguments, dir=dir, **options)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    monkeypatch.setattr("forgetfree.models.loading.load_model", None)
+    monkeypatch.setattr("forgetfree.jobs.stream_loading.StreamLoader.stream", None)
     for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
         words = tiny_cli.arguments(tmp_path / "out", stream="sst2")
         assert cli.main([*words[: words.index("--out")], *more]) == 2
