@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.errors import names_arguments
-
 if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
     from forgetfree.cli.calls import run as run
@@ -60,16 +58,13 @@ _HOME = {
     "plan": "forgetfree.cli.job",
     "run": "forgetfree.cli.calls",
 }
-#: What commands call, too: errors name their flags, and arguments where these are called from here.
-_ALSO_COMMANDS = ("load_model", "load_stream", "plan")
 __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'forgetfree' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    return names_arguments(value) if name in _ALSO_COMMANDS else value
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

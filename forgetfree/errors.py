@@ -23,19 +23,17 @@
     └── ConformanceError         a strategy or a stream of your own breaks its contract
 
 A message is one paragraph: what happened, what was expected, what was found, and the remedy. It shows texts of users
-as `forgetfree.display.escaped` returns them. It names flags of the command line; calls from Python turn them into arguments
-(`names_arguments`).
+as `forgetfree.display.escaped` returns them, and names options as the command line has them; in Python, ``--held-out`` is
+``held_out``.
 """
 
 from __future__ import annotations
 
 import copyreg
 import difflib
-import functools
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from forgetfree.display import brief, escaped, escaped_lines
 
@@ -219,7 +217,7 @@ class OutOfMemoryError(ForgetfreeError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"There is not enough memory: {'. '.join(reason.split('. ')[:3])}. To train with less, set in this order a smaller "
-            "batch_size, or accumulation, which keeps the update; a smaller max_length; gradient_checkpointing=true; "
+            "batch_size; a smaller max_length; gradient_checkpointing=true; "
             "region_from=gradient, and with it dtype=bfloat16. Fewer --jobs or a smaller --model take less, too, and other "
             "programs may use the same memory."
         )
@@ -269,72 +267,3 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
-
-
-# -- Messages for callers from Python --------------------------------------------------------------------
-
-P = ParamSpec("P")
-R = TypeVar("R")
-#: Flags that take no value.
-_SWITCHES = ("resume", "debug", "check")
-#: A command in a message is typed in a shell, wherever the message is read.
-_COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install) [^.;,'`]*"
-#: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.
-_VALUE = (
-    r"(?:[A-Z]{2,}\b|\d[\d.e+-]*(?<!\.)|'[^']*'|\S*/\S+(?<![.,;)])"
-    r"|(?:auto|causal|cpu|cuda|demo|generation|hub|linear|mean|prompt|ray)\b"
-    r"|(?:(?<=strategy )|(?<=without ))(?!and\b|is\b|names\b)[\w-]+)"
-)
-_FLAG = re.compile(
-    rf"(?P<command>{_COMMAND})|--set (?!and\b|in\b|of\b)(?P<key>[\w.:]+)(?:=(?P<set>true|false|none)\b)?"
-    rf"|--set\b"
-    rf"|--(?P<flag>[a-z][a-z-]*)(?: (?P<value>{_VALUE})|(?P<bare>(?= (?:and|are|has|is|must|names|needs)\b| \()))?"
-)
-
-
-def in_arguments(message: str, parameters: Collection[str] = ()) -> str:
-    """Return a message with arguments of Python in the place of flags of the command line.
-
-    >>> in_arguments("Give --data demo, or --set dropout=false; --shots must be at least 1. Leave --seed out.", ["seeds"])
-    "Give data='demo', or dropout=False; shots must be at least 1. Leave seeds= out."
-
-    Args:
-        message: it.
-        parameters: of the function that is called; some take several values where a flag is given several times.
-    """
-
-    def argument(match: re.Match[str]) -> str:
-        if match["command"]:
-            return match[0]
-        if match["key"]:
-            return match["key"] + (f"={match['set'].capitalize()}" if match["set"] else "")
-        if not match["flag"]:
-            return "options"
-        name = match["flag"].replace("-", "_")
-        if name in _SWITCHES:
-            return f"{name}=True"
-        value = match["value"] or ""
-        shown = value if not value or value[0] in "'0123456789" or value.isupper() else repr(value)
-        plural = f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
-        return f"{plural if plural in parameters else name}{'' if match['bare'] is not None else '='}{shown}"
-
-    return _FLAG.sub(argument, message)
-
-
-def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that is called from Python: errors that it raises name arguments, ``data=``, and not flags."""
-    parameters = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except ForgetfreeError as error:
-            error.args = tuple(in_arguments(each, parameters) if isinstance(each, str) else each for each in error.args)
-            if isinstance(error, SeveralFaultsError | BadDataError):
-                error.faults = tuple(in_arguments(fault, parameters) for fault in error.faults)
-            if isinstance(error, BadDataError):
-                error.others = tuple(in_arguments(fault, parameters) for fault in error.others)
-            raise
-
-    return call

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download, snapshot_download
+from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
 
 from forgetfree.errors import HubError, UsageError, first_line
 from forgetfree.files import StrPath
 
-#: A ledger and a graft in a repository.
-FILES = ("ledger.safetensors", "graft.safetensors")
 _CARD = """---
 {{ card_data }}
 ---
@@ -91,26 +89,6 @@ class HubFile(
         return super().generate_model_card(*args, kind=self.kind, use=self.use, facts=facts, **kwargs)
 
 
-def fetch_file(name: str) -> Path:
-    """Return the path of a repository's graft or ledger in the hub's cache; no other file is downloaded.
-
-    Args:
-        name: ``OWNER/NAME``.
-
-    Raises:
-        HubError: the hub cannot be reached, refuses, or the repository holds neither or both.
-    """
-    with _explained(name):
-        directory = Path(snapshot_download(name, allow_patterns=list(FILES)))
-    files = [directory / each for each in FILES if (directory / each).is_file()]
-    if len(files) != 1:
-        raise HubError(
-            f"{name} holds {'both' if files else 'neither'} a {' and a ' if files else ' nor a '.join(FILES)}. Give a "
-            "repository that push_to_hub of a Ledger or a Graft made."
-        )
-    return files[0]
-
-
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
     """Raise ``HubError`` for what the hub's client met, with the remedy."""
@@ -122,11 +100,11 @@ def _explained(name: str) -> Iterator[None]:
         raise HubError(f"{name} has no such revision on the hub. Give a branch, a tag or a commit of it.") from error
     except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
         raise HubError(
-            f"There is no {name} here, and none on the hub that you may see. Check the name; if it is private or gated, log in "
+            f"There is no {name} on the hub that you may see. Check the name; if it is private or gated, log in "
             "by `hf auth login`, or set HF_TOKEN."
         ) from error
     except Exception as error:  # of whichever HTTP library the client uses
         raise HubError(
-            f"{name} is not here, and cannot be read from the hub: {first_line(error).rstrip('.')}. Check the name, the "
+            f"{name} cannot be read from the hub: {first_line(error).rstrip('.')}. Check the name, the "
             "network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE."
         ) from error

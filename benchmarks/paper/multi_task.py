@@ -21,9 +21,9 @@ from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.core.batch_loss import Batch
-from forgetfree.core.mask import learn_regions
+from forgetfree.core.mask import learn_region
 from forgetfree.core.readout_model import autocast
-from forgetfree.core.regions import Region, overlap
+from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors, in_training
 from forgetfree.errors import UsageError
 from forgetfree.models.state import ModelState
@@ -312,19 +312,24 @@ def purified(
             stack.enter_context(bench.holding(replace(trained, theta=first.pre.theta)))
         first.model.eval()
         on_step = stack.enter_context(first.monitor.phase("all tasks", "localize", steps))
-        (found,) = learn_regions(
+        found = learn_region(
             first.model.backbone,
             first.space,
             first.pre.theta.to(first.device),
             trained.theta.to(first.device),
             batches(),
             mask_loss(first.model, options),
-            sparsities=[len(region) / len(first.space)],
+            sparsity=len(region) / len(first.space),
             base=region,
             options=mask,
             on_step=on_step,
         )
     return found.region
+
+
+def overlap(region: Region, other: Region) -> float:
+    """Return the share of ``other`` that also lies in ``region``: ``|γ_i ∩ γ_j| / |γ_j|`` (paper, fig. 8)."""
+    return len(region & other) / len(other) if len(other) else 0.0
 
 
 if __name__ == "__main__":

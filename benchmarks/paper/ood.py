@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
@@ -15,7 +16,6 @@ from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.published import TABLE_7, cell
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
-from forgetfree.core.regions import interpolate
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
 from forgetfree.display import NULL
@@ -67,7 +67,7 @@ class OutOfDistribution(Experiment):
         for target, test in tests.items():
             for model, state in models.items():
                 for alpha in ALPHAS:
-                    between = replace(state, theta=interpolate(tuned.pre.theta, state.theta, alpha))
+                    between = replace(state, theta=torch.lerp(tuned.pre.theta, state.theta, alpha))
                     answers = tuned.bench.answers(between, test, tuned.options)
                     rows.append(
                         {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
@@ -23,7 +24,7 @@ from forgetfree.benchmarks.paper.rows import (
     with_constant,
 )
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.regions import Region, pruned_theta
+from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import budget, top
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.page import Table, percent
@@ -61,7 +62,8 @@ class WhatFails(Experiment):
     @staticmethod
     def _ticket(tuned: TunedTask, region: Region) -> ModelState:
         """The fine-tuned model with everything outside the region set to 0."""
-        return replace(tuned.fine_tuned, theta=pruned_theta(tuned.fine_tuned.theta, region))
+        theta = tuned.fine_tuned.theta
+        return replace(tuned.fine_tuned, theta=graft_theta(torch.zeros_like(theta), theta, region))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy by task."""

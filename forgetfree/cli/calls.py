@@ -17,7 +17,7 @@ from forgetfree.cli.job import Job
 from forgetfree.data.columns import named_metrics
 from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import each_note_once, tell
-from forgetfree.errors import RunError, UsageError, names_arguments
+from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import Execution, InMemory, RunConfig, key_of, keys_of, strategies_of, stream_of
 from forgetfree.jobs.directory import failures
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
@@ -28,7 +28,6 @@ from forgetfree.training.training_options import check_optimizer
 Json = dict[str, Any]
 
 
-@names_arguments
 def run(
     stream: str | Sequence[str] | None = None,
     *,
@@ -93,7 +92,7 @@ def run(
         The scores and ledgers. What failed is said on stderr and in the results' notes.
 
     Raises:
-        UsageError: an argument is wrong, in the words of the command line.
+        UsageError: an argument is wrong. The message names the command line's flag: ``--held-out`` is ``held_out``.
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
@@ -133,7 +132,8 @@ def run(
             job = _job_on(on, without, values, objects)
         else:
             job = _job(values, objects, "" if out is None else f" into {directory}")
-        failed = failures(job.perform(execution, watched=progress))
+        with job.announced(execution, watched=progress) as how:
+            failed = failures(job.train(how))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")

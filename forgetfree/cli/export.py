@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import local_path, reach_hub
-from forgetfree.cli.usage import Debug
+from forgetfree.cli.hub import reach_hub
+from forgetfree.cli.usage import Debug, check_there
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError, UsageError
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from forgetfree.serve.apply import WrittenModel
 
 GraftFile = Annotated[
-    Path, Parameter(name="GRAFT", help="a graft.safetensors, the directory that holds it, or OWNER/NAME on the hub")
+    Path,
+    Parameter(name="GRAFT", validator=check_there, help="a graft.safetensors, or the directory that holds it"),
 ]
 Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
@@ -66,7 +67,7 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
     from forgetfree.results.unit_folder import check_own
     from forgetfree.serve.apply import apply_graft
 
-    path = find_graft(local_path(graft_file))
+    path = find_graft(graft_file)
     graft = Graft.load(path)
     check_own(path, GraftError)
     name = model or (graft.origin.model if graft.origin else "")

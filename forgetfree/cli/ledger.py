@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from forgetfree.cli.hub import local_path, reach_hub
-from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.cli.hub import reach_hub
+from forgetfree.cli.usage import AsJson, Debug, check_there
 from forgetfree.display import counted, escaped, json_text
 from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 #: How damage is told where it is not known which of the two there is.
 _TWO_WAYS = re.compile(r"Restore it from a copy, or run the stream again\.$")
-File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors, or OWNER/NAME on the hub")]
 FileOrRun = Annotated[
     Path,
     Parameter(
-        name="FILE|DIR",
-        help="a ledger.safetensors, or OWNER/NAME on the hub; of a run that with the first seed is meant",
+        name="FILE|DIR", validator=check_there, help="a ledger.safetensors; of a run that with the first seed is meant"
     ),
 ]
 Model = Annotated[
@@ -44,21 +42,15 @@ command = App(
 @command.command
 def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
-    file = local_path(file)
-    if file.is_dir():
-        from forgetfree.serve.source import LEDGER, saved_file
-
-        run, file = file, saved_file(file)
-        if file.name != LEDGER:
-            raise LedgerError(f"{run} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
+    file = _find(file)
     ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 
 
 @command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
-def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
-    file = local_path(file)
+    file = _find(file)
     try:
         ledger = _load(file)
     except LedgerError as error:
@@ -73,7 +65,7 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         loaded = load_bound(model, ledger.binding, ledger.space)
         check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
         if ledger.binding:
-            check_binding(ledger, loaded.binding(ledger.binding.precision), str(file))
+            check_binding(ledger, loaded.binding(), str(file))
         parts = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{parts} of {model}")
     if as_json:
@@ -85,6 +77,19 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     print(escaped(f"{file}: sound. {what}; checked: {', and the '.join(checked)}."))
     if not ledger.binding:
         print("note: it does not say which configuration, tokenizer, labels and prompts it needs.")
+
+
+def _find(path: Path) -> Path:
+    """Return the ledger at a path, or of the run there."""
+    if not path.is_dir():
+        return path
+    from forgetfree.results.unit_folder import LEDGER
+    from forgetfree.serve.source import saved_file
+
+    file = saved_file(path)
+    if file.name != LEDGER:
+        raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
+    return file
 
 
 def _load(file: Path) -> Ledger:
@@ -121,8 +126,8 @@ _COMPOSITIONS: dict[Composition, str] = {
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
+    from forgetfree.core.parameter_kinds import layer_of, parameter_kind
     from forgetfree.core.regions import distribution
-    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
     tasks = [
         {

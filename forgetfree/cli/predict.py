@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug
+from forgetfree.cli.usage import Debug, check_there
 from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import (
@@ -86,7 +86,8 @@ def command(
         Parameter(metavar="NAME", help="what answers the texts (default: the only task); auto: the router finds it"),
     ] = None,
     file: Annotated[
-        Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, json, jsonl, parquet or txt")
+        Path | None,
+        Parameter(metavar="FILE", validator=check_there, help="texts of a csv, tsv, json, jsonl, parquet or txt"),
     ] = None,
     text_column: Annotated[
         tuple[str, ...], Parameter(metavar="NAME", help="column of the texts in FILE; for pairs, give it twice")

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import AsJson, Debug, lacks
-from forgetfree.errors import ReportError, UsageError
+from forgetfree.cli.usage import AsJson, Debug, check_there, lacks
+from forgetfree.errors import UsageError
 
 Format = Literal["rich", "markdown", "json", "html", "csv"]
 
 
 def command(
-    *paths: Annotated[Path, Parameter(name="DIR", help="what run or graft wrote")],
+    *paths: Annotated[Path, Parameter(name="DIR", validator=check_there, help="what run or graft wrote")],
     format: Annotated[Format | None, Parameter(help="how to write the tables (default: rich)")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -27,8 +27,5 @@ def command(
         raise lacks("forgetfree report", ["DIR"])
     if as_json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} are both given. Give one of them.")
-    for path in paths:
-        if not path.exists():
-            raise ReportError(f"{path} does not exist. Give what forgetfree run or graft wrote.")
     output_format = "json" if as_json else format or "rich"
     print(render(load_results(*paths), output_format), end="" if output_format in ("csv", "json") else "\n")

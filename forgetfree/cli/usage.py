@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from itertools import pairwise
-from typing import Annotated, NoReturn, TextIO
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TextIO
 
 from cyclopts import (
     App,
@@ -30,6 +32,12 @@ from forgetfree.options import type_name
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
 #: A flag of commands whose result programs read.
 AsJson = Annotated[bool, Parameter(name="--json", help="print JSON, and nothing else, on stdout")]
+
+
+def check_there(_: Any, path: Path | None) -> None:
+    """Raise ``UsageError`` where a file or directory that the command line names is not there."""
+    if path is not None and not os.path.exists(path):  # a Path raises where a name is too long
+        raise UsageError(f"{path} does not exist. Check the name, and the directory that you are in.")
 
 
 def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import local_path, reach_hub
+from forgetfree.cli.hub import reach_hub
+from forgetfree.cli.usage import check_there
 from forgetfree.display import tell
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[
     Path,
-    Parameter(
-        name="DIR", help="what forgetfree run wrote; or a ledger (a file, or OWNER/NAME on the hub), with --model"
-    ),
+    Parameter(name="DIR", validator=check_there, help="what forgetfree run wrote; or a ledger's file, with --model"),
 ]
 Seed = Annotated[int | None, Parameter(metavar="S", help="with which seed (default: the first)")]
 Strategy = Annotated[
@@ -47,7 +46,6 @@ def predictor_of(
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()
-    run = local_path(run)
     from forgetfree.device import find_device
     from forgetfree.serve.source import Source
 

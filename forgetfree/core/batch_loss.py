@@ -30,22 +30,30 @@ class BatchLoss(Protocol):
 
 
 class CrossEntropy:
-    """The mean cross-entropy of ``forward``'s logits, see `BatchLoss`.
+    """The cross-entropy of ``forward``'s logits, see `BatchLoss`.
 
     Args:
         forward: ``(x, t)`` to logits.
         device: where it computes.
         precision: of forward and backward passes.
+        summed: take the sum over the rows in place of their mean.
     """
 
-    def __init__(self, forward: Callable[[Tensor, Tensor], Tensor], device: torch.device, precision: str) -> None:
-        self._forward, self._device, self._precision = forward, device, precision
+    def __init__(
+        self,
+        forward: Callable[[Tensor, Tensor], Tensor],
+        device: torch.device,
+        precision: str = "fp32",
+        *,
+        summed: bool = False,
+    ) -> None:
+        self._forward, self._device, self._precision, self._summed = forward, device, precision, summed
         # float16 gradients of a mean over many rows would vanish without it.
         self.scale = 1024.0 if precision == "fp16" else 1.0
 
     def __call__(self, batch: Sequence[Batch]) -> float:
-        """Return the mean loss over all rows of the mini-batches."""
-        total, rows = 0.0, sum(len(y) for _, y, _ in batch)
+        """Return the loss over all rows of the mini-batches."""
+        total, rows = 0.0, 1 if self._summed else sum(len(y) for _, y, _ in batch)
         for x, y, t in batch:
             with autocast(self._precision, self._device.type):
                 logits = self._forward(x.to(self._device), t.to(self._device))

@@ -1,15 +1,15 @@
 """Learning the mask: the search for γ by the scores S (paper, §2, eqs. 3 and 4).
 
-θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made, and a step passes
-over each of them once. S is kept as its shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and
-the steps by which entries are ranked may be smaller.
+θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made. S is kept as its
+shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the steps by which entries are ranked
+may be smaller.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, OnStep, check_loss
-from forgetfree.core.parameters import ParameterSpace, Stretches, at_least_float32, entries
+from forgetfree.core.batch_loss import Batch, BatchLoss, OnStep, check_loss
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.readout_model import Precision
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, top
@@ -62,16 +62,17 @@ class LearnedRegion:
     losses: tuple[float, ...]
 
 
-def descend_(shift: Tensor, gradient: Tensor, move: Tensor, sigma: Tensor, rate: float) -> None:
+def descend_(shift: Tensor, start: float, gradient: Tensor, move: Tensor, rate: float) -> None:
     """Take a step down the loss outside γ_base (eq. 3): S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), with σ′ = σ (1 − σ).
 
     Args:
         shift: S − S_0, which changes.
+        start: S_0.
         gradient: ∂L/∂θ.
         move: D = θ_ft − θ_pre.
-        sigma: σ(S); its memory is used.
         rate: the learning rate.
     """
+    sigma = (shift + start).sigmoid_()
     slope = sigmoid_backward(move, sigma, grad_input=sigma)  # D ⊙ σ′(S)
     shift.addcmul_(slope, gradient, value=-rate)
 
@@ -107,6 +108,9 @@ class MaskSearch:
     Attributes:
         shift: S − S_0 ``(N,)``. What fine-tuning did not move carries nothing: it is at −∞, stays there, and is never taken.
         in_model: whether the model holds θ(γ).
+        losses: the loss of θ(γ) at every step.
+        validation: the step and score of every hard mask that was evaluated.
+        best: the score, step and hard mask that are best so far.
     """
 
     def __init__(
@@ -126,7 +130,9 @@ class MaskSearch:
         self._pre, self._ft, self._loss = theta_pre, theta_ft, loss
         self.shift = torch.zeros(len(space), dtype=at_least_float32(space.dtype), device=self.device)
         self.shift[theta_ft == theta_pre] = -math.inf
-        self._stretches = Stretches(self.tensors, space, theta_pre, theta_ft, self.shift)
+        self.losses: list[float] = []
+        self.validation: list[tuple[int, float]] = []
+        self.best: tuple[float, int, Region] | None = None
 
     @torch.no_grad()
     def graft_(self, rate: float = 0.0, step: int = 0) -> None:
@@ -145,18 +151,15 @@ class MaskSearch:
                 if (gradient := self.tensors[i].grad) is not None:
                     inside, place = entries(gradient, local)
                     inside[place] *= -1
-        scratch = self.shift.new_empty(2, self._stretches.longest)
-        for (theta, pre, ft, shift), part in self._stretches.views(gradients=rate > 0):
-            sigma, move = (each[: pre.numel()].view(pre.shape) for each in scratch)
-            move.copy_(ft).sub_(pre)
-            if part is not None:
-                torch.add(shift, start, out=sigma).sigmoid_()
-                descend_(shift, part, move, sigma, rate)
-                gradient_sum += part.sum(dtype=shift.dtype)
-            torch.add(shift, start, out=sigma).sigmoid_()
+        vectors = (self._space.views(vector) for vector in (self._pre, self._ft, self.shift))
+        for theta, pre, ft, shift in zip(self.tensors, *vectors, strict=True):
+            move = ft.to(shift.dtype, copy=True).sub_(pre)
+            if rate and theta.grad is not None:
+                descend_(shift, start, theta.grad, move, rate)
+                gradient_sum += theta.grad.sum(dtype=shift.dtype)
+            sigma = (shift + start).sigmoid_()
             torch.addcmul(pre, sigma, move, out=theta)
-        for tensor in self.tensors:
-            tensor.grad = None
+            theta.grad = None
         if not math.isfinite(total := float(gradient_sum)):
             raise TrainingError(
                 f"The gradients at step {step} of the mask search add up to {total}, expected finite ones. Localize in fp32 "
@@ -189,38 +192,22 @@ class MaskSearch:
         shift = self.shift.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
         return shift.add_(self._options.score_init)
 
-
-@dataclass
-class _SearchState:
-    """The state of a search; see `forgetfree.checkpoint.Resumable`.
-
-    Attributes:
-        search: S.
-        losses: of each step.
-        best: by budget, the score, step and hard mask that are best so far.
-        validation: by budget, the step and score of every hard mask that was evaluated.
-    """
-
-    search: MaskSearch
-    losses: list[float] = field(default_factory=list)
-    best: dict[int, tuple[float, int, Region]] = field(default_factory=dict)
-    validation: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        best = {count: (score, step, region.indices) for count, (score, step, region) in self.best.items()}
-        return {"shift": self.search.shift, "losses": self.losses, "best": best, "validation": self.validation}
+        """Return where the search stands; see `forgetfree.checkpoint.Resumable`."""
+        best = self.best and (*self.best[:2], self.best[2].indices)
+        return {"shift": self.shift, "losses": self.losses, "validation": self.validation, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.search.shift.copy_(state["shift"])
-        self.search.in_model = False
-        self.losses += state["losses"]
-        self.best |= {count: (score, step, Region(at)) for count, (score, step, at) in state["best"].items()}
-        self.validation |= state["validation"]
+        """Go on from there."""
+        self.shift.copy_(state["shift"])
+        self.in_model = False
+        self.losses, self.validation = state["losses"], state["validation"]
+        if state["best"]:
+            score, step, indices = state["best"]
+            self.best = score, step, Region(indices)
 
 
-def learn_regions(
+def learn_region(
     model: nn.Module,
     space: ParameterSpace,
     theta_pre: Tensor,
@@ -228,17 +215,15 @@ def learn_regions(
     batches: Iterable[Sequence[Batch]],
     loss: BatchLoss,
     *,
-    sparsities: Sequence[float],
+    sparsity: float,
     base: Region,
     options: MaskOptions,
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
     checkpoint: Checkpoint | None = None,
     about: Sequence[Any] = (),
-) -> list[LearnedRegion]:
-    """Localize a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
-
-    S does not depend on how many entries are taken in the end, so one search from one γ_base serves several sparsities.
+) -> LearnedRegion:
+    """Localize a skill: learn S by SGD on the loss of θ(γ), then take a hard region (paper, eqs. 3 and 4).
 
     Args:
         model: holds the graftable tensors; ends with θ_pre in them, bit for bit.
@@ -246,8 +231,8 @@ def learn_regions(
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
         batches: one item a step: the mini-batches that make up its batch.
-        loss: of a batch, through ``model``; dropout is off.
-        sparsities: each asks for a region of at most ``sparsity · N`` entries.
+        loss: of a batch, through ``model``, such as `CrossEntropy`; dropout is off.
+        sparsity: the region has at most ``sparsity · N`` entries.
         base: γ_base.
         options: the search.
         validate: returns the score of the model as it stands, higher is better; asked for hard masks every
@@ -256,9 +241,6 @@ def learn_regions(
         on_step: called after every step.
         checkpoint: keeps where the search stands.
         about: what tells it there from searches with other ``batches`` or ``loss``, as parts of a state.
-
-    Returns:
-        One region a sparsity, each as if it had been asked for alone.
 
     Raises:
         RegionError: θ_pre or θ_ft do not fit the space.
@@ -272,75 +254,40 @@ def learn_regions(
     if not len(base) and not options.steps:
         raise OptionError("An empty base region and 0 steps leave no region. Give steps, or another base region.")
     search = MaskSearch(model, space, theta_pre, theta_ft, base, options, loss)
-    counts = [budget(len(space), sparsity) for sparsity in sparsities]
+    count = budget(len(space), sparsity)
     if options.steps <= options.evaluate_every:
         validate = None  # there is one mask, and nothing to choose
     checkpoint = checkpoint or Checkpoint()
-    state = _SearchState(search, validation={count: [] for count in counts})
-    losses, best, validation = state.losses, state.best, state.validation
 
-    def consider(step: int) -> None:
-        for count, scores in validation.items():
-            region, score = search.region(step, count), -math.inf
-            if validate is not None:
-                search.in_model = False
-                space.load_(model, theta_pre)
-                with grafted(model, space, region, theta_ft[region.indices.to(search.device)]):
-                    score = validate()
-                scores.append((step, score))
-            if count not in best or score >= best[count][0]:
-                best[count] = score, step, region
+    def consider(step: int) -> tuple[float, int, Region]:
+        """Return the better of the hard mask after this step and the best before."""
+        region, score = search.region(step, count), -math.inf
+        if validate is not None:
+            search.in_model = False
+            space.load_(model, theta_pre)
+            with grafted(model, space, region, theta_ft[region.indices.to(search.device)]):
+                score = validate()
+            search.validation.append((step, score))
+        better = search.best is None or score >= search.best[0]
+        return (score, step, region) if better else search.best
 
     mode = model.training
     try:
-        done = checkpoint.begin(options.steps, state, theta_pre, theta_ft, base.indices, recorded(options), *about)
+        done = checkpoint.begin(options.steps, search, theta_pre, theta_ft, base.indices, recorded(options), *about)
         with trainable(model, search.tensors):
             for step, batch in enumerate(islice(batches, done, options.steps), done + 1):
                 model.eval()  # validate may have put it back into training mode
-                losses.append(search.step_(batch, step))
+                search.losses.append(search.step_(batch, step))
                 if on_step:
-                    on_step(step, losses[-1])
+                    on_step(step, search.losses[-1])
                 if step % options.evaluate_every == 0 or step == options.steps:
-                    consider(step)
-                checkpoint.after(step, options.steps, state)
-        if not best:  # there was no step, or there were fewer batches than steps
+                    search.best = consider(step)
+                checkpoint.after(step, options.steps, search)
+        if search.best is None:  # there was no step, or there were fewer batches than steps
             model.eval()
-            consider(len(losses))
+            search.best = consider(len(search.losses))
     finally:
         space.load_(model, theta_pre)
         model.train(mode)
-    scores = search.scores()
-    return [
-        LearnedRegion(best[count][2], count, scores, best[count][1], tuple(validation[count]), tuple(losses))
-        for count in counts
-    ]
-
-
-def learn_region(
-    model: nn.Module,
-    space: ParameterSpace,
-    theta_pre: Tensor,
-    theta_ft: Tensor,
-    batches: Iterable[Sequence[Batch]],
-    forward: Callable[[Tensor, Tensor], Tensor],
-    *,
-    sparsity: float,
-    base: Region,
-    options: MaskOptions,
-    validate: Callable[[], float] | None = None,
-    on_step: OnStep | None = None,
-) -> LearnedRegion:
-    """Run `learn_regions` for one sparsity, on the cross-entropy of ``forward``: ``(x, t)`` to logits, through ``model``."""
-    return learn_regions(
-        model,
-        space,
-        theta_pre,
-        theta_ft,
-        batches,
-        CrossEntropy(forward, space.parameters(model)[0].device, options.precision),
-        sparsities=[sparsity],
-        base=base,
-        options=options,
-        validate=validate,
-        on_step=on_step,
-    )[0]
+    _, step, region = search.best
+    return LearnedRegion(region, count, search.scores(), step, tuple(search.validation), tuple(search.losses))

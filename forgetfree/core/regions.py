@@ -94,10 +94,6 @@ class Region:
     def __contains__(self, index: int) -> bool:
         return bool((self.indices == index).any())
 
-    def isdisjoint(self, other: Region) -> bool:
-        """Return whether no entry lies in both regions."""
-        return len(self & other) == 0
-
 
 def biases(space: ParameterSpace) -> Region:
     """Return the region of all biases, including those of LayerNorm.
@@ -112,11 +108,6 @@ def biases(space: ParameterSpace) -> Region:
             "graftable tensors. Choose a model with biases, or another strategy or region."
         )
     return Region(torch.cat(pieces))
-
-
-def overlap(region: Region, other: Region) -> float:
-    """Return the share of ``other`` that also lies in ``region``: ``|γ_i ∩ γ_j| / |γ_j|`` (paper, fig. 8)."""
-    return len(region & other) / len(other) if len(other) else 0.0
 
 
 def distribution(region: Region, space: ParameterSpace, by: Callable[[str], Group]) -> dict[Group, int]:
@@ -149,16 +140,6 @@ def graft_theta(theta_pre: Tensor, theta_ft: Tensor, region: Region) -> Tensor:
     theta = theta_pre.clone()
     theta[region.indices] = theta_ft[region.indices]
     return theta
-
-
-def pruned_theta(theta_ft: Tensor, region: Region) -> Tensor:
-    """Return a lottery ticket: γ ⊙ θ_ft, with all other entries 0 (paper, fig. 4)."""
-    return graft_theta(torch.zeros_like(theta_ft), theta_ft, region)
-
-
-def interpolate(theta_pre: Tensor, theta: Tensor, alpha: float) -> Tensor:
-    """Return (1 − α) θ_pre + α θ (WiSE-FT; Wortsman et al., 2022): exactly θ_pre at α = 0 and θ at α = 1."""
-    return torch.lerp(theta_pre, theta, alpha)
 
 
 # -- Files of grafts and of ledgers: a region and its values as tensors ---------------------------------------

@@ -1,6 +1,6 @@
 """Budgets, and regions of the highest scores: the most moved entries, which are γ_base (§2), and saliencies, without a search.
 
-Entries are scored by gradient g, value θ and move Δ = θ_ft − θ_pre. All but ``movement`` and ``taylor`` need θ_pre alone:
+Entries are scored by gradient g, value θ and move Δ = θ_ft − θ_pre. All but ``movement`` need θ_pre alone:
 what a model can afford that is too large to be fine-tuned as a whole.
 """
 
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeGuard
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from forgetfree.core.batch_loss import Batch, BatchLoss, check_loss
+from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
@@ -23,9 +22,9 @@ from forgetfree.display import counted
 from forgetfree.errors import OptionError, TrainingError
 
 #: By what an entry is scored, see `saliency`.
-Saliency = Literal["movement", "taylor", "gradient", "snip", "gallop", "fisher", "random"]
-#: How γ is chosen: by learning the mask, from γ_base or from S = 0, or by a saliency.
-RegionSource = Literal["mask", "midpoint"] | Saliency
+Saliency = Literal["movement", "gradient", "snip", "gallop", "fisher", "random"]
+#: How γ is chosen: by learning the mask, or by a saliency.
+RegionSource = Literal["mask"] | Saliency
 #: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
 SMALL = 1e-3
 #: The most scores of which one maximum is taken.
@@ -165,20 +164,18 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
     """Return the score of each entry, all arguments of one shape; its memory may be that of ``gradient``.
 
     Args:
-        kind: ``movement``: |Δ| (paper, §2). ``taylor``: |g·Δ|, what the move changes the loss by, to first order.
-            ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss changes by, to first order, if the
-            entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for large gradients of small weights:
-            the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours. ``fisher`` and ``random`` have their
-            score in the place of the gradient: the Fisher information, or numbers that were drawn.
+        kind: ``movement``: |Δ| (paper, §2). ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss
+            changes by, to first order, if the entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for
+            large gradients of small weights: the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours.
+            ``fisher`` and ``random`` have their score in the place of the gradient: the Fisher information, or numbers that
+            were drawn.
         gradient: g, in float32; nothing is read of it for ``movement``.
         theta_pre: θ_pre, which is θ.
-        theta_ft: θ_ft, which is read for ``movement`` and ``taylor`` alone.
+        theta_ft: θ_ft, which is read for ``movement`` alone.
     """
     match kind:
         case "movement":
             return moves(theta_pre, theta_ft).abs_()
-        case "taylor":
-            return gradient.mul_(moves(theta_pre, theta_ft)).abs_()
         case "gradient":
             return gradient.abs_()
         case "snip":
@@ -187,11 +184,6 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
             return gradient.abs_().div_(theta_pre.abs().to(gradient.dtype).add_(SMALL))
         case "fisher" | "random":
             return gradient
-
-
-def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
-    """Return whether γ is chosen without a search."""
-    return source not in ("mask", "midpoint")
 
 
 def mean_gradient(
@@ -251,31 +243,17 @@ def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[B
     Returns:
         ``(N,)`` on the model's device.
     """
-    precision, model.precision = model.precision, "fp32"  # small squares would not survive half precision
+    device, precision = next(model.parameters()).device, model.precision
+    model.precision = "fp32"  # small squares would not survive half precision
     try:
         with trainable(model, space.parameters(model.backbone)):
             model.eval()
-            squares, _ = mean_gradient(model.backbone, space, rows, _RowLosses(model), squared=True)
+            squares, _ = mean_gradient(
+                model.backbone, space, rows, CrossEntropy(model, device, summed=True), squared=True
+            )
     finally:
         model.precision = precision
     return squares / len(rows)
-
-
-class _RowLosses:
-    """The summed cross-entropy of each row, for a gradient of its own."""
-
-    scale = 1.0
-
-    def __init__(self, model: ReadoutModel) -> None:
-        self._model, self._device = model, next(model.parameters()).device
-
-    def __call__(self, batch: Sequence[Batch]) -> float:
-        total = 0.0
-        for x, y, t in (tuple(tensor.to(self._device) for tensor in each) for each in batch):
-            loss = F.cross_entropy(self._model(x, t).float(), y, reduction="sum")
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        return total
 
 
 def most_salient(scores: Tensor, count: int, taken: Region | None = None) -> Region:

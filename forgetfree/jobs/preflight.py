@@ -2,7 +2,7 @@
 
 A plan is JSON:
 
-    model       name, readout, parameters, graftable, local
+    model       name, local; where its weights are read: readout, parameters, graftable
     tasks       name, labels, and rows of each split, as far as the data are here
     units       unit, its updates by task, and the seconds they take
     total       units, updates, seconds, and memory_bytes: the most that was held while a few steps were taken
@@ -26,19 +26,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly, few_rows_note
-from forgetfree.data.sources import check_stream, read_tasks
+from forgetfree.data.sources import check_stream
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
     Faults,
     ForgetfreeError,
-    ModelError,
     SeveralFaultsError,
     UsageError,
     first_line,
@@ -46,10 +44,11 @@ from forgetfree.errors import (
 )
 from forgetfree.files import check_place, is_place, refuse_used
 from forgetfree.jobs.config import RunConfig, RunOptions
-from forgetfree.jobs.environment import check_precision, set_threads, threads_as_before
+from forgetfree.jobs.environment import check_precision, machine_memory, set_threads, threads_as_before
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import Json
-from forgetfree.kinds.kind import kind_of, readout_for
-from forgetfree.models.loading import LoadedModel, load_model, sized
+from forgetfree.kinds.kind import kind_of
+from forgetfree.models.loading import LoadedModel
 from forgetfree.models.location import locate
 from forgetfree.models.state import StateStore
 from forgetfree.training.encoded_task import sampled
@@ -61,8 +60,8 @@ from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 if TYPE_CHECKING:
     from forgetfree.continual.stream import Stream
 
-#: The largest weights that are loaded, checked and timed beforehand, in bytes.
-_TIMED = 10**9
+#: A step takes at most as many times the bytes of the weights: beside them gradients, what AdamW keeps, and θ_pre.
+_STEP = 5
 #: Training rows of a task that are encoded to see whether texts are cut.
 _SAMPLE = 64
 #: Steps that are taken of each phase; the first, which prepares memory and kernels, does not count.
@@ -84,29 +83,18 @@ def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
     return look.plan()
 
 
-def with_all_faults(error: ForgetfreeError, config: RunConfig) -> ForgetfreeError:
-    """Return the error that keeps a run from beginning, or all that is wrong with it, if that is more."""
-    faults = _Look(config, False).faults
+def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoader | None) -> ForgetfreeError:
+    """Return the error that keeps a run from beginning, or all that is wrong with it, if that is more.
+
+    Args:
+        error: what was found first.
+        config: what is asked for.
+        loader: what has read the data, if anything has.
+    """
+    faults = _Look(config, False, loader).faults
     for fault in getattr(error, "faults", (str(error),)):
         faults.add(fault)
     return error if len(faults) == 1 else SeveralFaultsError(faults, getattr(error, "rows", ()))
-
-
-@dataclass
-class _Model:
-    """A model as far as it is known beforehand; ``loaded`` where its weights are here and not too large."""
-
-    name: str
-    readout: str
-    parameters: int
-    space: ParameterSpace | None
-    local: bool
-    loaded: LoadedModel | None = None
-
-    @property
-    def graftable(self) -> int:
-        """The number of graftable entries; 0: not known."""
-        return len(self.space) if self.space else 0
 
 
 class _Look:
@@ -115,19 +103,22 @@ class _Look:
     Args:
         config: what is asked for.
         resume: whether the run is to go on in its directory.
+        loader: what has read the data; default: nothing has.
 
     Attributes:
         faults: what is wrong.
     """
 
-    def __init__(self, config: RunConfig, resume: bool) -> None:
+    def __init__(self, config: RunConfig, resume: bool, loader: StreamLoader | None = None) -> None:
         self._config, self._objects, self._notes = config, config.objects, list[str]()
         self._fine_tuned = StateStore()  # the strategies share what is fine-tuned, here as in the run
         self.faults = Faults(ForgetfreeError)
         for fault in config.faults():
             self.faults.add(fault)
         attempt = self.faults.attempt
-        self._common: RunOptions = attempt(lambda: config.common) or RunOptions()
+        known: RunOptions | None = attempt(lambda: config.common)
+        self._common = known or RunOptions()
+        self._loader = loader or StreamLoader(config if known else replace(config, settings={}))
         self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
         if config.out:  # a program that only asks may name none
             attempt(check_place, Path(config.out))
@@ -142,15 +133,11 @@ class _Look:
         for name in config.names:
             if name not in self._rows and (task := registry.tasks().get(name)):
                 self._definitions[name] = task
-        self._model: _Model = attempt(self._known_model) or _Model("", "", 0, None, False)
+        self._loaded: LoadedModel | None = attempt(self._load)
         if any(each.precision == "auto" for each in self._options.values()):
             self._decide_precision()
-        if self._model.loaded is not None:
-            self._check_against(self._model.loaded)
-        for sparsity in self._sparsities if self._model.space else ():
-            attempt(budget, self._model.graftable, sparsity)
-        if self._model.space and (note := tiny_region_note(self._model.graftable, self._sparsities)):
-            self._notes.append(note)
+        if self._loaded is not None:
+            self._check_against(self._loaded)
 
     @property
     def _sparsities(self) -> list[float]:
@@ -163,60 +150,47 @@ class _Look:
     def _read(self) -> list[TaskRows]:
         """Return the rows of the tasks whose data are here."""
         config, attempt = self._config, self.faults.attempt
-        data = self._objects.data_or(config.data)
-        if data == "hub":
+        if config.data == "hub" and self._objects.data is None:
             for name in config.names:
-                attempt(check_stream, [name], data)
+                attempt(check_stream, [name], config.data)
             self._notes.append(
                 "The rows are read from the hub when the job starts: they are not checked, nor counted, here."
             )
             return []
-        options = self._common.evaluate_on, config.read_options
-        tasks, wrong = attempt(read_tasks, config.stream, data, *options) or ([], DataFaults())
+        tasks, wrong = attempt(lambda: self._loader.read) or ([], DataFaults())
         attempt(wrong.report)
-        tasks += wrong.rest  # for what else is wrong
+        tasks = [*tasks, *wrong.rest]  # for what else is wrong
         for rows in tasks:
             few = few_rows_note(rows.train, rows.task, config.shots) if self._options else ""
             self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on), few))
         for seed, rows in product(config.seeds if self._options else (), tasks):
             attempt(sampled, rows, config.shots, seed)
-        return list(tasks)
+        return tasks
 
-    def _known_model(self) -> _Model:
-        config, common, objects, tasks = self._config, self._common, self._objects, list(self._definitions.values())
-        readout = readout_for(config.readout, tasks)
-        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
-        path = None if objects.model is not None else locate(config.model)
-        local = path is None or Path(path).is_dir()
-        if not local:
-            if not is_place(config.model) and config.model.count("/") > 1:
-                raise UsageError(
-                    f"--model {config.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory."
-                )
-            self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
-        weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
-        if local and weights <= _TIMED:
-            arguments |= {"tasks": tasks, **objects.model_arguments}
-            loaded = load_model(objects.model_or(config.model), readout, **arguments)
-            self._notes += [loaded.note] if loaded.note else []
-            size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
-            return _Model(loaded.name, loaded.readout, size, loaded.model.space(), True, loaded)
-        self._notes.append("The model is not timed here: its weights are large, or come from the hub.")
-        try:
-            arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
-            found, size, space = sized(str(path), config.model, readout, **arguments)
-            return _Model(config.model, found, size, space, local)
-        except ModelError as error:
-            if local:
-                raise
-            self._notes.append(
-                f"Its configuration cannot be read either, so that nothing is known of it: {first_line(error)}."
-            )
-            return _Model(config.model, readout, 0, None, False)
+    def _load(self) -> LoadedModel | None:
+        """Return the model, unless its weights are not here, or too large to take a step with."""
+        config = self._config
+        if self._objects.model is None:
+            path = Path(locate(config.model))
+            if not path.is_dir():
+                if not is_place(config.model) and config.model.count("/") > 1:
+                    raise UsageError(
+                        f"--model {config.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory."
+                    )
+                self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
+                return None
+            if _STEP * sum(each.stat().st_size for each in path.glob("*.safetensors")) > machine_memory():
+                self._notes.append("The model is not checked here: a step of it may take more memory than there is.")
+                return None
+        if config.fine_tuned is not None and not self._definitions:
+            return None
+        loaded = self._loader.load(list(self._definitions.values()))
+        self._notes += [loaded.note] if loaded.note else []
+        return loaded
 
     def _decide_precision(self) -> None:
         """Put into the options what ``auto`` means for the model; where it is not here, as if it were fp32."""
-        loaded, precision = self._model.loaded, "fp32"
+        loaded, precision = self._loaded, "fp32"
         if loaded is None:
             self._notes.append("precision=auto is measured when the job starts: time is told for fp32.")
         else:
@@ -239,6 +213,11 @@ class _Look:
                 read = self._rows[name]
                 self._rows[name] = attempt(drop_bad_rows, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
+        space = loaded.model.space()
+        for sparsity in self._sparsities:
+            attempt(budget, len(space), sparsity)
+        if note := tiny_region_note(len(space), self._sparsities):
+            self._notes.append(note)
         if config.held_out is not None:
             data, limit = self._objects.data_or(config.data), self._common.test_limit
             aside = attempt(HeldOutTexts.of, config.held_out, data, loaded, limit, config.read_options)
@@ -251,7 +230,7 @@ class _Look:
 
     def plan(self) -> Json:
         """Return the plan, by a few steps of each strategy."""
-        config, model = self._config, self._model
+        config, loaded = self._config, self._loaded
         set_threads(self._common.threads)
         self._note_cut_texts()
         times = {name: phases for name in config.classes if (phases := self._step_times(name)) is not None}
@@ -265,8 +244,11 @@ class _Look:
             "out": config.out,
             "device": self._device,
             "model": {
-                **{"name": model.name, "readout": model.readout, "local": model.local},
-                **{"parameters": model.parameters, "graftable": model.graftable},
+                "name": loaded.name if loaded else config.model,
+                "local": loaded is not None,
+                "readout": loaded.readout if loaded else config.readout,
+                "parameters": sum(each.numel() for each in loaded.model.backbone.parameters()) if loaded else None,
+                "graftable": len(loaded.model.space()) if loaded else None,
             },
             "tasks": [
                 {
@@ -340,7 +322,7 @@ class _Look:
         """The stream of the first task that is here, on the model, if both are."""
         from forgetfree.continual.stream import make_stream
 
-        config, loaded = self._config, self._model.loaded
+        config, loaded = self._config, self._loaded
         rows = next((self._rows[task] for task in config.names if task in self._rows), None)
         if rows is None or loaded is None:
             return None
@@ -355,7 +337,7 @@ class _Look:
 
     def _note_cut_texts(self) -> None:
         """Note which training texts are longer than the model reads, as a sample has it."""
-        if (loaded := self._model.loaded) is None:
+        if (loaded := self._loaded) is None:
             return
         for name, rows in self._rows.items():
             sample = rows.train.take(evenly(len(rows.train), _SAMPLE))
@@ -371,8 +353,8 @@ class _Look:
             sparsity = options.sparsity if isinstance(options, LocalizationOptions) else 0
             if tasks * sparsity > 1:
                 self._notes.append(
-                    f"{name}/seed-{seed}: {tasks} regions of {sparsity:g} of the {self._model.graftable:,} graftable entries "
-                    "are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
+                    f"{name}/seed-{seed}: {tasks} regions of {sparsity:g} of the graftable entries are more than there are. "
+                    "Later tasks train what earlier ones left. Set a lower sparsity."
                 )
 
 
@@ -396,7 +378,7 @@ class _PhaseTime:
     def steps(self, options: TrainingOptions, updates: int, rows: int) -> int:
         """Return how many steps it has where a task has so many updates and training rows."""
         if self.phase == "localize":
-            searches = isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint")
+            searches = isinstance(options, LocalizationOptions) and options.region_from == "mask"
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
         if self.phase == "fine_tune" and not getattr(options, "needs_fine_tuned", True):
             return self.taken  # of a readout alone, which are always as many

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.stream import Stream
     from forgetfree.core.readout_model import ReadoutModel
+    from forgetfree.data.bad_rows import DataFaults
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.config import RunConfig
     from forgetfree.models.fine_tuned_directory import FineTunedModel
@@ -42,36 +43,54 @@ class StreamLoader:
         config: what was asked for.
 
     Attributes:
-        store: the directory of fine-tuned models that strategies share.
         fine_tuned: the model of ``--fine-tuned``, once the stream is loaded.
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.store = config, Path(config.common.cache or Path(config.out) / "fine-tuned")
+        self.config = config
         self.fine_tuned: FineTunedModel | None = None
         self._stream: Stream | None = None
         self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
         # The answers before training, by the batch size they are computed in.
         self._first_rows: dict[int, Row] = {}
 
+    def unload(self) -> None:
+        """Let go of all that was loaded, for processes that load for themselves."""
+        self._stream, self._fresh = None, None
+        self._first_rows.clear()
+        for name in ("read", "tasks"):
+            vars(self).pop(name, None)
+
     @property
     def device(self) -> str:
         """Where this process computes."""
         return find_device(self.config.device)
 
+    @property
+    def store(self) -> Path:
+        """The directory of fine-tuned models that strategies share."""
+        return Path(self.config.common.cache or Path(self.config.out) / "fine-tuned")
+
+    @cached_property
+    def read(self) -> tuple[list[TaskRows], DataFaults]:
+        """The tasks that can be read, with all their rows, and what is wrong with the others: data are looked at once."""
+        from forgetfree.data.sources import read_tasks
+
+        config = self.config
+        data = config.objects.data_or(config.data)
+        return read_tasks(config.stream, data, config.common.evaluate_on, config.read_options)
+
     @cached_property
     def tasks(self) -> list[TaskRows]:
         """The tasks of the stream with all their rows."""
-        from forgetfree.data.sources import load_tasks
-
-        config, common, objects = self.config, self.config.common, self.config.objects
-        tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
+        tasks, faults = self.read
+        faults.report()
         if any(kind_of(rows.task).depends_on_model for rows in tasks):
-            self._fresh = fresh = self._load([rows.task for rows in tasks])
-            tasks = [drop_bad_rows(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
+            self._fresh = fresh = self.load([rows.task for rows in tasks])
+            tasks = [drop_bad_rows(rows, fresh.encoder(rows.task), self.config.skip_bad_rows) for rows in tasks]
         return tasks
 
-    def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
+    def load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
         """Load the model for tasks; where one is fine-tuned already, with its readout."""
         config, common, objects = self.config, self.config.common, self.config.objects
         arguments: dict[str, Any] = {"graftable": common.graftable, "max_length": common.max_length}
@@ -100,7 +119,7 @@ class StreamLoader:
                 "test_limit": common.test_limit,
                 "scenario": common.scenario,
             }
-            model, self._fresh = self._fresh or self._load([rows.task for rows in self.tasks]), None
+            model, self._fresh = self._fresh or self.load([rows.task for rows in self.tasks]), None
             self._stream = make_stream(config.stream, self.tasks, model, **drawn)
         return self._stream
 

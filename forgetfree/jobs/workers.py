@@ -18,9 +18,8 @@ from multiprocessing.queues import SimpleQueue
 
 from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
-from forgetfree.jobs.environment import quiet_libraries, set_threads, threads_of_each
+from forgetfree.jobs.environment import GRACE, machine_memory, quiet_libraries, set_threads, terminable, threads_of_each
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.signals import GRACE, terminable
 from forgetfree.jobs.unit import Unit
 from forgetfree.training.monitor import Monitor
 
@@ -134,8 +133,7 @@ def units_at_a_time(units: int, entries: int) -> int:
         units: of the job.
         entries: of the parameter space N: a unit holds θ_pre, θ and what AdamW keeps, 20 N bytes at most, beside libraries.
     """
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(units, cores(), memory // (_LIBRARIES + 20 * entries)))
+    return max(1, min(units, cores(), machine_memory() // (_LIBRARIES + 20 * entries)))
 
 
 #: What this process does to units, if it is a worker, and where it tells of it.

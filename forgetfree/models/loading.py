@@ -15,7 +15,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import BY_WORDS, READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
@@ -75,10 +75,10 @@ class LoadedModel:
         """The SHA-256 of what the tokenizer does; empty if there is none."""
         return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer, chats=self.readout == "generate")
 
-    def binding(self, precision: Precision) -> Binding:
-        """Return what answers depend on besides weights, if they are computed in ``precision``."""
+    def binding(self) -> Binding:
+        """Return what answers depend on besides weights."""
         max_length = 0 if self.tokenizer is None else self.max_length
-        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length, precision)
+        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length)
 
     @property
     def pad(self) -> int:
@@ -253,43 +253,6 @@ def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
 def dtype_of(space: ParameterSpace) -> ModelDtype:
     """Return the dtype that a model was loaded in, by its parameter space."""
     return "bfloat16" if torch.bfloat16 in space.dtypes else "float32"  # a family may keep some tensors in float32
-
-
-def sized(
-    path: str,
-    name: str,
-    readout: str,
-    graftable: str | None = None,
-    dtype: ModelDtype = "float32",
-    tasks: Iterable[TaskDefinition] = (),
-) -> tuple[ReadoutKind, int, ParameterSpace]:
-    """Return a model's readout, number of parameters and graftable tensors; its weights are not read.
-
-    Args:
-        path: directory or hub name.
-        name: the model's name, for messages.
-        readout: as it is asked for.
-        graftable: see `TaskModel`.
-        dtype: see `load_model`.
-        tasks: see `load_model`; without any, the tokenizer is not read either.
-
-    Raises:
-        ModelError: the configuration cannot be read, or has no head for the readout.
-    """
-    import transformers
-
-    config = read_config(path, name)
-    kind = choose_readout(config, readout, name)
-    tasks = list(tasks)
-    if tasks and _words_note(read_tokenizer(path, name), readout, kind, tasks):
-        kind = "linear"
-    loader = getattr(transformers, loader_of(config, kind, name))
-    with explained(name), quiet(transformers), torch.device("meta"):
-        network = loader.from_config(
-            config, dtype=DTYPES[dtype], trust_remote_code=False, **loader_arguments(config, kind)
-        )
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return kind, parameters, ParameterSpace.of(network, include=(graftable or ".",))
 
 
 def config_of(backbone: nn.Module) -> Any:

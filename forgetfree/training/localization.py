@@ -17,7 +17,6 @@ from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
-from forgetfree.core.regions import Region
 from forgetfree.core.selection import (
     RegionSource,
     Saliency,
@@ -37,6 +36,8 @@ from forgetfree.training.training_options import TrainingOptions
 MASK_EVALUATIONS = 2
 #: Validation rows, at most, by which a mask or a composition is chosen.
 VALIDATION_ROWS = 512
+#: Training rows, at most, whose mean gradient chooses a region, and those whose gradients `fisher` reads one by one.
+GRADIENT_ROWS, FISHER_ROWS = 64, 256
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
@@ -52,12 +53,9 @@ class LocalizationOptions(TrainingOptions):
     )
     region_from: RegionSource = option(
         "mask",
-        "how γ is chosen: mask learns S from γ_base, as in the paper; midpoint learns S from 0, halfway from θ_pre to θ_ft. "
-        "The others take what scores highest, with Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, taylor "
-        "|g·Δ|, gradient |g|, snip |g·θ|, gallop |g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
-    )
-    gradient_rows: int = option(
-        256, "training rows whose mean gradient region_from reads, at most; fisher reads them one by one", at_least=1
+        "how γ is chosen: mask learns S from γ_base, as in the paper. The others take what scores highest, with "
+        "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
+        "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
     )
     base_fraction: float = option(
         0.1,
@@ -79,14 +77,12 @@ class LocalizationOptions(TrainingOptions):
     @property
     def needs_fine_tuned(self) -> bool:
         """Whether γ cannot be chosen without θ_ft."""
-        return self.region_from in ("mask", "midpoint", "movement", "taylor")
+        return self.region_from in ("mask", "movement")
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
     """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
     budget(len(space), options.sparsity)
-    if options.mask_steps == 0 and options.region_from == "midpoint":
-        raise OptionError("region_from=midpoint with mask_steps=0 leaves no region. Set mask_steps above 0.")
     if options.mask_steps == 0 and options.region_from == "mask" and not options.base_fraction:
         raise OptionError(
             "base_fraction=0 with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
@@ -102,7 +98,6 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
     return MaskOptions(
         steps=steps,
         batch_size=size,
-        score_init=0.0 if options.region_from == "midpoint" else MaskOptions.score_init,  # σ(0) = 1/2
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // MASK_EVALUATIONS)),
         precision=cast(Precision, options.precision),  # decided by now
@@ -114,22 +109,6 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
     if mask.steps == 0 or not options.base_fraction:
         return 0 if mask.steps else count
     return max(1, floor_share(options.base_fraction, count))
-
-
-def search_count(
-    options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int
-) -> int:
-    """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
-
-    Args:
-        options: say whether there is a γ_base, if none is given.
-        sparsities: those of the regions.
-        base: γ_base, if it is given; one that is too large is cut to its most moved entries.
-        space_size: the number of entries of the parameter space.
-    """
-    smallest = budget(space_size, min(sparsities))
-    sized = options.base_fraction > 0 if base is None else len(base) > smallest
-    return len(sparsities) if sized else 1
 
 
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
@@ -168,7 +147,7 @@ def score_entries(
         rows: the task's training rows.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        options: how many rows are read, spread evenly, and how.
+        options: the precision of passes.
         seed: for ``random``.
     """
     space, gradient = model.space(), torch.empty(0, device="cpu")
@@ -177,11 +156,10 @@ def score_entries(
         # float32 has too few numbers: entries would be alike.
         gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
     elif kind == "fisher":
-        gradient = diagonal_fisher(
-            model, space, [rows.batch([row]) for row in representative(rows.targets, options.gradient_rows)]
-        )
+        read = representative(rows.targets, FISHER_ROWS)
+        gradient = diagonal_fisher(model, space, [rows.batch([row]) for row in read])
     elif kind != "movement":
-        read = representative(rows.targets, options.gradient_rows)
+        read = representative(rows.targets, GRADIENT_ROWS)
         batches = in_pieces(rows, read, theta_pre.device)
         gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
     return saliency(kind, gradient, theta_pre, theta_ft)

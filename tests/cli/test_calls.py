@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import sys
@@ -21,7 +20,7 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
+from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError
 from forgetfree.options import option
 from forgetfree.results.table import Results
 from forgetfree.training.training_options import TrainingOptions
@@ -137,8 +136,8 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     ("wrong", "line", "message"),
     [
         ({"strategies": ["grafting"]}, ["--strategy", "grafting"], "Unknown strategy 'grafting'"),
-        ({"device": "gpu"}, None, "Unknown device='gpu'. Did you mean 'cpu'? Known: auto, cpu"),
-        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "seeds names the same seed twice: 1, 1. Give each once."),
+        ({"device": "gpu"}, None, "Unknown --device 'gpu'. Did you mean 'cpu'? Known: auto, cpu"),
+        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "--seed names the same seed twice: 1, 1. Give each once."),
         ({"learning_rat": 1.0}, ["--set", "learning_rat=1.0"], "Did you mean 'learning_rate'?"),
         ({"learning_rate": "fast"}, ["--set", "learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
         ({"shots": 0}, ["--shots", "0"], "shots must be at least 1, got 0."),
@@ -146,7 +145,7 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
         (
             {"optimizer": "sdg"},
             ["--set", "optimizer=sdg"],
-            "must be sgd or adamw or package.module:function, got 'sdg'",
+            "must be sgd or momentum or adamw or package.module:function, got 'sdg'",
         ),
         ({"model": "/nowhere/at/all"}, ["--model", "/nowhere/at/all"], "does not exist"),
     ],
@@ -154,7 +153,6 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
 def test_wrong_arguments_are_refused_in_the_same_words(
     asked: Json, tmp_path: Path, capsys: Any, wrong: Json, line: list[str] | None, message: str
 ) -> None:
-    """But that arguments are named as they are in Python, where flags are named as they are typed."""
     with pytest.raises(UsageError) as refused:
         forgetfree.run("sst2", **(asked | {"strategies": ["continual-ft"]} | wrong), out=tmp_path / "out")
     assert message in str(refused.value)
@@ -172,7 +170,7 @@ def test_wrong_arguments_are_refused_in_the_same_words(
             == 2
         )
         said = capsys.readouterr().err
-        assert str(refused.value) in in_arguments(said, inspect.signature(forgetfree.run).parameters)
+        assert str(refused.value) in said
 
 
 def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
@@ -182,7 +180,9 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
         forgetfree.run("sst2", data="demo", sparsty=0.1)
     with pytest.raises(UsageError, match=r"Unknown option 'text_columns'\. Did you mean 'text_column'\?"):
         forgetfree.run("sst2", data="demo", text_columns=["text"])
-    with pytest.raises(UsageError, match=r"^'strategy' is no option of a strategy\. Give it as strategies=\.$"):
+    with pytest.raises(
+        UsageError, match=r"^'strategy' is no option of a strategy\. Give it as --strategy, in Python as strategies=\.$"
+    ):
         forgetfree.run("sst2", data="demo", strategy="bitfit")
 
 
@@ -202,7 +202,7 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
     with pytest.raises(DataError, match=r"data\['demo'\]"):  # its rows are meant, not the registered stream
         forgetfree.run(["demo"], **asked | {"data": {"demo": frame.assign(text="")}})
     for none, flag in (("seeds", "seed"), ("strategies", "strategy")):
-        with pytest.raises(UsageError, match=f"{none} names no {flag}. Give one, or leave it out."):
+        with pytest.raises(UsageError, match=f"--{flag} names no {flag}. Give one, or leave it out."):
             forgetfree.run("sst2", **asked | {none: []})
     made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(OptionError, match=r"^optimizer=RMSprop\(…\) holds the parameters of one model"):
@@ -344,21 +344,15 @@ def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
     assert longer.matrix("Naive").equals(first.matrix("Naive")) and longer.matrix("Naive", 1).shape == (2, 1)
 
 
-def test_data_and_model_in_memory_go_to_what_reads_them(
+def test_a_model_in_memory_goes_to_what_copies_it_for_every_seed(
     asked: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
-    """What a stream takes as an object, a run takes; `load_model` copies it, for every seed."""
     from forgetfree.cli import hub
-    from forgetfree.data import sources
     from forgetfree.models import loading
 
-    mine, network, told = {"sst2": object()}, torch.nn.Linear(2, 2), []
-    load_tasks, load_model = sources.load_tasks, loading.load_model
-    monkeypatch.setattr(
-        sources,
-        "load_tasks",
-        lambda stream, data, *how: told.append(data) or load_tasks(stream, str(asked["data"]), *how),
-    )
+    rows = [{"text": f"the film is {word} {i}", "label": i % 2} for i, word in enumerate(["dull", "lovely"] * 20)]
+    network, told = torch.nn.Linear(2, 2), []
+    load_model = loading.load_model
     monkeypatch.setattr(
         loading,
         "load_model",
@@ -367,11 +361,9 @@ def test_data_and_model_in_memory_go_to_what_reads_them(
         ),
     )
     monkeypatch.setattr(hub, "go_offline_if_cut_off", lambda: told.append("the hub"))
-    given = asked | {"data": mine, "model": network, "tokenizer": "its own"}
+    given = asked | {"data": {"sst2": rows}, "model": network, "tokenizer": "its own"}
     forgetfree.run(**given, strategies="continual-ft", seeds=[0, 1], out=tmp_path / "out")
-    data, (first, tokenizer), (second, _) = told
-    assert data is mine and tokenizer == "its own"
-    assert first is second is network
+    assert told == [(network, "its own")] * 2
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["objects"] == ["data in memory", "a Linear in memory"] and config["run"]["stream"] == "sst2"
     monkeypatch.undo()

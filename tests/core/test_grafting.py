@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
-from forgetfree.core import mask, parameters
+from forgetfree.core import mask
 from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.body import body_space
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
@@ -220,6 +220,7 @@ def learn(
     cut: int | None = None,
     on_step: Any = None,
     forward: Any = None,
+    precision: str = "fp32",
     **options: Any,
 ) -> LearnedRegion:
     """Call `learn_region` with whole batches, or with micro-batches of ``cut`` rows."""
@@ -233,7 +234,7 @@ def learn(
         pre,
         ft,
         [pieces(batch) for batch in batches],
-        forward or model,
+        CrossEntropy(forward or model, torch.device("cpu"), precision),
         sparsity=sparsity,
         base=base,
         options=MaskOptions(**({"steps": len(batches), "learning_rate": 2e4} | options)),
@@ -316,10 +317,8 @@ class Mixed(nn.Module):
         return self.linear(hidden.to(self.linear.weight.dtype))
 
 
-@pytest.mark.parametrize("length", [7, 2**17])
-def test_a_step_is_equations_3_and_4_for_any_layout_and_dtype(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where tensors are cut into stretches. The gradients of bfloat16 tensors have two to three digits."""
-    monkeypatch.setattr(parameters, "stretch_of", lambda device: length)
+def test_a_step_is_equations_3_and_4_for_any_layout_and_dtype() -> None:
+    """The gradients of bfloat16 tensors have two to three digits."""
     torch.manual_seed(0)
     model = Mixed()
     space = ParameterSpace.of(model)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forgetfree.core.parameter_kinds import layer_of, parameter_kind
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
-from forgetfree.core.regions import Region, distribution, overlap
+from forgetfree.core.regions import Region, distribution
 from forgetfree.errors import RegionError
-from forgetfree.results.parameter_kinds import layer_of, parameter_kind
-
-A, B = Region.of([1, 3, 5, 7]), Region.of([3, 4, 5])
 
 
 def test_a_region_is_sorted_and_without_repeats() -> None:
@@ -30,9 +28,9 @@ def test_algebra_agrees_with_pythons_sets() -> None:
 
 
 def test_mask_and_back() -> None:
-    mask = B.mask(6)
-    assert mask.tolist() == [False, False, False, True, True, True]
-    assert Region.from_mask(mask) == B
+    region = Region.of([3, 4, 5])
+    assert region.mask(6).tolist() == [False, False, False, True, True, True]
+    assert Region.from_mask(region.mask(6)) == region
 
 
 @pytest.mark.parametrize(
@@ -59,14 +57,6 @@ def test_a_mask_is_not_taken_for_indices_nor_indices_for_a_mask() -> None:
     with pytest.raises(RegionError, match=r"must be boolean, got torch.int64.*Region\.of"):
         Region.from_mask(torch.tensor([5, 9]))
     assert Region.of([]) == Region.empty()
-
-
-def test_overlap_is_the_share_of_the_second() -> None:
-    """|{3, 5}| = 2 of |B| = 3 entries, and of |A| = 4."""
-    assert overlap(A, B) == pytest.approx(2 / 3)
-    assert overlap(B, A) == pytest.approx(2 / 4)
-    assert overlap(A, A) == 1
-    assert overlap(A, Region.empty()) == 0
 
 
 def test_distribution_counts_every_group_in_the_spaces_order() -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import tiny
-import transformers
 
 from forgetfree import cli
+from forgetfree.data import sources
 from forgetfree.jobs import preflight
 from forgetfree.jobs.config import RunConfig
-from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]
 
@@ -152,25 +151,25 @@ def test_a_model_that_is_not_here_is_not_downloaded(
     assert found["total"]["updates"] == 128
 
 
-def test_a_large_model_is_sized_by_its_configuration_alone(tmp_path: Path) -> None:
-    """GPT-2 XL: 1.5 billion parameters, of which no number is made."""
-    config = transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25, architectures=["GPT2LMHeadModel"])
-    config.save_pretrained(tmp_path)
-    readout, parameters, space = sized(str(tmp_path), "xl", "auto")
-    graftable = len(space)
-    assert readout == "causal"
-    layer = 12 * 1600**2 + 13 * 1600  # by hand: attention 4d² + 4d, feed-forward 8d² + 5d, two norms 4d
-    assert graftable == 48 * layer + 2 * 1600
-    assert parameters == graftable + (50257 + 1024) * 1600
+def test_a_model_of_which_a_step_takes_more_than_there_is_is_not_loaded(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "machine_memory", lambda: 1)
+    found = plan("run", "sst2", "--strategy", "fine-tune")
+    assert found["model"]["parameters"] is None and found["total"]["updates"] == 128
+    assert "a step of it may take more memory than there is" in found["notes"][0]
 
 
-def test_a_model_is_sized_as_it_is_loaded(model_directory: Any) -> None:
-    for kind, readout in (("bert", "linear"), ("bert-mlm", "prompt"), ("gpt2-lm", "causal")):
-        path = str(model_directory(kind))
-        loaded = load_model(path, readout)
-        size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
-        found, parameters, space = sized(path, path, readout)
-        assert (found, parameters, space.layout_hash) == (readout, size, loaded.model.space().layout_hash)
+def test_data_are_read_once_where_a_run_is_refused(
+    usual: list[str], data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, read = shutil.copytree(data_directory, tmp_path / "data"), list[str]()
+    with (data / "sst2" / "train.jsonl").open("a") as file:
+        file.write("{}\n")
+    read_tasks = sources.read_tasks
+    monkeypatch.setattr(sources, "read_tasks", lambda stream, *more: read.append(stream) or read_tasks(stream, *more))
+    assert cli.main(["run", "sst2", *usual[2:], "--data", str(data), "--strategy", "fine-tune"]) == 1
+    assert read == ["sst2"]
 
 
 # -- Faults ----------------------------------------------------------------------------------------------

@@ -259,7 +259,9 @@ def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
     predictor = Predictor.of_run(run, strategy=strategy)
     switch = TaskSwitch(run / strategy / "seed-0" / "ledger.safetensors", model)
     for task in ("sst2", "qnli", "ag_news"):
+        drawn = torch.get_rng_state()
         switch.to(task)
+        assert torch.equal(torch.get_rng_state(), drawn)
         texts = list(zip(rows[task].first, rows[task].second, strict=True)) if task == "qnli" else rows[task].first
         one = [tokenizer(*([text] if task != "qnli" else text), return_tensors="pt") for text in texts]
         with torch.no_grad():

@@ -230,12 +230,3 @@ def test_a_checkpoint_tells_both_trainings_apart(tiny_stream: MakeStream) -> Non
     assert len(first & second) == 0 and len(first) and len(second)
     assert len(starts.known_by) == 5  # a readout and a region each; the second region trained twice
     assert len(set(starts.known_by)) == 5
-
-
-def test_the_final_union_leaves_out_what_stands_alone(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefer(monkeypatch, {"sst2"})
-    strategy = learn(tiny_stream(), composition="auto", final_union=True)
-    assert [record.alone for record in strategy.ledger.records] == [False, False, True]
-    union = learn(tiny_stream(stream="qnli,ag_news"), composition="union", final_union=True)
-    found, expected = (each.extra_results()["union"]["accuracy"] for each in (strategy, union))
-    assert found[:2] == expected

@@ -13,7 +13,6 @@ import pytest
 import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
 from avalanche.core import SupervisedPlugin
-from avalanche.models import SimpleMLP
 from damage import note, put, rewrite, sealed, told
 from safetensors.torch import save_file
 from small_strategies import assert_same, everything, learned_rows, logits, make
@@ -205,7 +204,7 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
     torch.manual_seed(0)
     stream = benchmark_stream(_benchmark(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     first, second = stream.benchmark.train_stream
-    constant = {"momentum": 0.0, "schedule": "constant", "steps": 40}
+    constant = {"optimizer": "sgd", "schedule": "constant", "steps": 40}
     strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)
     strategy.train(first)
     (projection,) = strategy.adapters.adapters.projections("task-0").values()
@@ -332,7 +331,7 @@ def test_a_file_of_something_else_is_refused(tiny_stream: MakeStream, saved: Pat
         make("o-lora", tiny_stream("bert", "linear")).load(saved.parent)
     with pytest.raises(RunError, match="belong to other weights"):
         make("lora", tiny_stream("bert-pooler", "linear")).load(saved.parent)
-    with pytest.raises(RunError, match="'ag_news', which this stream lacks"):
+    with pytest.raises(RunError, match="task 'ag_news' was learned, which this stream lacks"):
         make("lora", tiny_stream("bert", "linear", stream="qnli,sst2")).load(saved.parent)
     with pytest.raises(RunError, match="do not fit the readout of 'qnli'"):
         make("lora", tiny_stream("bert", "linear", scenario="class")).load(saved.parent)
@@ -349,19 +348,6 @@ def _benchmark() -> Any:
         y = torch.arange(24) % 2 + 2 * task
         tensors.append((torch.randn(24, 8, generator=generator) + y[:, None], y))
     return tensors_benchmark(train_tensors=tensors, test_tensors=tensors, task_labels=[0, 1])
-
-
-def test_a_network_with_linear_layers_learns_by_adapters() -> None:
-    torch.manual_seed(0)
-    network = SimpleMLP(num_classes=4, input_size=8, hidden_size=6, hidden_layers=2, drop_rate=0)
-    stream = benchmark_stream(_benchmark(), network)
-    before = everything(stream.model.backbone)
-    strategy = make("lora", stream)
-    rows = learned_rows(strategy)
-    assert len(strategy.adapters.adapters.projections("task-0")) == 2
-    assert not torch.equal(rows[0]["experience-0"], rows[1]["experience-0"])
-    assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"])
-    assert_same(everything(stream.model.backbone), before)
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -206,7 +206,7 @@ def test_other_texts_are_noticed_on_resume(model: Path, data: Path, lines: Path,
     how: dict[str, Any] = {"strategies": "continual-ft", "data": str(data), "model": str(model), "held_out": lines}
     forgetfree.run("first", out=tmp_path / "out", steps=1, **how)
     lines.write_text("a movie\n")
-    with pytest.raises(RunError, match="the texts of held_out= changed since it was begun"):
+    with pytest.raises(RunError, match="the texts of --held-out changed since it was begun"):
         forgetfree.run("first", out=tmp_path / "out", steps=1, resume=True, **how)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from forgetfree import registry
 from forgetfree.continual.stream import make_stream
-from forgetfree.core.regions import Region, biases, graft_theta, interpolate, pruned_theta
+from forgetfree.core.regions import Region, biases, graft_theta
 from forgetfree.core.selection import most_moved
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import plan_batches
@@ -56,38 +56,13 @@ def test_a_graft_worked_by_hand() -> None:
     assert graft_theta(PRE, FT, Region.of([1, 3])).tolist() == [1.0, 6.0, 3.0, 8.0]
 
 
-def test_a_lottery_ticket_worked_by_hand() -> None:
-    assert pruned_theta(FT, Region.of([1, 3])).tolist() == [0.0, 6.0, 0.0, 8.0]
-
-
-def test_interpolation_worked_by_hand() -> None:
-    assert interpolate(PRE, FT, 0.25).tolist() == [2.0, 3.0, 4.0, 5.0]
-
-
-def test_interpolation_ends_in_the_very_bits_of_both_models() -> None:
-    generator = torch.Generator().manual_seed(0)
-    pre, ft = torch.randn(1000, generator=generator) * 1e3, torch.randn(1000, generator=generator) * 1e-3
-    assert torch.equal(interpolate(pre, ft, 0.0), pre)
-    assert torch.equal(interpolate(pre, ft, 1.0), ft)
-
-
-def test_wise_graft_moves_nothing_outside_the_region() -> None:
-    generator = torch.Generator().manual_seed(0)
-    pre, ft = torch.randn(1000, generator=generator), torch.randn(1000, generator=generator)
-    region = Region.of(range(10, 20))
-    between = interpolate(pre, graft_theta(pre, ft, region), 0.3)
-    outside = ~region.mask(1000)
-    assert torch.equal(between[outside], pre[outside])
-    assert torch.allclose(between[10:20], 0.7 * pre[10:20] + 0.3 * ft[10:20])
-
-
 # -- Models ----------------------------------------------------------------------------------------------
 
 
 def test_every_call_leaves_the_pre_trained_model(bench: SingleTask) -> None:
     before = held(bench)
     fine_tuned = bench.fine_tuned(OPTIONS)
-    region = bench.localized(fine_tuned, OPTIONS)[0].region
+    region = bench.localized(fine_tuned, OPTIONS).region
     retrained = bench.retrained(fine_tuned, region, OPTIONS)
     for state in (fine_tuned, bench.grafted(fine_tuned, region), retrained):
         bench.answers(state)
@@ -131,19 +106,6 @@ def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
     ).fine_tuned(options)
     assert torch.equal(again.theta, theirs.theta)
     assert torch.equal(again.readouts["sst2"]["weight"], theirs.readouts["sst2"]["weight"])
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.1])
-def test_regions_of_several_sparsities_are_those_asked_for_alone(bench: SingleTask, fraction: float) -> None:
-    """From an empty γ_base one search serves them all."""
-    options = replace(OPTIONS, base_fraction=fraction, mask_steps=4)
-    fine_tuned = bench.fine_tuned(options)
-    together = bench.localized(fine_tuned, options, [0.1, 0.02])
-    for sparsity, found in zip((0.1, 0.02), together, strict=True):
-        (alone,) = bench.localized(fine_tuned, replace(options, sparsity=sparsity))
-        assert found.region == alone.region and 0 < len(found.region) <= sparsity * len(bench.space)
-        assert (found.step, found.validation, found.losses) == (alone.step, alone.validation, alone.losses)
-        assert torch.equal(found.scores, alone.scores)
 
 
 def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(bench: SingleTask) -> None:
@@ -213,16 +175,6 @@ def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
     assert steps() == 16 * 2 * 1
 
 
-def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleTask) -> None:
-    options = LocalizationOptions(steps=2, mask_steps=0)
-    fine_tuned = bench.fine_tuned(options)
-    base = Region(torch.arange(0, len(bench.space), 3))
-    found = bench.localized(fine_tuned, options, (0.01, 0.05), base=base)
-    for each, sparsity in zip(found, (0.01, 0.05), strict=True):
-        count = int(sparsity * len(bench.space))
-        assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)
-
-
 @pytest.mark.parametrize(("fraction", "steps", "share"), [(0.1, 2, 0.1), (1.0, 2, 1.0), (0.1, 0, 1.0), (1e-9, 2, 0.0)])
 def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     bench: SingleTask, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
@@ -231,25 +183,22 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     options = replace(OPTIONS, sparsity=0.05, base_fraction=fraction, mask_steps=steps)
     count = int(0.05 * len(bench.space))
     found: list[Region] = []
-    learn = single_task.learn_regions
+    learn = single_task.learn_region
 
     def spied(*arguments: Any, base: Region, **named: Any) -> Any:
         found.append(base)
         return learn(*arguments, base=base, **named)
 
-    monkeypatch.setattr(single_task, "learn_regions", spied)
+    monkeypatch.setattr(single_task, "learn_region", spied)
     fine_tuned = bench.fine_tuned(options)
-    (learned,) = bench.localized(fine_tuned, options)
+    learned = bench.localized(fine_tuned, options)
     assert found == [most_moved(bench.pre.theta, fine_tuned.theta, max(1, int(share * count)))]
     assert len(learned.region) <= count and learned.budget == count
     if steps == 0:
         assert learned.region == found[0]
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.1, [1, 2, 3, 4, 5, 6]), (0.0, [1, 2, 3])])
-def test_every_step_of_several_searches_is_told_once(
-    model_directory, data_directory: Path, fraction: float, expected: list[int]
-) -> None:
+def test_every_step_of_the_search_is_told_once(model_directory, data_directory: Path) -> None:
     class Listener(Monitor):
         @contextmanager
         def phase(self, task: str, phase: Any, steps: int) -> Iterator[Any]:
@@ -260,9 +209,9 @@ def test_every_step_of_several_searches_is_told_once(
     heard: dict[str, Any] = {}
     (rows,) = load_tasks("sst2", str(data_directory))
     bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
-    options = LocalizationOptions(steps=2, mask_steps=3, base_fraction=fraction)
-    bench.localized(bench.fine_tuned(options), options, (0.01, 0.05))
-    assert heard["localize"] == (len(expected), expected)
+    options = LocalizationOptions(steps=2, mask_steps=3, sparsity=0.05)
+    bench.localized(bench.fine_tuned(options), options)
+    assert heard["localize"] == (3, [1, 2, 3])
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
