@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgetfree.data.bad_rows import RowError
-from forgetfree.data.encoding import LEAD
+from forgetfree.data.encoding import token_ids
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
@@ -233,10 +233,10 @@ class ChatTemplate:
                 continue
             after = one[len(one) - _shared(one[::-1], other[::-1]) :]
             known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
-            for token in self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else ():
+            for token in token_ids(self._tokenizer, [after], special=True)[0]:
                 text = str(self._tokenizer.convert_ids_to_tokens(token))
                 if token in known and text in after:
-                    return after[after.index(text) :], int(token)
+                    return after[after.index(text) :], token
             return after, None
         return "", None
 
@@ -393,20 +393,9 @@ class ChatTemplate:
             inside: whether it stands after another.
         """
         first, *others = text.split(_BREAK)
-        return [
-            *self._piece(first, inside=inside),
-            *(token for each in others for token in self._piece(each, inside=True)),
-        ]
-
-    def _piece(self, text: str, *, inside: bool) -> list[int]:
-        def ids(piece: str) -> list[int]:
-            found: Sequence[int] = self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-            return list(found)
-
-        if not inside or not text:
-            return ids(text) if text else []
-        lead, whole = ids(LEAD), ids(LEAD + text)
-        return whole[len(lead) :] if whole[: len(lead)] == lead else ids(text)
+        pieces = token_ids(self._tokenizer, [first], inside=inside, special=True)
+        pieces += token_ids(self._tokenizer, others, inside=True, special=True)
+        return [token for piece in pieces for token in piece]
 
 
 def _left_out(key: str, what: str) -> RowError:

@@ -534,8 +534,7 @@ class PromptEncoder(Encoder):
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _ids(self, piece: str) -> list[int]:
-        ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
-        return ids
+        return token_ids(self.tokenizer, [piece], special=True)[0]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import datasets
 import pandas
 import pytest
 import torch
-from task_files import refusal, write_rows, zstd
+from task_files import refusal, write_rows, write_task, zstd
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
@@ -748,11 +748,6 @@ def test_splits_whose_labels_stand_in_another_order_are_refused() -> None:
 )
 def test_numbers_that_are_names_are_names(names: list[str], labels: list[int], tmp_path: Path) -> None:
     """`label_names` of source.json may order labels that are written as numbers."""
-    folder = tmp_path / "mood"
-    folder.mkdir()
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + list(map(int, names)))]
-    for split in ("train", "test", "validation"):
-        write_rows(folder / f"{split}.jsonl", rows)
-    (folder / "source.json").write_text(json.dumps({"label_names": names}))
-    read = load_task("mood", str(tmp_path))
+    read = load_task("mood", str(write_task(tmp_path, "mood", rows, {"label_names": names}).parent))
     assert [names[label] for label in read.test.labels] == [str(row["label"]) for row in rows]
