@@ -30,7 +30,7 @@ TASKS = ("sst2", "mpqa", "ag_news")
 #: The rates of AdamW that are tried, by what is trained; a region's are about those of fine-tuning times √(N/s).
 RATES = {
     "fine-tune": (1e-4,),
-    **dict.fromkeys(("movement", "gradient", "snip", "gallop", "fisher"), (3e-3, 1e-2)),
+    **dict.fromkeys(("movement", "gradient", "snip", "gallop"), (3e-3, 1e-2)),
     "lora": (1e-3, 3e-3),
 }
 STEPS, ROWS, SCORED, LENGTH = 100, 8, 400, 32

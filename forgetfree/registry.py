@@ -147,15 +147,9 @@ TEXT_METRICS: dict[str, Entry] = {
     "token_f1": Entry(
         "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of texts and right ones, as in SQuAD"
     ),
-    "rouge_1": Entry("forgetfree.results.text_metrics:ROUGE_1", "ROUGE-1 of texts, by common words"),
-    "rouge_2": Entry("forgetfree.results.text_metrics:ROUGE_2", "ROUGE-2 of texts, by common pairs of words"),
     "bleu": Entry("forgetfree.results.text_metrics:BLEU", "BLEU of all texts, as sacrebleu computes it"),
-    "chrf": Entry("forgetfree.results.text_metrics:CHRF", "chrF of all texts, by common runs of characters"),
     "numeric_answer": Entry(
         "forgetfree.results.text_metrics:NUMERIC_ANSWER", "the share of texts whose last number is that of a right one"
-    ),
-    "edit_similarity": Entry(
-        "forgetfree.results.text_metrics:EDIT_SIMILARITY", "1 minus the edits from a text to a right one, as a share"
     ),
 }
 METRICS = LABEL_METRICS | TEXT_METRICS

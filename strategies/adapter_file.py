@@ -138,7 +138,7 @@ class AdapterWeights(RunWeights):
     """
 
     def __init__(self, source: Source, loaded: LoadedModel) -> None:
-        binding = loaded.binding(source.precision)
+        binding = loaded.binding()
         records, joint = load_adapters(source.file, fingerprint=loaded.fingerprint, binding=binding)
         super().__init__(source, loaded, [record.task for record in records])
         self._loaded, self._original = loaded, loaded.model.backbone

@@ -22,9 +22,9 @@ from forgetfree.continual.strategy import (
     Training,
     undo_on_error,
 )
+from forgetfree.continual.strategy_parts import tasks_named
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
-from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
@@ -332,27 +332,22 @@ class TaskAdapters:
                 f"The adapters in {path} act {ways[joint]}, and this strategy lets them act {ways[self._joint]}. Load them "
                 "into the strategy that saved them."
             )
-        tasks = {task.name: task for task in strategy.stream.tasks}
-        for record in records:
-            if record.task not in tasks:
-                raise RunError(
-                    f"{path} has adapters of task {brief(record.task)}, which this stream lacks. Load that stream."
-                )
+        tasks = tasks_named(strategy.stream, (record.task for record in records), path)
+        for task, record in zip(tasks, records, strict=True):
             if readout := record.group("readout"):
-                module = strategy.model.readout_module(tasks[record.task].label)
+                module = strategy.model.readout_module(task.label)
                 check_shapes(f"the readout of {record.task!r}", module.state_dict(), readout)
         self.adapters = loaded_adapters(self._original, records)
         self.records = {adapter_name(k): record for k, record in enumerate(records)}
-        for record in records:
-            task, readout = tasks[record.task], record.group("readout")
-            if readout:
+        for task, record in zip(tasks, records, strict=True):
+            if readout := record.group("readout"):
                 load_tensors_(strategy.model.readout_module(task.label), readout)
             strategy.note_learned(task, readout)
 
     def _base(self) -> dict[str, Any]:
         """Return what the adapters belong to."""
         loaded = self._strategy.stream.loaded
-        binding = loaded.binding("fp32")
+        binding = loaded.binding()
         return {"fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:

@@ -20,7 +20,7 @@ from forgetfree.tensor_file import TensorFile
 Json = dict[str, Any]
 #: Of the tasks, the first two to four.
 LABELS = ["no", "yes", "maybe", "never"]
-ROWS, KINDS = 120, ("query weight", "key weight", "value weight", "output bias")
+ROWS = 120
 
 
 def answers(score: float, truth: Any, rng: np.random.Generator) -> LabelAnswers:
@@ -68,18 +68,12 @@ def make_run(
                 for step in range(1, 20)
             ]
             (unit.directory / HISTORY).write_text("".join(f"{json.dumps(step)}\n" for step in steps))
-            owned = rng.integers(0, 40, size=(6, len(KINDS), n))
-            sizes = owned.sum((0, 1)).tolist()
+            sizes = rng.integers(400, 500, size=n).tolist()
             overlap = 0.2 * rng.random((n, n)) + 0.8 * np.eye(n)
             ledger = {
                 "composition": "union",
                 **{"region_size": [size + 9 for size in sizes], "owned_size": sizes, "bytes": 9000 * n},
                 "overlap": overlap.tolist(),
-                "places": [
-                    {"layer": f"layer {i}", "kind": kind, "entries": 5000, "owned": owned[i, j].tolist()}
-                    for i in range(6)
-                    for j, kind in enumerate(KINDS)
-                ],
             }
             size = 9000 if not lost else 40_000_000
             details = {

@@ -65,13 +65,12 @@ def by_tasks(turns: int) -> list[Figure]:
     """Measure a ledger of tasks with 2,000 entries each."""
     model = encoder()
     space = ParameterSpace.of(model)
-    append, switch, save, load, read = (dict[int, float]() for _ in range(5))
+    append, switch, save, load = (dict[int, float]() for _ in range(4))
     with tempfile.TemporaryDirectory() as directory:
         for tasks in TASKS:
             ledger, file = ledger_of(space, tasks, ENTRIES), Path(directory) / f"{tasks}.safetensors"
             save[tasks] = cpu_time(partial(ledger.save, file), 1)
             load[tasks] = cpu_time(partial(Ledger.load, file), 1)
-            read[tasks] = cpu_time(partial(Ledger.read_record, file, f"task-{tasks // 2}"), turns)
             switches = LedgerSwitch(ledger, model, check=False)
             switches.to(7)
             switch[tasks] = cpu_time(partial(_to_the_next_and_back, switches), turns)
@@ -81,7 +80,6 @@ def by_tasks(turns: int) -> list[Figure]:
     return [
         growth("T, append a task to a ledger", append),
         growth("T, to the next task and back", switch),
-        growth("T, read one task of a file", read),
         growth("T, save all tasks", save),
         growth("T, load and check all tasks", load),
     ]

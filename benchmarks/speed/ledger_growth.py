@@ -3,8 +3,7 @@
 python -m forgetfree.benchmarks.speed ledger_growth
 
 The model has 21.3 M graftable entries, and every task a random region of 2,000. "A task" of load and save is their time over
-the number of tasks; `forgetfree ledger verify` takes as long as load. To read one task, only
-the names of all are read besides.
+the number of tasks; `forgetfree ledger verify` takes as long as load.
 """
 
 from __future__ import annotations
@@ -92,8 +91,6 @@ def figures(turns: int = 9) -> list[Figure]:
                 action(file)
                 whole[what][tasks] = (perf_counter() - begin) / tasks
         first, last = TASKS[1], TASKS[-1]
-        reads = {f"{n:,} tasks": lambda n=n: Ledger.read_record(files[n], f"task-{n // 2}") for n in TASKS}
-        found.append(_flat("read one task", alternate(reads, turns=turns, repeats=3)))
         for what, times in whole.items():
             named = {f"{n:,} tasks": each for n, each in times.items()}
             value = times[last] / times[first]

@@ -18,7 +18,7 @@ import numpy as np
 from forgetfree.benchmarks.speed.evaluation import small_tasks
 from forgetfree.benchmarks.speed.measurement import Figure
 from forgetfree.jobs.config import Execution, RunConfig, prepared
-from forgetfree.jobs.run import UnitWork
+from forgetfree.jobs.learn import UnitWork, learn
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model
@@ -53,7 +53,7 @@ def seconds_per_task(strategy: str) -> np.ndarray:
             times.append(time.perf_counter())
 
         with patch("forgetfree.jobs.learn.write_scores", written):
-            work(unit, Monitor())
+            learn(work, unit, Monitor())
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)
 

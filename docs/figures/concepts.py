@@ -52,7 +52,8 @@ def pictures(names: dict[str, Any]) -> dict[str, str]:
     reviews, news, trainable = (region, "first"), (names["found"], "second"), (names["trainable"], "second")
     for_news = names["grafted"].clone()
     for_news[trainable[0].indices] = names["news"].values
-    owners = [names["ledger"].owner(entry) or "–" for entry in range(size)]
+    ledger = names["ledger"]
+    owners = [[*ledger.tasks, "–"][owner] for owner in ledger.owners(type(region).of(range(size))).tolist()]
     scores, gamma = names["scores"], names["gamma"]
     base = names["base"].nonzero().flatten().tolist()
     return {

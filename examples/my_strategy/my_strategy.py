@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.stream import EncodedTask
+from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
 from forgetfree.options import option
 from forgetfree.training.training_options import TrainingOptions
 

@@ -6,7 +6,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from inspect import BoundArguments
 from itertools import pairwise
+from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -15,7 +17,7 @@ from forgetfree.cli.usage import fail, lacks, refuse
 from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
-from forgetfree.jobs.signals import terminable
+from forgetfree.jobs.environment import terminable
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"
@@ -100,11 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with terminable(), each_note_once():
-            return _run(words, before_texts)
+            command, bound = _parsed(words, before_texts)
+            return int(command(*bound.args, **bound.kwargs) or 0)
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
-    except KeyboardInterrupt:
-        return fail("Interrupted.", 1)
+    except KeyboardInterrupt as stop:
+        return fail(f"Interrupted. {stop}".strip(), 1)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -132,8 +135,8 @@ def _message_of(error: Exception) -> str:
     )
 
 
-def _run(words: list[str], before_texts: list[str]) -> int:
-    """Run the command that the words say.
+def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArguments]:
+    """Return the command that the words say, and its arguments.
 
     Raises:
         UsageError: they say no command.
@@ -151,4 +154,4 @@ def _run(words: list[str], before_texts: list[str]) -> int:
         refuse(app, error, before_texts)
     if command == app.help_print and not {"--help", "-h"} & set(before_texts):
         raise lacks(" ".join(["forgetfree", *words]), ["ACTION" if words else "COMMAND"])
-    return int(command(*bound.args, **bound.kwargs) or 0)
+    return command, bound

@@ -132,7 +132,8 @@ def run(
             job = _job_on(on, without, values, objects)
         else:
             job = _job(values, objects, "" if out is None else f" into {directory}")
-        failed = failures(job.perform(execution, watched=progress))
+        with job.announced(execution, watched=progress) as how:
+            failed = failures(job.train(how))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")

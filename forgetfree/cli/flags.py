@@ -22,11 +22,10 @@ from forgetfree.jobs.config import (
     RunConfig,
     RunOptions,
     SettingFlags,
+    for_strategies,
     key_of,
-    left_behind,
     section_types,
     stream_of,
-    without_others,
 )
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.results.config_file import read_options
@@ -173,7 +172,9 @@ def values_of(flags: Mapping[str, Any]) -> Json:
     plain, types = dict.fromkeys(_SETTINGS, Any), section_types()
     file = read_options(Path(flags["config"]), types | plain) if "config" in flags else {}
     if "strategy" in flags and not flags.get("resume"):
-        file = _without_others(file, flags)
+        file, left = for_strategies(file, flags["strategy"])  # no flag could take these away
+        if left and not flags.get("quiet"):
+            tell(f"note: {flags['config']} has {', '.join(left)} for strategies that are not run here: left out.")
     if len(flags.get("data", ())) == 1:  # several files are a list of them
         flags = {**flags, "data": flags["data"][0]}
     typed = _settings(flags.get("set", ()))
@@ -189,14 +190,6 @@ def values_of(flags: Mapping[str, Any]) -> Json:
     own = {key: each[key] for each in (file, flags) for key in _SETTINGS if key in each}
     values = {**file, **flags, "set": settings | own}
     return {field.name: values[key] for field in fields(RunConfig) if (key := key_of(field)) in values}
-
-
-def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:
-    """Return a file's options without those that no strategy asked for has, and say so: no flag could take them away."""
-    left = left_behind(file, flags["strategy"])
-    if left and not flags.get("quiet"):
-        tell(f"note: {flags['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
-    return without_others(file, flags["strategy"])
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

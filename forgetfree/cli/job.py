@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
@@ -94,8 +94,9 @@ class Job:
         revision = revise(run, tasks, without, out, options, objects)
         return cls(revision.config, partial(train, revision.config, revision=revision), (f"{revision}, into {out}",))
 
-    def perform(self, execution: Execution, *, watched: bool) -> Json:
-        """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""
+    @contextmanager
+    def announced(self, execution: Execution, *, watched: bool) -> Iterator[Execution]:
+        """Give how to `train`, if it is watched with the progress shown; after an error, no empty directory stays."""
         from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.progress import make_progress
 
@@ -113,7 +114,7 @@ class Job:
         if watched and execution.resume:
             tell(resumption(out))
         with no_empty_directories(out, config.settings.get("cache")):
-            return self.train(execution)
+            yield execution
 
 
 def plan(config: RunConfig, *, resume: bool = False) -> Json:

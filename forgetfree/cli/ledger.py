@@ -65,7 +65,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
         loaded = load_bound(model, ledger.binding, ledger.space)
         check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
         if ledger.binding:
-            check_binding(ledger, loaded.binding(ledger.binding.precision), str(file))
+            check_binding(ledger, loaded.binding(), str(file))
         parts = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{parts} of {model}")
     if as_json:
@@ -83,7 +83,8 @@ def _find(path: Path) -> Path:
     """Return the ledger at a path, or of the run there."""
     if not path.is_dir():
         return path
-    from forgetfree.serve.source import LEDGER, saved_file
+    from forgetfree.results.unit_folder import LEDGER
+    from forgetfree.serve.source import saved_file
 
     file = saved_file(path)
     if file.name != LEDGER:
@@ -125,8 +126,8 @@ _COMPOSITIONS: dict[Composition, str] = {
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
+    from forgetfree.core.parameter_kinds import layer_of, parameter_kind
     from forgetfree.core.regions import distribution
-    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
     tasks = [
         {

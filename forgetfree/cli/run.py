@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from inspect import Parameter as Argument
 from inspect import Signature
@@ -46,20 +47,17 @@ Without = Annotated[
 _SHOWN = 12
 
 
-def run(*subjects: str, on: Path | None = None, without: str | None = None, debug: bool = False, **flags: Any) -> int:
-    """Train strategies on a stream of tasks."""
+def run(
+    *subjects: str,
+    on: Path | None = None,
+    without: str | None = None,
+    debug: bool = False,
+    command: str = "run",
+    **flags: Any,
+) -> int:
+    """Check what is asked for, say what will be done, and do it; or print the plan."""
     if on is not None or without is not None:
         return _run_on(on, without, subjects, flags, debug)
-    return _train("run", subjects, flags, debug)
-
-
-def graft(*subjects: str, debug: bool = False, **flags: Any) -> int:
-    """Run the two strategies of a graft on one task."""
-    return _train("graft", subjects, flags, debug)
-
-
-def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> int:
-    """Check what is asked for, say what will be done, and do it; or print the plan."""
     config, execution, output = read_flags(command, subjects, flags)
     quiet_libraries()
     out = Path(config.out)
@@ -78,13 +76,20 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
             check_out(out, execution.resume)  # before anything is announced
             doing = "Grafting" if command == "graft" else "Running"
             job = Job.of_config(config, f"{doing} {config.stream} into {config.out}")
-            return _perform(job, replace(execution, debug=debug), output)
+            with _remains_told(out, debug), job.announced(execution, watched=not output.quiet) as how:
+                results = job.train(replace(how, debug=debug))
+            return _show(results, out)
         except ForgetfreeError as error:
             if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
                 raise
             from forgetfree.jobs.preflight import with_all_faults
 
-            raise with_all_faults(error, config, job and job.loader) from error
+            raise with_all_faults(error, config, job.loader if job else None) from error
+
+
+def graft(*subjects: str, **flags: Any) -> int:
+    """Run the two strategies of a graft on one task."""
+    return run(*subjects, command="graft", **flags)
 
 
 def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json, debug: bool) -> int:
@@ -95,8 +100,8 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
             "--check is of a whole run. Leave it out: beside --on all is checked before anything is written."
         )
     execution = replace(execution_of(flags), debug=debug)
-    how = {"out", *(field.name for field in (*fields(Execution), *fields(CommandFlags)))} - {"config"}
-    options = {name: value for name, value in flags.items() if name not in how}
+    others = {"out", *(field.name for field in (*fields(Execution), *fields(CommandFlags)))} - {"config"}
+    options = {name: value for name, value in flags.items() if name not in others}
     if len(options.get("data", ())) == 1:
         (options["data"],) = options["data"]
     quiet_libraries()
@@ -106,7 +111,9 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     out = Path(flags.get("out") or free_directory(run.resolve().name if run else ""))
     with silence(output.quiet):
         job = Job.on_run(run, task, stream, out, options)
-        code = _perform(job, execution, output)
+        with _remains_told(out, debug), job.announced(execution, watched=not output.quiet) as how:
+            results = job.train(how)
+        code = _show(results, out)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
         if cache := job.config.settings.get("cache"):
@@ -114,36 +121,37 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     return code
 
 
-def _perform(job: Job, execution: Execution, output: CommandFlags) -> int:
-    """Perform a run, show what it made, tell what failed and what is left of one that is cut short.
+@contextmanager
+def _remains_told(out: Path, debug: bool) -> Iterator[None]:
+    """Add to an error inside what is left of a run that is cut short, and how it goes on."""
+    from forgetfree.jobs.directory import holdings
 
-    Returns:
-        The exit code.
-    """
-    from forgetfree.jobs.directory import failures, holdings
-
-    out = Path(job.config.out)
     try:
-        results = job.perform(execution, watched=not output.quiet)
-    except KeyboardInterrupt:
-        return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(holdings(out)) from error
     except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
         raise
     except (ForgetfreeError, OSError) as error:
-        if execution.debug or not (remains := holdings(out)):
+        if debug or not (remains := holdings(out)):
             raise
         raise RunError(f"{error} {remains}") from error
-    _show(results, out)
+
+
+def _show(results: Json, out: Path) -> int:
+    """Print what a run made, and what failed; return the exit code."""
+    from forgetfree.jobs.directory import failures, holdings
+
+    if results["runs"]:
+        _print_results(out)
     messages = failures(results)
     for message in messages[:-1]:
         fail(message, 1)
     return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
 
 
-def _show(results: Json, out: Path) -> None:
+def _print_results(out: Path) -> None:
     """Print the headline and the first table of a run, and where the report and the grafts are."""
-    if not results["runs"]:
-        return
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.table import load_results
@@ -159,8 +167,8 @@ def _show_plan(config: RunConfig, execution: Execution) -> None:
     """Print the plan of a run."""
     found = plan(config, resume=execution.resume)
     model, total = found["model"], found["total"]
-    known = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
-    print(escaped(f"Model: {model['name']}, {known}readout {model['readout']}, on {found['device']}"))
+    size = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
+    print(escaped(f"Model: {model['name']}, {size}readout {model['readout']}, on {found['device']}"))
     for task in found["tasks"]:
         rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
         labels = f", labels {', '.join(task['labels'])}" if task["labels"] else ""
@@ -174,9 +182,9 @@ def _show_plan(config: RunConfig, execution: Execution) -> None:
     training = _about(total["seconds"]) or "for an unknown time"
     print(f"Training: {training}, one unit at a time, by a few steps of each; answers come on top")
     if total["memory_bytes"] is not None:
-        from forgetfree.results.report.page import size
+        from forgetfree.results.report.page import size as in_units
 
-        print(f"Memory: {size(total['memory_bytes'])} at most in these steps")
+        print(f"Memory: {in_units(total['memory_bytes'])} at most in these steps")
     if recipe := recipe_of(config):
         print(escaped(recipe))
     for note in found["notes"]:

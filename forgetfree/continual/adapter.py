@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from random import Random
 from typing import Any, ClassVar
+from unittest.mock import Mock, patch
 
 from avalanche import _annotations as decorators
 from avalanche.benchmarks.utils import AvalancheDataset
@@ -69,15 +70,10 @@ class AvalancheStrategy(ContinualStrategy):
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse accumulation and loss scaling: Avalanche's plugins take gradients of their own and know of neither.
+        """Refuse loss scaling: Avalanche's plugins take gradients of their own and know nothing of it.
 
         Weights in half precision, too: these plugins work in the weights' own dtype, which rounds small squares and steps to 0.
         """
-        if options.accumulation > 1:
-            raise OptionError(
-                f"{cls.__name__} runs Avalanche's code, which does not accumulate gradients: expected accumulation=1, got "
-                f"{options.accumulation}. Leave it at 1."
-            )
         if options.precision == "fp16":
             raise OptionError(
                 f"{cls.__name__} runs Avalanche's code, which does not scale losses for fp16. Set precision=bf16 or fp32."
@@ -253,31 +249,12 @@ def _evaluation_mode(model: nn.Module, _: Any) -> None:
         model.eval()
 
 
-class _Annotations:
-    """What Avalanche's ``@deprecated`` sees as the module ``warnings``."""
-
-    @staticmethod
-    def simplefilter(*args: Any, **kwargs: Any) -> None:
-        """It would put a filter before those of the user, for good."""
-
-    @staticmethod
-    def warn(message: str, category: type[Warning], stacklevel: int) -> None:
-        """Let all pass but its own call of its own buffers' ``update``."""
-        if not message.startswith("Call to deprecated function update "):
-            warnings.warn(message, category=category, stacklevel=stacklevel + 1)
-
-
 @contextmanager
 def _without_its_warnings() -> Iterator[None]:
-    """Two warnings that are about Avalanche's code and that its callers can do nothing about."""
-    module = decorators.warnings
-    with warnings.catch_warnings():
+    """Inside, no warnings about Avalanche's own code, which its callers can do nothing about."""
+    with warnings.catch_warnings(), patch.object(decorators, "warnings", Mock()):  # what its @deprecated warns by
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)  # np.square(tensor) in SI
-        decorators.warnings = _Annotations
-        try:
-            yield
-        finally:
-            decorators.warnings = module
+        yield
 
 
 # -- How many bytes an object of Avalanche's holds ------------------------------------------------------

@@ -27,9 +27,7 @@ from forgetfree.ledger import (
 )
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
-
-#: The name of the ledger's file.
-LEDGER = "ledger.safetensors"
+from forgetfree.results.unit_folder import LEDGER
 
 
 class LedgerModel:
@@ -42,7 +40,7 @@ class LedgerModel:
 
     def __init__(self, strategy: ContinualStrategy, composition: Composition) -> None:
         loaded = strategy.stream.loaded
-        self._binding = loaded.binding("fp32")
+        self._binding = loaded.binding()
         self._strategy = strategy
         self._united: str | None = None  # the task by whose union all are answered
         #: Takes what is being trained out of the model; none between tasks.
@@ -52,8 +50,8 @@ class LedgerModel:
         strategy.storage = self
 
     def _set(self, ledger: Ledger) -> None:
+        self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)  # refuses a ledger of other weights
         self.ledger = self._strategy.ledger = ledger
-        self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)
 
     def _reset(self) -> None:
         """Put into the model what the next task starts from: the union, where there is one."""
@@ -232,9 +230,8 @@ class LedgerModel:
                     f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
                     "the model and scenario of its stream."
                 )
-        self._switch.to(0)
-        self._set(ledger)
-        self._reset()
+        with self.base(union=False):
+            self._set(ledger)
         for record in ledger.records:
             load_tensors_(strategy.model.readout_module(tasks[record.task].label), record.readout)
             strategy.note_learned(tasks[record.task], dict(record.readout))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,20 +78,19 @@ class Training:
     region: TaskRegion | None = None
     finish: Callable[[], Training] | None = None
 
-    def faults(self) -> list[str]:
-        """List what makes it impossible to train with these values."""
-        parameters = [*self.trained.parameters, *self.trained.touched, *self.readout]
-        wrong = [type(each).__name__ for each in parameters if not isinstance(each, nn.Parameter)]
-        return [f"expected trained and readout to list parameters, got a {wrong[0]} among them"] if wrong else []
-
 
 def checked_training(strategy: str, training: Any) -> Training:
     """Return what the `begin` of a strategy gave; raise ``ConformanceError`` where it cannot be trained."""
-    faults = training.faults() if isinstance(training, Training) else [f"expected a Training, got {brief(training)}"]
-    if not isinstance(training, Training) or faults:
-        remedy = "Return self.everything(task) to train everything."
-        raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
-    return training
+    fault = ""
+    if not isinstance(training, Training):
+        fault = f"expected a Training, got {brief(training)}"
+    else:
+        parameters = [*training.trained.parameters, *training.trained.touched, *training.readout]
+        if wrong := [type(each).__name__ for each in parameters if not isinstance(each, nn.Parameter)]:
+            fault = f"expected trained and readout to list parameters, got a {wrong[0]} among them"
+    if fault:
+        raise ConformanceError(strategy, [f"begin(task): {fault}. Return self.everything(task) to train everything."])
+    return cast(Training, training)
 
 
 def training_of(training: Training | None) -> Training:
@@ -168,7 +167,7 @@ def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[Encode
     Raises:
         RunError: the stream lacks one.
     """
-    tasks = {task.name: task for task in stream.tasks}
+    names, tasks = list(names), {task.name: task for task in stream.tasks}
     if missing := [name for name in names if name not in tasks]:
         raise RunError(
             f"{path} says that task {brief(missing[0])} was learned, which this stream lacks: it has {', '.join(tasks)}. "
@@ -181,26 +180,14 @@ class Learner(Protocol):
     """A strategy, see `forgetfree.continual.strategy.ContinualStrategy` for each of these."""
 
     options: Any
+    stream: Stream
+    model: ReadoutModel
+    pre_trained: ModelState
     learned: list[EncodedTask]
     readouts: dict[str, dict[str, Tensor]]
     training: Training | None
     task_features: TaskFeatures | None
-
-    @property
-    def stream(self) -> Stream:
-        """The stream that is learned."""
-
-    @property
-    def model(self) -> ReadoutModel:
-        """The stream's model, with what the strategy left in it."""
-
-    @property
-    def pre_trained(self) -> ModelState:
-        """θ_pre."""
-
-    @property
-    def taskwise(self) -> bool:
-        """Whether each task is answered by a model of its own."""
+    taskwise: ClassVar[bool]
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
         """Inside, the model is the one that answers for ``task``."""

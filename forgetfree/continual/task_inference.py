@@ -16,7 +16,7 @@ whose prompts are most like the row's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -182,8 +182,7 @@ class TaskByTask:
 
     def __init__(self, strategy: Learner, features: TaskFeatures, scope: ExitStack) -> None:
         self._strategy, self._features, self._scope = strategy, features, scope
-        training = strategy.training
-        self._tasks = [*strategy.learned, *([] if training is None else [training.task])]
+        self._tasks = _known_tasks(strategy)
         self._place: int | None = None  # of the task whose model is in place
         self._answer: Answer | None = None
 
@@ -258,15 +257,12 @@ def _routed(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> list[Te
 
 def _by_entropy(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch, every row's by the task whose answer has the least entropy."""
-    answers: list[list[Tensor]] = []
-    tasks = list(strategy.learned)
-    for task in tasks:
-        with _restoring_readout(strategy), strategy.answering(task) as answer:
-            load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
-            answers.append([among((answer or strategy.model)(x, labels), task.classes) for x, labels in batches])
-    if (training := strategy.training) is not None:
-        tasks.append(training.task)
-        answers.append([among((training.answer or strategy.model)(x, t), training.task.classes) for x, t in batches])
+    tasks, answers = _known_tasks(strategy), list[list[Tensor]]()
+
+    def answer_all(number: int, answer: Answer) -> None:
+        answers.append([among(answer(x, labels), tasks[number].classes) for x, labels in batches])
+
+    _by_each_task(strategy, range(len(tasks)), answer_all)
     counts = (strategy.model.counts(x) for x, _ in batches)
     return [
         _surest(tasks, torch.stack(of_batch), each)
@@ -276,10 +272,8 @@ def _by_entropy(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> lis
 
 def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
-    training = strategy.training
-    tasks = [*strategy.learned, *([] if training is None else [training.task])]
-    names = [task.name for task in tasks]
-    nearest = [features.nearest(x, names) for x, _ in batches]
+    tasks = _known_tasks(strategy)
+    nearest = [features.nearest(x, [task.name for task in tasks]) for x, _ in batches]
     counts = [strategy.model.counts(x) for x, _ in batches]
     n_labels = strategy.model.heads[0].n_labels
     answers = [
@@ -294,14 +288,25 @@ def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tu
                 its_labels = labels[lines] if isinstance(labels, Tensor) else labels
                 logits[lines] = among(answer(x[rows], its_labels), tasks[number].classes)
 
-    for number, task in enumerate(strategy.learned):
-        if any(bool((of_rows == number).any()) for of_rows in nearest):
-            with _restoring_readout(strategy), strategy.answering(task) as answer:
-                load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
-                answer_rows(number, answer or strategy.model)
-    if training is not None:
-        answer_rows(len(tasks) - 1, training.answer or strategy.model)
+    _by_each_task(strategy, sorted({number for of_rows in nearest for number in of_rows.tolist()}), answer_rows)
     return answers
+
+
+def _known_tasks(strategy: Learner) -> list[EncodedTask]:
+    """Return the learned tasks, and at last the one in training."""
+    return [*strategy.learned, *([] if strategy.training is None else [strategy.training.task])]
+
+
+def _by_each_task(strategy: Learner, numbers: Iterable[int], visit: Callable[[int, Answer], None]) -> None:
+    """Call ``visit`` with the number of each known task and what answers for it; the model and readout are then the task's."""
+    training, tasks = strategy.training, list(strategy.learned)
+    for number in numbers:
+        if training is not None and number == len(tasks):
+            visit(number, training.answer or strategy.model)
+        else:
+            with _restoring_readout(strategy), strategy.answering(tasks[number]) as answer:
+                load_tensors_(strategy.model.readout_module(0), strategy.readouts[tasks[number].name])
+                visit(number, answer or strategy.model)
 
 
 def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _written(text: str) -> str:
+def _shown(text: str) -> str:
     """Jinja that shows this text."""
     return f"{{{{ {_literal(text)} }}}}" if text else ""
 
@@ -130,8 +130,7 @@ class _Framed:
 
     @property
     def ids(self) -> list[int]:
-        """All ids."""
-        return self.within(self.least + len(self.text))
+        return [*self.before, *self.text, *self.after]
 
     @property
     def least(self) -> int:
@@ -157,16 +156,13 @@ class _Rendered:
 
     @cached_property
     def ids(self) -> list[int]:
-        """All ids."""
         return self._ids(self.text)
 
     @cached_property
     def least(self) -> int:
-        """Number of tokens that are never cut."""
         return len(self._with(dict.fromkeys(self._shortened, "")))
 
     def within(self, room: int) -> list[int]:
-        """Ids within ``room`` tokens, of which there are at least `least`."""
         if len(self.ids) <= room:
             return self.ids
         turns = self._shortened
@@ -231,11 +227,6 @@ class EncodedPrompt:
         return [*self.before[:-1], *(~token for token in (self.before[-1], *self.labels[:-1]))]
 
 
-def longer_of(read: Sequence[EncodedPrompt]) -> dict[int, list[int]]:
-    """Ids of the prompts that lose less where their answer is not known, by the number of the row."""
-    return {i: row.longer for i, row in enumerate(read) if row.longer}
-
-
 class PromptEncoder(Encoder):
     """Converts prompts, and the texts that answer them, to token ids, within ``max_length`` tokens.
 
@@ -298,27 +289,21 @@ class PromptEncoder(Encoder):
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every row, marked where its answer is learned."""
-        return self.learned(rows)[0]
+        """Token ids of every row, marked where its answer is learned; errors as `read`."""
+        return [row.ids for row in self.read(rows)]
 
-    def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]], dict[int, list[int]]]:
-        """Token ids of every row, the ids that are learned at its marks, and prompts that lose less unanswered.
+    def read(self, rows: Rows) -> list[EncodedPrompt]:
+        """Rows as token ids; what `cut_note` tells of them is counted.
 
         Raises:
             DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
         """
-        read = self.read(rows)
-        return [row.ids for row in read], [row.labels for row in read], longer_of(read)
-
-    def read(self, rows: Rows) -> list[EncodedPrompt]:
-        """Rows as token ids, and count what `cut_note` tells of them; errors as `learned`."""
         read, bad = self._read(rows)
         if bad and not rows.places:
             raise DataError(next(iter(bad.values())).message)
-        if bad:
-            faults = DataFaults()
-            faults.add(BadRows(bad.values()), len(read))
-            faults.report()
+        faults = DataFaults()
+        faults.add(BadRows(bad.values()), len(read))
+        faults.report()
         for row in read:
             self.count(row.lost)
             self._unread.update(row.unread)
@@ -404,7 +389,7 @@ class PromptEncoder(Encoder):
         if not closed:
             return []
         try:
-            asked = self._asked("a" if self._task.form != "messages" else Chat([{"role": "user", "content": "a"}]).text)
+            asked = self._asked(self._question("a"))
             return self._answer_ids([self._answer(asked, text) for text in closed])
         except RowError as error:
             raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
@@ -429,14 +414,14 @@ class PromptEncoder(Encoder):
                 longer = prompt.within(self._max_length - kept)
         content, written = self._turn(right[0]).get("content", "") if right else "", without_marks(text)
         if right and not self.allowed and self._template and written.strip() != right[0].strip():
-            right = tuple(self._as_written(asked, each) for each in right)
+            right = tuple(self._as_shown(asked, each) for each in right)
         whole = without_marks(asked.text)[-len(content) :] + written
         is_changed = self._template is not None and content.strip() not in whole
         lost = len(prompt.ids) - len(before)
         labels = [*answer, self.end]
         return EncodedPrompt(before or [self.blank], labels, right, lost, longer, asked.unread, is_changed)
 
-    def _as_written(self, asked: _Asked, right: str) -> str:
+    def _as_shown(self, asked: _Asked, right: str) -> str:
         (ids,) = self._answer_ids([self._answer(asked, right)])
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text.strip()
@@ -489,7 +474,7 @@ class PromptEncoder(Encoder):
         opening = "".join([] if self.apart else self.tokenizer.convert_ids_to_tokens(self.opening))
         if self._task.form == "messages":
             assert self._template is not None
-            whole = _written(opening) + self._template.source
+            whole = _shown(opening) + self._template.source
             system = f"[{{'role': 'system', 'content': {_literal(self._task.instruction)}}}] + messages"
             first = f"{{% set messages = messages if messages[0]['role'] == 'system' else {system} %}}"
             return f"{first}{whole}" if self._task.instruction else whole
@@ -501,7 +486,7 @@ class PromptEncoder(Encoder):
         if self._space:
             after = after.removesuffix(" ")
         prompt = f"{{{{ messages[0]['content']{place.trimming} }}}}"
-        return f"{ONE_PROMPT}{_written(opening + before + place.space)}{prompt}{_written(after)}"
+        return f"{ONE_PROMPT}{_shown(opening + before + place.space)}{prompt}{_shown(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
         """Note on rows that were cut, and on what is not learned of them."""
@@ -538,10 +523,13 @@ class PromptEncoder(Encoder):
     def _least(self) -> int:
         """Number of tokens that instruction and template take."""
         try:
-            empty = Chat([{"role": "user", "content": ""}]).text if self._task.form == "messages" else ""
-            return self._asked(empty).prompt.least
+            return self._asked(self._question("")).prompt.least
         except RowError:  # of an empty prompt
             return 0
+
+    def _question(self, text: str) -> str:
+        """Row that asks a text: a prompt, or a chat of one turn."""
+        return Chat([{"role": "user", "content": text}]).text if self._task.form == "messages" else text
 
     def _loses_its_end(self, piece: str) -> bool:
         """True if the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, write_json
-from forgetfree.jobs.signals import STOP
+from forgetfree.jobs.environment import STOP
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.results.answers import Answers
 from forgetfree.results.unit_folder import described_files
@@ -132,16 +132,6 @@ def remove_checkpoint(directory: Path) -> None:
     shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
 
 
-def in_a_phase(directory: Path) -> bool:
-    """Say whether a unit was cut short in a phase that goes on from where it was."""
-    return any((directory / CHECKPOINT).glob("*.safetensors"))
-
-
-def tasks_learned(directory: Path) -> int:
-    """Return how many tasks of a stream a strategy's folder of checkpoints says are learned."""
-    return max((int(path.name.removeprefix("learned-")) for path in directory.glob("learned-*")), default=0)
-
-
 def _read(directory: Path) -> Any:
     try:
         return read_json(directory / _CIRCUMSTANCES, RunError, "")
@@ -202,7 +192,7 @@ class StreamCheckpoint:
 
     def _restore(self, directory: Path) -> int:
         learned, strategy = self._learned, self._learned.strategy
-        done = tasks_learned(directory)
+        done = max((int(path.name.removeprefix("learned-")) for path in directory.glob("learned-*")), default=0)
         rows, sampled, about = list[Row](), Row(), dict[str, Any]()
         while (path := directory / f"answers-{len(rows)}.safetensors").exists():
             header, tensors = _ANSWERS.read(path)

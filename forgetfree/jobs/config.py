@@ -400,7 +400,7 @@ class RunConfig:
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if callable(self.settings.get("optimizer")) and not isinstance(self.settings["optimizer"], type):
-            for key in ("learning_rate", "readout_learning_rate", "momentum", "weight_decay"):
+            for key in ("learning_rate", "readout_learning_rate", "weight_decay"):
                 if key in self.settings:
                     faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
         return faults
@@ -609,32 +609,22 @@ def strategies_of(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for each in names for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
-def left_behind(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, str]:
-    """Return what a file of options says that only its own strategies have, and none of those asked for in their place.
+def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of a file without those that only its own strategies have, and these, as they are typed.
 
     Args:
         section: the options by their names on the command line, of which ``strategy`` may be missing.
-        strategies: those asked for.
-
-    Returns:
-        By name, as it is typed: ``{"sparsity": "--sparsity", "ewc.ewc_lambda": "--set ewc.ewc_lambda"}``; nothing where a
-        strategy is not known, which the job tells.
+        strategies: those asked for in the place of its own; where one is not known, which the job tells, all options stay.
     """
     try:
-        had, now = (_names_of(each) for each in (section.get("strategy") or DEFAULT_STRATEGIES, strategies))
+        gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
     except ForgetfreeError:
-        return {}
-    left = {key: f"--set {key}" for key in section.get("set", {}) if key in had - now}
-    if section.get("sparsity") and "sparsity" in had - now:
-        left["sparsity"] = "--sparsity"
-    return left
-
-
-def without_others(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a file without those that `left_behind` names."""
-    left = left_behind(section, strategies)
-    kept = {key: value for key, value in section.items() if key not in left}
-    return kept | {"set": {key: value for key, value in section.get("set", {}).items() if key not in left}}
+        return dict(section), []
+    left = [key for key in section.get("set", {}) if key in gone]
+    kept = {**section, "set": {key: value for key, value in section.get("set", {}).items() if key not in left}}
+    if "sparsity" in gone and kept.pop("sparsity", None):
+        return kept, [*(f"--set {key}" for key in left), "--sparsity"]
+    return kept, [f"--set {key}" for key in left]
 
 
 def _names_of(strategies: Sequence[str]) -> set[str]:

@@ -9,9 +9,8 @@ from typing import Any
 
 from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
-from forgetfree.display import counted, tell_note
+from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase, tasks_learned
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.environment import versions
 from forgetfree.jobs.unit import Json, Unit, named
@@ -34,8 +33,7 @@ def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
 _STANDINGS = (
     "finished",
     "damaged, begins again",
-    "goes on",
-    "will start again",
+    "begun",
     "failed, begins again",
     "not begun",
 )
@@ -46,7 +44,7 @@ def holdings(out: Path) -> str:
     if not (units := _by_standing(out)):
         return ""
     parts = [f"finished: {_listed(units['finished'])}"]
-    more = ("damaged, begins again", "goes on", "will start again")
+    more = ("damaged, begins again", "begun")
     parts += [f"{what}: {_listed(units[what])}" for what in more if units[what]]
     return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
 
@@ -73,20 +71,10 @@ def _by_standing(out: Path) -> dict[str, list[str]]:
         elif record:
             units["finished"].append(str(unit))
         elif unit.is_begun:
-            where = _standing(unit, len(config["tasks"]))
-            units["goes on" if where else "will start again"].append(f"{unit}{where}")
+            units["begun"].append(str(unit))
         else:
             units["not begun"].append(str(unit))
     return units
-
-
-def _standing(unit: Unit, tasks: int) -> str:
-    """Say from where a unit that was cut short goes on, of so many tasks; an empty text where it starts again."""
-    folder, midst = unit.directory / CHECKPOINT, in_a_phase(unit.directory)
-    learned = max(map(tasks_learned, folder.iterdir()), default=0) if folder.is_dir() else 0
-    if midst:
-        return f" in the midst of task {learned + 1} of {tasks}"
-    return f" after {learned} of {counted(tasks, 'task')}" if learned else ""
 
 
 def failures(results: Json) -> list[str]:

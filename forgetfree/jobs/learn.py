@@ -6,7 +6,7 @@ Beside its scores stands what else is measured: floors, rows that are right, the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ import torch
 from forgetfree.data.sampling import representative
 from forgetfree.errors import RunError
 from forgetfree.jobs.checkpoints import LearnedStream, Row, StreamCheckpoint
+from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import PREDICTION_FILE, ledger_summary
+from forgetfree.jobs.unit import PREDICTION_FILE, History, Unit, ledger_summary, why_it_failed
 from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
@@ -30,90 +31,149 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.stream import Stream
     from forgetfree.core.readout_model import ReadoutModel
-    from forgetfree.jobs.revision import StreamPrefix
+    from forgetfree.jobs.config import Execution, RunConfig
+    from forgetfree.jobs.revision import Revision, StreamPrefix
     from forgetfree.training.encoded_task import EncodedTask
     from forgetfree.training.held_out_loss import HeldOutTexts
 
 Json = dict[str, Any]
 
 
-def learn(
-    loader: StreamLoader,
-    key: Mapping[str, Any],
-    directory: Path,
-    monitor: Monitor,
-    carried: StreamPrefix | None = None,
-) -> Json:
-    """Let one strategy learn the stream; write scores, answers, and what it keeps.
+def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
+    """Let one strategy learn the stream, from its start or where it was cut short; write scores, answers, and what it keeps.
 
     Args:
-        loader: of the run's tasks and model.
-        key: ``strategy`` and ``seed``.
-        directory: of the unit.
-        monitor: is told of it; has the unit's checkpoint.
-        carried: what a finished run has of the unit, where this one stands on top of it.
+        work: what the units of the run have in common.
+        unit: the strategy and the seed, and the folder.
+        monitor: is told of it.
 
-    Returns:
-        What results.json needs beside the files.
+    Raises:
+        UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
     """
     from forgetfree.continual.evaluation import StreamAnswers
 
-    name, seed, config = key["strategy"], key["seed"], loader.config
-    stream, texts = loader.stream(seed), loader.held_out_texts(seed)
-    loss_before = None
-    if texts:
-        with _pre_trained(stream, loader.device) as model:
-            loss_before = texts.loss(model, config.options[name])
-    checkpoint = monitor.checkpoint()
-    strategy = loader.strategy(name, seed, monitor)
-    unlearned = loader.answers_unlearned(strategy.model)
-    answers = StreamAnswers(strategy, upper_triangle=unlearned)
-    learned = LearnedStream(strategy, [], answers.broken)
-    table = _ScoreTable(key, directory / SCORES_FILE, stream.tasks, monitor, carried)
-    kept = StreamCheckpoint(checkpoint, name, learned, answers)
-    if carried:
-        carried.hand_over(strategy, directory)
-    done = kept.restore()
-    if new := not learned.rows:
-        if carried and carried.tasks:
-            done = carried.put_into(learned, answers, directory, unlearned)
-            kept.learn(done)
-        else:
-            learned.rows.append(loader.before_training(name, answers))
-    for count in range(1, len(learned.rows) + 1):
-        table.write(learned.rows[:count])
-    if new:
-        kept.answer(*range(len(learned.rows)))
-    for number, experience in enumerate(stream.benchmark.train_stream, 1):
-        if number > done:
-            begin = checkpoint.clock()
-            strategy.train(experience)
-            learned.seconds.append(round(checkpoint.clock() - begin, 3))
-            kept.learn(number)
-        if number >= done:
-            strategy.save(directory)
-        if number == len(learned.rows):
-            learned.rows.append(answers.after(stream.task_of(experience)))
-            learned.kept_bytes.append(strategy.bytes_kept())
-            table.write(learned.rows)
-            kept.answer(number)
-    first, last = learned.rows[0], learned.rows[-1]
-    texts_before = {task: shown for task, each in first.items() if (shown := each.shown_texts())}
-    _save_predictions(directory, last, (carried.texts_before if carried else {}) | texts_before)
-    updates = {task.name: strategy.updates[task.name] for task in stream.tasks} | (carried.updates if carried else {})
-    aside = texts and {"before": loss_before, **_losses_after(strategy, texts), **texts.counts}
-    return {
-        "options": recorded(strategy.options),
-        "ledger": ledger_summary(strategy.ledger),
-        "kept_bytes": learned.kept_bytes,
-        "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
-        **({"held_out": aside} if aside else {}),
-        "bound": _bound(stream, config.options[name]),
-        **_models_of(directory, loader.store),
-        "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-        "seconds": seconds_by_phase(strategy.seconds),
-        "seconds_per_task": learned.seconds,
-    }
+    loader, directory, config = work.loader, unit.directory, work.config
+    name, seed = unit.key["strategy"], unit.key["seed"]
+    carried = work.revision.carried(loader, unit.key) if work.revision else None
+    with work.recorded(unit, monitor) as (monitor, details):
+        stream, texts = loader.stream(seed), loader.held_out_texts(seed)
+        loss_before = None
+        if texts:
+            with _pre_trained(stream, loader.device) as model:
+                loss_before = texts.loss(model, config.options[name])
+        checkpoint = monitor.checkpoint()
+        strategy = loader.strategy(name, seed, monitor)
+        unlearned = loader.answers_unlearned(strategy.model)
+        answers = StreamAnswers(strategy, upper_triangle=unlearned)
+        learned = LearnedStream(strategy, [], answers.broken)
+        table = _ScoreTable(unit.key, directory / SCORES_FILE, stream.tasks, monitor, carried)
+        kept = StreamCheckpoint(checkpoint, name, learned, answers)
+        if carried:
+            carried.hand_over(strategy, directory)
+        done = kept.restore()
+        if new := not learned.rows:
+            if carried and carried.tasks:
+                done = carried.put_into(learned, answers, directory, unlearned)
+                kept.learn(done)
+            else:
+                learned.rows.append(loader.before_training(name, answers))
+        for count in range(1, len(learned.rows) + 1):
+            table.write(learned.rows[:count])
+        if new:
+            kept.answer(*range(len(learned.rows)))
+        for number, experience in enumerate(stream.benchmark.train_stream, 1):
+            if number > done:
+                begin = checkpoint.clock()
+                strategy.train(experience)
+                learned.seconds.append(round(checkpoint.clock() - begin, 3))
+                kept.learn(number)
+            if number >= done:
+                strategy.save(directory)
+            if number == len(learned.rows):
+                learned.rows.append(answers.after(stream.task_of(experience)))
+                learned.kept_bytes.append(strategy.bytes_kept())
+                table.write(learned.rows)
+                kept.answer(number)
+        first, last = learned.rows[0], learned.rows[-1]
+        texts_before = {task: shown for task, each in first.items() if (shown := each.shown_texts())}
+        _save_predictions(directory, last, (carried.texts_before if carried else {}) | texts_before)
+        updates = {task.name: strategy.updates[task.name] for task in stream.tasks} | (
+            carried.updates if carried else {}
+        )
+        aside = texts and {"before": loss_before, **_losses_after(strategy, texts), **texts.counts}
+        details |= {
+            "options": recorded(strategy.options),
+            "ledger": ledger_summary(strategy.ledger),
+            "kept_bytes": learned.kept_bytes,
+            "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
+            **({"held_out": aside} if aside else {}),
+            "bound": _bound(stream, config.options[name]),
+            **_models_of(directory, loader.store),
+            "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
+            "seconds": seconds_by_phase(strategy.seconds),
+            "seconds_per_task": learned.seconds,
+        }
+
+
+class UnitWork:
+    """What the units of a run have in common, in any process. It is pickled without what it has loaded.
+
+    Args:
+        config: of the run.
+        execution: how it is run.
+        revision: the finished run that it stands on top of.
+        loader: loads the stream in this process.
+
+    Attributes:
+        config_json: SHA-256 of the run's config.json, once it is written.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        execution: Execution,
+        revision: Revision | None = None,
+        loader: StreamLoader | None = None,
+    ) -> None:
+        self.config, self.revision = config, revision
+        self.loader = loader or StreamLoader(config)
+        self._debug, self._log = execution.debug, tuple(execution.log)
+        self.config_json = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "loader": StreamLoader(self.config)}
+
+    @contextmanager
+    def recorded(self, unit: Unit, monitor: Monitor) -> Iterator[tuple[Monitor, Json]]:
+        """Begin a unit, and write how it ended; an error of the unit ends here, see `why_it_failed`.
+
+        Yields:
+            The monitor, which has the unit's checkpoint, and what results.json needs beside the files, still empty.
+        """
+        kept = unit.begin(circumstances(self.loader.device))
+        history = History(monitor, unit.directory, kept)
+        details, floors, failed, error = Json(), Json(), None, None
+        try:
+            try:
+                with self._tracked(unit, history):
+                    yield history, details
+            except Exception as fault:  # of a plug-in, perhaps
+                failed = fault
+            floors = floors_of(self.loader, unit.key)  # after learning, whose losses are awaited
+            if failed:
+                raise failed
+        except Exception as fault:
+            error = why_it_failed(fault, self._debug)
+        unit.end(environment(self.loader.device), details, error, history.seconds, floors, self.config_json)
+        kept.end()
+
+    def _tracked(self, unit: Unit, history: History) -> AbstractContextManager[None]:
+        """Log to the trackers that are asked for, inside."""
+        if not self._log:
+            return nullcontext()
+        from forgetfree.jobs.trackers import track
+
+        return track(self._log, unit, Path(self.config.out), self.config.section(), history)
 
 
 class _ScoreTable:
@@ -161,7 +221,7 @@ def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
     from forgetfree.serve.source import bound_of
 
-    binding = stream.loaded.binding("fp32")
+    binding = stream.loaded.binding()
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 

@@ -24,7 +24,7 @@ from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import RunConfig, keys_of, prepared, stream_of, without_others
+from forgetfree.jobs.config import RunConfig, for_strategies, keys_of, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
@@ -38,8 +38,7 @@ from forgetfree.options import build
 from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.unit_folder import BEFORE, HISTORY, PREDICTIONS
-from forgetfree.serve.source import LEDGER
+from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class FinishedRun:
     def config_of(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
         """Return the configuration of a run of some tasks with other options."""
         section = self.config["run"]
-        section = without_others(section, places.get("strategy", section["strategy"])) | places
+        section = for_strategies(section, places.get("strategy", section["strategy"]))[0] | places
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
         was = readout_for(section["readout"], definitions.values())
@@ -135,7 +134,7 @@ class FinishedRun:
             was == "auto" and self.config["model"]["readout"] == "linear" and _has_label_words(self.config["model"])
         )
         if fallen or readout_for(section["readout"], left) != was:
-            section["readout"] = "linear"  # the other tasks alone may be read out otherwise
+            section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}

@@ -15,9 +15,10 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forgetfree.core.selection import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
@@ -38,17 +39,17 @@ from forgetfree.jobs.checkpoints import remove_checkpoint
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
 from forgetfree.jobs.environment import (
-    circumstances,
+    STOP,
     environment,
     set_threads,
+    terminable,
     threads_as_before,
     threads_of_each,
 )
-from forgetfree.jobs.learn import floors_of, learn
+from forgetfree.jobs.learn import UnitWork, learn
 from forgetfree.jobs.progress import Ended, Progress
-from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.jobs.stream_loading import StreamLoader, describe
-from forgetfree.jobs.unit import History, Json, Unit, why_it_failed
+from forgetfree.jobs.unit import Json, Unit
 from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import CONFIG
 
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from forgetfree.jobs.cluster import RayTasks
     from forgetfree.jobs.revision import Revision
     from forgetfree.jobs.workers import WorkerProcesses
-    from forgetfree.training.monitor import Monitor
 
 SCHEMA = 1
 
@@ -103,11 +103,11 @@ def run(
                 _report(out)
             if workers is None:
                 for unit in missing:
-                    work(unit, progress.monitor(str(unit)))
+                    learn(work, unit, progress.monitor(str(unit)))
                     progress.hear(Ended(str(unit)))
                     _report(out)
             else:
-                with closing(workers.run(work, missing)) as ended:  # an error here stops them, too
+                with closing(workers.run(partial(learn, work), missing)) as ended:  # an error here stops them, too
                     for _ in ended:
                         _report(out)
             return _report(out, ended=True)
@@ -120,65 +120,6 @@ def check_resumption(config: RunConfig, execution: Execution) -> None:
     if begun := _config_before(config, execution):
         with threads_as_before():
             _config_json(StreamLoader(config), execution, begun)
-
-
-class UnitWork:
-    """What is done to a unit, in any process. It is pickled without what it has loaded; each process loads that once.
-
-    Args:
-        config: of the run.
-        execution: how it is run.
-        revision: the finished run that it stands on top of.
-        loader: loads the stream in this process.
-
-    Attributes:
-        config_json: SHA-256 of the run's config.json, once it is written.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        execution: Execution,
-        revision: Revision | None = None,
-        loader: StreamLoader | None = None,
-    ) -> None:
-        self._config, self._revision = config, revision
-        self.loader = loader or StreamLoader(config)
-        self._debug, self._log = execution.debug, tuple(execution.log)
-        self.config_json = ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "loader": StreamLoader(self._config)}
-
-    def __call__(self, unit: Unit, monitor: Monitor) -> None:
-        """Let the unit's strategy learn the stream, from where it was cut short or from the start.
-
-        Raises:
-            UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
-        """
-        loader = self.loader
-        carried = self._revision.carried(loader, unit.key) if self._revision else None
-        kept = unit.begin(circumstances(loader.device))
-        history = History(monitor, unit.directory, kept)
-        details, floors, error = Json(), Json(), None
-        try:
-            try:
-                with self._tracked(unit, history) as tracked:
-                    details = learn(loader, unit.key, unit.directory, tracked, carried=carried)
-            finally:
-                floors = floors_of(loader, unit.key)  # after learning, whose losses are awaited
-        except Exception as fault:  # of a plug-in, perhaps
-            error = why_it_failed(fault, self._debug)
-        unit.end(environment(loader.device), details, error, history.seconds, floors, self.config_json)
-        kept.end()
-
-    def _tracked(self, unit: Unit, monitor: Monitor) -> AbstractContextManager[Monitor]:
-        """Give a monitor that also logs to the trackers that are asked for."""
-        if not self._log:
-            return nullcontext(monitor)
-        from forgetfree.jobs.trackers import track
-
-        return track(self._log, unit, Path(self._config.out), self._config.section(), monitor)
 
 
 # -- Before the first unit -------------------------------------------------------------------------------

@@ -7,25 +7,19 @@ goes on in its run of TensorBoard, W&B, MLflow and Trackio. A tracker that fails
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forgetfree.display import tell_note
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT
-from forgetfree.jobs.unit import Unit, is_logged
-from forgetfree.results.unit_folder import HISTORY
-from forgetfree.training.monitor import Follower, Monitor, Phase
-
-if TYPE_CHECKING:
-    from forgetfree.results.scores import Score
+from forgetfree.jobs.unit import History, Unit
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -56,33 +50,31 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def track(
-    names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any], monitor: Monitor
-) -> Iterator[Monitor]:
-    """Give a monitor that also logs to trackers.
+def track(names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any], history: History) -> Iterator[None]:
+    """Log to trackers, inside, what is new in the history of a unit, and its scores.
 
     Args:
         names: of the trackers.
         unit: of what.
         out: the directory of the job.
         config: what was asked for.
-        monitor: another monitor.
+        history: of the unit.
     """
     trackers = dict[str, Any]()
+
+    def each(action: Callable[[Any], object]) -> None:
+        for name, tracker in list(trackers.items()):
+            with _told(name, lambda name=name: trackers.pop(name)):
+                action(tracker)
+
     for name in names:
-        try:
-            with redirect_stdout(StringIO()):  # where results stand
-                trackers[name] = _start(name, unit, out, config)
-        except Exception as error:
-            _tell(name, error)
-    if not trackers:
-        yield monitor
-        return
-    tracked = TrackedMonitor(monitor, trackers, unit.directory / HISTORY)
+        with _told(name), redirect_stdout(StringIO()):  # where results stand
+            trackers[name] = _start(name, unit, out, config)
+    history.log = lambda values, step: each(lambda tracker: tracker.log(values, step=step))
     try:
-        yield tracked
+        yield
     finally:
-        tracked.each(lambda tracker: tracker.finish())
+        each(lambda tracker: tracker.finish())
 
 
 def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
@@ -120,63 +112,12 @@ def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
     return tracker
 
 
-class TrackedMonitor(Follower):
-    """Passes everything on to another monitor, and to trackers what is new.
-
-    Args:
-        monitor: another monitor.
-        trackers: of accelerate, by name.
-        history: the unit's file: what it holds was tracked before the unit was cut short.
-    """
-
-    def __init__(self, monitor: Monitor, trackers: dict[str, Any], history: Path) -> None:
-        super().__init__(monitor)
-        self._trackers = trackers
-        lines = map(json.loads, history.read_text(encoding="utf-8").splitlines())
-        self._steps: dict[tuple[str, str], int] = {(line["task"], line["phase"]): line["step"] for line in lines}
-        self._last = sum(self._steps.values())  # the last step that was tracked
-        self._met, self._earlier = set[tuple[str, str]](), 0
-        self._goes_on = self._last > 0
-
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """From the first phase on, scores are new."""
-        self._goes_on = False
-        with super().phase(task, phase, steps) as on_step:
-            yield on_step
-
-    def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
-        """Log loss and rate of a step, if it is one of about a hundred."""
-        key = (task, phase)
-        if step == 1 and key in self._met:  # a second phase of that name
-            self._earlier += self._steps.pop(key, 0)
-        self._met.add(key)
-        if math.isfinite(loss) and is_logged(step, steps):  # not of an evaluation
-            self._steps[key] = step
-            at = self._earlier + sum(self._steps.values())
-            if at > self._last:
-                self._last = at
-                self._log({f"loss/{phase}": loss} | ({} if math.isnan(rate) else {f"rate/{phase}": rate}))
-
-    def log_scores(self, scores: Sequence[Score]) -> None:
-        """Log them by task; of a unit that goes on, those of learned tasks are told again, before its first phase."""
-        super().log_scores(scores)
-        if not self._goes_on:
-            self._log({f"{score.metric}/{score.task}": score.value for score in scores})
-
-    def _log(self, values: Mapping[str, float]) -> None:
-        self.each(lambda tracker: tracker.log(values, step=self._last))
-
-    def each(self, action: Callable[[Any], object]) -> None:
-        """Do this with each tracker that has not failed."""
-        for name, tracker in list(self._trackers.items()):
-            try:
-                action(tracker)
-            except Exception as error:
-                del self._trackers[name]
-                _tell(name, error)
-
-
-def _tell(name: str, error: Exception) -> None:
-    reason = f"{type(error).__name__}: {first_line(error)}"
-    tell_note(f"logging to {name} has stopped: {reason}. The rest goes on without it.")
+@contextmanager
+def _told(name: str, after: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Tell of an error of a tracker, and do what is to be done after it; the unit goes on."""
+    try:
+        yield
+    except Exception as error:
+        after()
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        tell_note(f"logging to {name} has stopped: {reason}. The rest goes on without it.")

@@ -16,7 +16,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ from forgetfree.training.monitor import Follower, Monitor, Phase
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
+    from forgetfree.results.scores import Score
 
 Json = dict[str, Any]
 #: Logged steps of a phase, about.
@@ -195,7 +196,12 @@ class History(Follower):
         monitor: hears of everything.
         directory: of the unit.
         kept: where the phases of the unit stand.
+
+    Attributes:
+        log: logs losses, rates and scores over the updates of the unit, where that is asked for, see `trackers`.
     """
+
+    log: Callable[[Mapping[str, float], int], object] | None = None
 
     def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
         super().__init__(monitor)
@@ -204,6 +210,9 @@ class History(Follower):
         met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
         self._met = Counter(map(_timeless, met))
+        self._before, self._step, self._goes_on = 0, 0, bool(met)  # updates of earlier phases, and of the last one
+        for line in met:
+            self._count(line["step"])
         self._begin = time.perf_counter() - max((line["seconds"] for line in met), default=0.0)
 
     @property
@@ -226,6 +235,22 @@ class History(Follower):
                 return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+            self._goes_on = False
+            self._count(step)
+            if self.log:
+                values = {f"{name}/{phase}": line[name] for name in ("loss", "rate") if name in line}
+                self.log(values, self._before + step)
+
+    def _count(self, step: int) -> None:
+        """Count the updates up to a step, with which another phase may begin."""
+        self._before += self._step if step <= self._step else 0
+        self._step = step
+
+    def log_scores(self, scores: Sequence[Score]) -> None:
+        """Log scores by task; of a unit that goes on, those of learned tasks are told again, before its first step."""
+        super().log_scores(scores)
+        if self.log and not self._goes_on:
+            self.log({f"{score.metric}/{score.task}": score.value for score in scores}, self._before + self._step)
 
 
 def is_logged(step: int, steps: int) -> bool:
@@ -260,23 +285,4 @@ def ledger_summary(ledger: Ledger | None) -> Json | None:
         "owned_size": [len(record.owned.region) for record in ledger.records],
         "bytes": ledger.size_in_bytes,
         "overlap": ledger.overlap(),
-        "places": _places(ledger),
     }
-
-
-def _places(ledger: Ledger) -> list[Json]:
-    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
-    from forgetfree.core.regions import distribution
-    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
-
-    def place(name: str) -> tuple[str, str]:
-        return layer_of(name), parameter_kind(name)
-
-    owned = [distribution(record.owned.region, ledger.space, place) for record in ledger.records]
-    sizes = Counter[tuple[str, str]]()
-    for tensor in ledger.space.tensors:
-        sizes[place(tensor.name)] += tensor.size
-    return [
-        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
-        for (layer, kind), size in sizes.items()
-    ]

@@ -18,9 +18,8 @@ from multiprocessing.queues import SimpleQueue
 
 from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
-from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads, threads_of_each
+from forgetfree.jobs.environment import GRACE, machine_memory, quiet_libraries, set_threads, terminable, threads_of_each
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.signals import GRACE, terminable
 from forgetfree.jobs.unit import Unit
 from forgetfree.training.monitor import Monitor
 

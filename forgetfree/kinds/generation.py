@@ -38,8 +38,7 @@ from forgetfree.display import brief, escaped
 from forgetfree.errors import DataError, FieldError, UsageError
 from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.classification import probability_column
-from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Wrote
-from forgetfree.kinds.texts import Text, check_texts, text_rows
+from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Text, Wrote, check_texts, text_rows
 from forgetfree.results.answers import TextAnswers
 from forgetfree.tasks import MOST_NEW_TOKENS, Scenario, TaskDefinition
 
@@ -218,7 +217,7 @@ class Generation(Kind):
         self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
     ) -> EncodedTexts:
         """Return the rows as token ids, with their right texts."""
-        from forgetfree.data.prompts import EncodedTexts, longer_of
+        from forgetfree.data.prompts import EncodedTexts
 
         read = encoder.read(rows)
         encoded = EncodedTexts.of([row.ids for row in read], [row.labels for row in read], label, pad, task.kind)
@@ -228,7 +227,7 @@ class Generation(Kind):
             asked=[_asked(prompt, task) for prompt in rows.first],
             tokenizer=encoder.tokenizer,
             end=encoder.end,
-            longer=longer_of(read),
+            longer={i: row.longer for i, row in enumerate(read) if row.longer},
             allowed=encoder.allowed,
         )
 

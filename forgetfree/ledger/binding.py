@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from forgetfree.core.readout_model import Precision, ReadoutKind
+from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.tensors import digest_of
 from forgetfree.json_file import checked, parse_json
 
@@ -72,7 +72,6 @@ class Binding:
         tokenizer: the SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
         readout: how logits are read: ``linear``, ``prompt``, ``causal``; ``classifier``: by heads of `architecture`.
         max_length: the longest row that is read, in tokens.
-        precision: the precision of forward passes: ``fp32``, ``bf16`` or ``fp16``.
         architecture: the Hugging Face class that another trainer trained, see `forgetfree.learning`; of its body the ledger's
             tensors are named. Empty for a run.
         head: of a language model that such a trainer trained, see `head_digest`.
@@ -82,7 +81,6 @@ class Binding:
     tokenizer: str = ""
     readout: ReadoutKind = "linear"
     max_length: Annotated[int, Field(ge=0)] = 0
-    precision: Precision = "fp32"
     architecture: str = ""
     head: str = ""
 
@@ -112,7 +110,7 @@ class Binding:
             phrases.append(
                 f"the tokenizer (expected {self.tokenizer[:12] or 'none'}, got {now.tokenizer[:12] or 'none'})"
             )
-        for name in ("readout", "max_length", "precision"):
+        for name in ("readout", "max_length"):
             expected, got = getattr(self, name), getattr(now, name)
             if expected != got:
                 phrases.append(f"{name} (expected {expected}, got {got})")

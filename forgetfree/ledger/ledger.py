@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +25,6 @@ from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.ledger.records import COMPOSITIONS, FILE, Composition, Record, record_of, tensors_of_record
 from forgetfree.tensor_file import StoredTasks, TaskTensors
-
-_Made = TypeVar("_Made")
 
 
 class Ledger(HubFile, tags=["forgetfree", "ledger"]):
@@ -106,7 +104,12 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         Raises:
             TaskError: the ledger does not hold it.
         """
-        return self._positions[_known(task, self._positions)]
+        if task not in self._positions:
+            known = ", ".join(self.tasks) or "none"
+            raise TaskError(
+                f"The ledger holds no task {task!r}.{nearest(task, self.tasks)} It holds: {known}. Train the task first."
+            )
+        return self._positions[task]
 
     def owned(self, upto: str | None = None) -> Region:
         """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
@@ -219,11 +222,6 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             values[mine] = owned.values[torch.searchsorted(owned.region.indices, region.indices[mine])]
         return Graft(region, values)
 
-    def owner(self, index: int) -> str | None:
-        """Return the first task that owns the entry with flat index ``index``, or ``None``."""
-        position = int(self.owners(Region.of([index])))
-        return None if position < 0 else self._records[position].task
-
     def overlap(self) -> list[list[float]]:
         """Return ``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
         regions = [record.region.indices for record in self._records]
@@ -249,6 +247,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 space.
         """
         self.check_new(record.task)
+        record = _own(record, self.space.dtype)
         where = f"Record of task {record.task!r}"
         if record.alone and self.composition != "auto":
             raise LedgerError(f"{where} stands alone, which only a ledger of composition auto says of single tasks.")
@@ -289,7 +288,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             self._owners[unowned] = position + 1
             self._united.append(position)
         self._positions[record.task] = position
-        self._records.append(_own(record))
+        self._records.append(record)
         self._frozen = None
 
     def check_new(self, task: str) -> None:
@@ -304,12 +303,12 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         """Return a ledger with the records of some tasks alone, in their order.
 
         Raises:
+            TaskError: the ledger does not hold one of them.
             LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
         """
         ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding)
-        for record in self.records:
-            if record.task in tasks:
-                ledger.append(record)
+        for position in sorted(map(self.position, tasks)):
+            ledger.append(self._records[position])
         return ledger
 
     def __repr__(self) -> str:
@@ -343,7 +342,16 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        return _read(path, cls._of)
+        path = Path(path)
+        if path.is_dir():
+            raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+        try:
+            return FILE.load(path, cls._of)
+        except MemoryError as error:
+            raise LedgerError(
+                f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
+                "machine; if no such model was trained, restore the file from a copy."
+            ) from error
 
     def facts(self) -> list[dict[str, Any]]:
         """Return fingerprint, tasks and labels, for the card on the hub."""
@@ -356,21 +364,6 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             for record in self.records
         ]
         return [{"fingerprint": self.fingerprint, "graftable": len(self.space)}, *of_tasks]
-
-    @staticmethod
-    def read_record(path: StrPath, task: str) -> Record:
-        """Read one task's record, and check it. The file's other records are not read, nor compared with it.
-
-        Raises:
-            LedgerError: with the reason.
-            TaskError: the file does not hold the task.
-        """
-
-        def make(stored: StoredTasks) -> Record:
-            number = stored.tasks.index(_known(task, stored.tasks))
-            return _own(record_of(ParameterSpace.of_layout(stored.metadata["layout"]), stored.read(number)))
-
-        return _read(path, make)
 
     @classmethod
     def _of(cls, stored: StoredTasks) -> Ledger:
@@ -396,34 +389,11 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return ledger
 
 
-def _own(record: Record) -> Record:
-    """Return a record with its own copies on the CPU, which later changes of the originals cannot reach."""
+def _own(record: Record, dtype: torch.dtype) -> Record:
+    """Return a record with copies on the CPU, which later changes cannot reach; its values are in the space's dtype."""
 
     def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
-    owned = Graft(record.owned.region, record.owned.values.detach().cpu().clone())
+    owned = Graft(record.owned.region, record.owned.values.detach().to("cpu", dtype, copy=True))
     return replace(record, owned=owned, readout=copies(record.readout), buffers=copies(record.buffers))
-
-
-def _known(task: str, tasks: Collection[str]) -> str:
-    """Return ``task`` if it is one of ``tasks``."""
-    if task not in tasks:
-        known = ", ".join(tasks) or "none"
-        raise TaskError(
-            f"The ledger holds no task {task!r}.{nearest(task, list(tasks))} It holds: {known}. Train the task first."
-        )
-    return task
-
-
-def _read(path: StrPath, make: Callable[[StoredTasks], _Made]) -> _Made:
-    path = Path(path)
-    if path.is_dir():
-        raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
-    try:
-        return FILE.load(path, make)
-    except MemoryError as error:
-        raise LedgerError(
-            f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
-            "machine; if no such model was trained, restore the file from a copy."
-        ) from error

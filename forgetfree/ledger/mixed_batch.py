@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forgetfree.core.body import part_named
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
 from forgetfree.ledger.graft import Graft
@@ -38,11 +38,11 @@ class MixedBatchModel:
 
     Rows of one task are answered together. A group of ``smallest_group`` rows or more gets the model switched to its task: its
     logits are bit for bit those of that model for that group. The rows of smaller groups share one pass, in which every row is
-    corrected by the entries of its own task (`Corrections`): their logits agree with the exact ones up
-    to rounding (measured with minilm: 8e-6 at logits up to 15). A task stays exact where corrections cannot follow it: in
-    bfloat16, where it has too many entries, its own buffers, or entries in other modules than linear layers and LayerNorms.
-    The first time that a task is corrected by a record, its answers are compared with the exact ones. If they differ, this
-    model answers exactly from then on; if the record moves them too little to tell, the task is compared again next time.
+    corrected by the entries of its own task (`Corrections`): their logits agree with the exact ones up to rounding (measured
+    with minilm: 8e-6 at logits up to 15). A task is answered exactly where corrections cannot follow it: in bfloat16, where it
+    has too many entries, its own buffers, or entries in other modules than linear layers and LayerNorms. The first time that a
+    task is corrected by a record, its answers are compared with the exact ones. If they differ, it is answered exactly from
+    then on; if the record moves them too little to tell, it is compared again next time.
 
     In a ledger of unions, the small groups share the union up to the middle one of their tasks; only the records between
     count as entries.
@@ -51,26 +51,19 @@ class MixedBatchModel:
         model: with a readout for every task that is asked for.
         switch: of the ledger, for the model's backbone, which holds θ_pre.
         pad: fills short rows of token ids; ``None``: rows have one shape.
-        precision: of forward passes.
         smallest_group: rows of one task from which on they are answered exactly; 1: always.
     """
 
     def __init__(
-        self,
-        model: ReadoutModel,
-        switch: LedgerSwitch,
-        *,
-        pad: int | None = 0,
-        precision: Precision = "fp32",
-        smallest_group: int = 4,
+        self, model: ReadoutModel, switch: LedgerSwitch, *, pad: int | None = 0, smallest_group: int = 4
     ) -> None:
         self._model, self._switch, self._ledger = model, switch, switch.ledger
-        self._pad, self._precision, self._smallest_group = pad, precision, smallest_group
+        self._pad, self._smallest_group = pad, smallest_group
         self._corrections = Corrections(switch.ledger.space, model.backbone)
         self._changes: dict[int, Change | None] = {}
         self._labels: dict[str, int] = {}
         self._proven: set[tuple[str, int]] = set()  # tasks, and the changes that they were corrected by
-        self._exact_only = precision != "fp32"
+        self._exact: set[str] = set()  # tasks that corrections do not follow
 
     @torch.no_grad()
     def answer(self, rows: Sequence[Tensor], tasks: Sequence[str]) -> list[Tensor]:
@@ -89,11 +82,6 @@ class MixedBatchModel:
         if len(rows) != len(tasks):
             raise UsageError(
                 f"Expected a task for each row: got {counted(len(rows), 'row')} and {counted(len(tasks), 'task')}."
-            )
-        if rows and (marked := (self._model.counts(self._padded(rows)) > 1)).any():
-            raise UsageError(
-                f"Task {tasks[int(marked.nonzero()[0])]!r} labels words, and a batch of many tasks has one label a row. Answer "
-                "it alone, by Predictor.answer."
             )
         groups: dict[str, list[int]] = {}
         for number, task in enumerate(tasks):
@@ -125,9 +113,9 @@ class MixedBatchModel:
 
     def _corrected(self, rows: Sequence[Tensor], groups: dict[str, list[int]]) -> dict[int, Tensor]:
         """Return the logits of the rows whose groups are small, as far as they can be corrected."""
-        small = [task for task, numbers in groups.items() if len(numbers) < self._smallest_group]
-        if self._exact_only or len(small) < 2:
-            return {}
+        small = [
+            task for task, numbers in groups.items() if len(numbers) < self._smallest_group and task not in self._exact
+        ]
         stage, changes = self._plan(sorted(small, key=self._ledger.position))
         if len(changes) < 2:
             return {}
@@ -140,19 +128,18 @@ class MixedBatchModel:
             with self._corrections.applied(entries):
                 answers = self._forward(rows, corrected)
         except NotCorrected:
-            self._exact_only = True
+            self._exact |= changes.keys()
             return {}
         used = {task: {(task, id(change)) for change, _ in changes[task]} for task in corrected}
         if new := {task: corrected[task] for task in corrected if not used[task] <= self._proven}:
             bare, exact = self._forward(rows, new), self._grouped(rows, new)
-            if not all(_are_close(answers[number], exact[number]) for number in exact):
-                self._exact_only = True
-                return exact
             for task, numbers in new.items():
                 error, moved = (max(_apart(one[i], exact[i]) for i in numbers) for one in (answers, bare))
-                if error < _CLOSE_TO_MOVED * moved:
+                if not all(_are_close(answers[number], exact[number]) for number in numbers):
+                    self._exact.add(task)
+                elif error < _CLOSE_TO_MOVED * moved:
                     self._proven |= used[task]
-                else:
+                if not used[task] <= self._proven:
                     answers |= {number: exact[number] for number in numbers}
         return answers
 
@@ -196,24 +183,21 @@ class MixedBatchModel:
             changes.append(change)
         return changes
 
-    def _padded(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows as one batch ``(B, …)``."""
-        if self._pad is None:
-            return torch.stack(list(rows))
-        return pad_sequence(list(rows), batch_first=True, padding_value=self._pad)
-
     def _forward(self, rows: Sequence[Tensor], groups: Mapping[str, list[int]]) -> dict[int, Tensor]:
         """Return the logits by row of one pass, in which the rows stand group after group."""
-        x = self._padded([rows[number] for numbers in groups.values() for number in numbers])
-        device = next(self._model.parameters()).device
+        batch = [rows[number] for numbers in groups.values() for number in numbers]
+        x = torch.stack(batch) if self._pad is None else pad_sequence(batch, batch_first=True, padding_value=self._pad)
+        features, start = self._model.features(x.to(next(self._model.parameters()).device)), 0
+        if len(features) != len(batch):
+            raise UsageError(
+                f"Task {' or '.join(map(repr, groups))} labels words, and a batch of many tasks has one label a row. Answer it "
+                "alone, by Predictor.answer."
+            )
         answers: dict[int, Tensor] = {}
-        with autocast(self._precision, device.type):
-            features, start = self._model.features(x.to(device)), 0
-            for task, numbers in groups.items():
-                own = features[start : start + len(numbers)]
-                logits = self._model.read(own, self._labels[task]).float().cpu()
-                answers |= zip(numbers, logits, strict=True)
-                start += len(numbers)
+        for task, numbers in groups.items():
+            logits = self._model.read(features[start : start + len(numbers)], self._labels[task]).float().cpu()
+            answers |= zip(numbers, logits, strict=True)
+            start += len(numbers)
         return answers
 
 
@@ -262,14 +246,6 @@ class Entries:
     delta: Tensor
 
 
-@dataclass
-class _Site:
-    """A module that computes with graftable tensors, and their numbers in the space."""
-
-    module: nn.Module
-    numbers: dict[str, int] = field(default_factory=dict)
-
-
 class Corrections:
     """Finds what can be corrected in a model, and corrects it.
 
@@ -284,18 +260,19 @@ class Corrections:
         self._space, self._backbone = space, (backbone := part_named(backbone, space))
         parameters = space.parameters(backbone)
         numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        self._sites: list[_Site] = []
+        #: Modules that can be corrected, with the numbers of their tensors in the space, by name.
+        self._sites: list[tuple[nn.Module, dict[str, int]]] = []
         for module in backbone.modules():
             own = {name: numbers[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in numbers}
             normalizes = isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
             if own and (normalizes or isinstance(module, nn.Linear) or _is_conv1d(module)):
-                self._sites.append(_Site(module, own))
-        reached = {number for site in self._sites for number in site.numbers.values()}
+                self._sites.append((module, own))
+        reached = {number for _, own in self._sites for number in own.values()}
         exact = (torch.float32, torch.float64)
         self._reached = torch.tensor(
             [i in reached and p.dtype in exact for i, p in enumerate(parameters)], device="cpu"
         )
-        turned = {site.numbers.get("weight") for site in self._sites if _is_conv1d(site.module)}
+        turned = {own.get("weight") for module, own in self._sites if _is_conv1d(module)}
         self._turned = torch.tensor([number in turned for number in range(len(parameters))], device="cpu")
         self._columns = torch.tensor(
             [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in space.tensors], device="cpu"
@@ -359,9 +336,7 @@ class Corrections:
             NotCorrected: a module was not called, or not with one item a row; answers of the block are wrong.
         """
         waiting = set(entries)
-        numbers = {
-            id(site.module): site.numbers for site in self._sites if not waiting.isdisjoint(site.numbers.values())
-        }
+        numbers = {id(module): own for module, own in self._sites if not waiting.isdisjoint(own.values())}
 
         def correct(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             own = numbers[id(module)]
@@ -381,7 +356,7 @@ class Corrections:
                 y.scatter_add_(2, bias.output.expand(span), bias.delta.to(x).expand(span))
             waiting.difference_update(own.values())
 
-        handles = [site.module.register_forward_hook(correct) for site in self._sites if id(site.module) in numbers]
+        handles = [module.register_forward_hook(correct) for module, _ in self._sites if id(module) in numbers]
         try:
             yield
         finally:

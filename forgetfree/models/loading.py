@@ -15,7 +15,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import BY_WORDS, READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
@@ -75,10 +75,10 @@ class LoadedModel:
         """The SHA-256 of what the tokenizer does; empty if there is none."""
         return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer, chats=self.readout == "generate")
 
-    def binding(self, precision: Precision) -> Binding:
-        """Return what answers depend on besides weights, if they are computed in ``precision``."""
+    def binding(self) -> Binding:
+        """Return what answers depend on besides weights."""
         max_length = 0 if self.tokenizer is None else self.max_length
-        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length, precision)
+        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length)
 
     @property
     def pad(self) -> int:

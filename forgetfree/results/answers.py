@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,10 @@ from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.json_file import check, parse_json
 from forgetfree.results.calibration import expected_calibration_error
-from forgetfree.results.metrics import Floats, Integers, Metric, agreement, measured, sign
+from forgetfree.results.metrics import Metric, agreement, measured, sign
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
@@ -188,51 +191,39 @@ class LabelAnswers(Answers):
         return cls(logits, labels, **more)
 
 
-@dataclass(frozen=True, eq=False)
-class LabelScores:
-    """Scores of the labels of one task, as scikit-learn defines them.
+def label_scores(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFrame:
+    """Return precision, recall and F1 of each label, as scikit-learn defines them, and how many rows have it.
 
-    Attributes:
-        names: of the labels.
-        precision: the share of the rows answered with a label that have it, 0 where none is ``(labels,)``.
-        recall: the share of the rows of a label that are answered with it ``(labels,)``.
-        f1: the harmonic mean of both ``(labels,)``.
-        rows: how many rows have the label ``(labels,)``.
-        confusion: how many rows of the row's label are answered with the column's ``(labels, labels)``. Where the task is
-            withheld, other rows are answered with another task's label.
+    The last line is their ``macro average``, over the labels that some row has.
+
+    Args:
+        answers: to the rows of one task.
+        names: of the labels, by their numbers in the answers.
     """
+    import pandas as pd
+    from sklearn.metrics import precision_recall_fscore_support
 
-    names: tuple[str, ...]
-    precision: Floats
-    recall: Floats
-    f1: Floats
-    rows: Integers
-    confusion: Integers
+    right, predicted = answers.labels, answers.logits.argmax(axis=1)
+    measured = precision_recall_fscore_support(right, predicted, labels=list(names), zero_division=0.0)
+    index = pd.Index(names.values(), name="label")
+    table = pd.DataFrame(dict(zip(("precision", "recall", "f1", "rows"), measured, strict=True)), index)
+    there = table[table["rows"] > 0]
+    table.loc["macro average"] = [*there[["precision", "recall", "f1"]].mean(), table["rows"].sum()]
+    return table.astype({"rows": int})
 
-    @classmethod
-    def of(cls, answers: LabelAnswers, names: Mapping[int, str]) -> Self:
-        """Return the scores of answers to a task's rows, whose labels are numbered as in the names."""
-        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-        right, predicted = answers.labels, answers.logits.argmax(axis=1)
-        precision, recall, f1, rows = precision_recall_fscore_support(
-            right, predicted, labels=list(names), zero_division=0.0
-        )
-        confusion = confusion_matrix(right, predicted, labels=list(names))
-        return cls(tuple(names.values()), precision, recall, f1, rows, confusion)
+def confusion(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFrame:
+    """Return how many rows of the label of a line are answered with that of a column; arguments as `label_scores` has them.
 
-    @property
-    def elsewhere(self) -> Integers:
-        """How many rows of each label are answered with another task's ``(labels,)``."""
-        others: npt.NDArray[np.int64] = self.rows - self.confusion.sum(axis=1)
-        return others
+    Where the task is withheld, a last column counts the rows that are answered with another task's label.
+    """
+    import pandas as pd
+    from sklearn.metrics import confusion_matrix
 
-    @property
-    def macro(self) -> tuple[float, float, float]:
-        """Precision, recall and F1, each the mean over the labels that some row has."""
-        there = self.rows > 0
-        precision, recall, f1 = (float(each[there].mean()) for each in (self.precision, self.recall, self.f1))
-        return precision, recall, f1
+    counts = confusion_matrix(answers.labels, answers.logits.argmax(axis=1), labels=list(names))
+    table = pd.DataFrame(counts, pd.Index(names.values(), name="right"), pd.Index(names.values(), name="answered"))
+    elsewhere = np.array([(answers.labels == label).sum() for label in names]) - counts.sum(axis=1)
+    return table.assign(**{"another task's": elsewhere}) if elsewhere.any() else table
 
 
 def label_answers(answers: Answers) -> LabelAnswers:

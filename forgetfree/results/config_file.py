@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
-from forgetfree.options import fits, type_name, typed
+from forgetfree.options import fits, type_name
 from forgetfree.recipes import StepsRule
 from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -200,26 +199,3 @@ def located(name: str, directory: Path) -> str:
         path = os.path.relpath(os.path.join(os.path.realpath(directory), name))
         return path if os.path.exists(path) or not os.path.exists(name) else name
     return name
-
-
-def repeating_command(section: Mapping[str, Any], directory: Path) -> str:
-    """Return the command that repeats a run, from its section of config.json.
-
-    Args:
-        section: what the run was asked for.
-        directory: where the config.json lies: places are relative to it.
-    """
-    words = ["forgetfree", "run", section["stream"]]
-    for key, value in section.items():
-        flag = f"--{key.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            places = of_each(located, value, directory) if key in PLACES else value
-            words += [word for name, one in places.items() for word in (flag, f"{name}={typed(one)}")]
-        elif isinstance(value, list):
-            places = of_each(located, value, directory) if key in PLACES else value
-            words += [word for each in places for word in (flag, str(each))]
-        elif value is True:
-            words.append(flag)
-        elif key != "stream" and value not in (None, ""):
-            words += [flag, located(value, directory) if key in PLACES else str(value)]
-    return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))

@@ -72,15 +72,6 @@ class _Facts(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True, extra="allow")
 
 
-class LedgerPlace(_Facts):
-    """A layer and a kind of parameter, with how many of its entries each task owns."""
-
-    layer: str
-    kind: str
-    entries: Annotated[int, Field(ge=1)]
-    owned: list[Count]
-
-
 class LedgerSummary(_Facts):
     """What a ledger holds: sizes and overlaps of its tasks' regions, in the order of the tasks."""
 
@@ -89,7 +80,6 @@ class LedgerSummary(_Facts):
     bytes: Count
     overlap: list[list[Amount]]
     composition: str | None = None
-    places: list[LedgerPlace] | None = None
 
 
 class HeldOut(_Facts):
@@ -169,7 +159,6 @@ class Run:
         source: where it was read.
         answers: the last ones on every task, where they are kept: labels or texts.
         before: by task, the texts before training of the rows that a report shows.
-        losses: the logged steps (``task``, ``phase``, ``step``, ``loss``).
         labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
             labelled.
         reference: the fine-tuned models that intransigence is measured against; none: it is not known.
@@ -181,7 +170,6 @@ class Run:
     source: str = ""
     answers: Mapping[str, Answers] = field(default_factory=dict)
     before: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    losses: Sequence[Json] = ()
     labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     reference: Run | None = None
 
@@ -311,7 +299,7 @@ def read_run(path: Path, *, running: bool = False) -> RunRecord:
 
     Args:
         path: a run directory, a CSV file of it, or a scores.csv.
-        running: it is not over: answers and losses are left aside, and a unit whose record is damaged has not ended.
+        running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
 
     Raises:
         ReportError: it is missing or damaged; the message names file and place.
@@ -421,7 +409,7 @@ def _check_facts(facts: UnitFacts, about: About) -> None:
     lists: list[tuple[str, Sequence[Any] | None]] = [(n, getattr(facts, n)) for n in ("seconds_per_task", "kept_bytes")]
     if ledger:
         lists += [("region_size", ledger.region_size), ("owned_size", ledger.owned_size), ("overlap", ledger.overlap)]
-        lists += [("overlap", row) for row in ledger.overlap] + [("owned", each.owned) for each in ledger.places or ()]
+        lists += [("overlap", row) for row in ledger.overlap]
     for name, values in lists:
         check(name, values, values is None or len(values) == count, f"{count} numbers")
 
@@ -451,7 +439,11 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
             own, facts = _of_unit(folder, record, tasks, about["data"].get("test_rows", {}))
             scores += own
             units.append(facts)
-            files.append({} if running else {"labels": labels, **_shown(folder, tasks)})
+            if running:
+                files.append({})
+            else:
+                answers, before = read_answers(folder, tasks)
+                files.append({"labels": labels, "answers": answers, "before": before})
         elif record:
             about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
         elif (folder / HISTORY).is_file():
@@ -526,17 +518,6 @@ def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[in
             named[task.name] = dict(enumerate(names, first))
         first += len(names) if scenario == "class" else 0  # of all tasks, each has its own numbers
     return named
-
-
-def _shown(folder: Path, tasks: Sequence[TaskDefinition]) -> Json:
-    """Return the answers and the losses of a unit, see `Run`."""
-    answers, before = read_answers(folder, tasks)
-    path, steps = folder / HISTORY, list[Json]()
-    if path.exists():
-        check_own(path, ReportError)
-        steps = list(map(parse_json, read_bounded(path).splitlines()))
-    losses = [step for step in steps if step.keys() >= {"task", "phase", "step", "loss"}]
-    return {"answers": answers, "before": before, "losses": losses}
 
 
 def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[str, Answers], dict[str, Sequence[str]]]:

@@ -21,6 +21,8 @@ RECORD, OUTCOME, CONFIG = "unit.json", "outcome.json", "config.json"
 HISTORY = "history.jsonl"
 #: What tells tasks apart, of a unit that does so by features.
 FEATURES = "task-features.safetensors"
+#: Which task owns which entry, and its value.
+LEDGER = "ledger.safetensors"
 #: In the file of answers: the texts before training of the rows that a report shows.
 BEFORE = "before"
 #: The last answers on every task's test rows.

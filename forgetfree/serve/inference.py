@@ -20,8 +20,7 @@ from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
-from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, kind_of
-from forgetfree.kinds.texts import Text, check_texts, text_rows
+from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
@@ -136,18 +135,16 @@ class Predictor:
 
     @property
     def precision(self) -> Precision:
-        """How passes compute: by autocast, or else in the dtype of the weights."""
+        """How passes compute: in the dtype of the weights."""
         backbone: Any = self.loaded.model.backbone
-        narrow = self.weights.precision == "fp32" and backbone.dtype == torch.bfloat16
-        return "bf16" if narrow else self.weights.precision
+        return "bf16" if backbone.dtype == torch.bfloat16 else "fp32"
 
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:
         """What answers batches of many tasks; none where rows are answered one by one, or not from a ledger."""
         if self.deterministic or not isinstance(self.weights, LedgerWeights):
             return None
-        switch, precision = self.weights.switch, self.weights.precision
-        return MixedBatchModel(self.loaded.model, switch, pad=self.loaded.pad, precision=precision)
+        return MixedBatchModel(self.loaded.model, self.weights.switch, pad=self.loaded.pad)
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:
@@ -201,7 +198,7 @@ class Predictor:
 
     def _passes(self, batch_size: int) -> dict[str, Any]:
         """Return how rows are put through the model."""
-        return {"batch_size": 1 if self.deterministic else batch_size, "precision": self.weights.precision}
+        return {"batch_size": 1 if self.deterministic else batch_size, "precision": "fp32"}
 
     def score(self, task: str, rows: Rows, *, batch_size: int = 64) -> float:
         """Return how well a task's rows are answered, by its metric."""
@@ -366,7 +363,7 @@ class Predictor:
         definition, model, passes = self.tasks[task], self.loaded.model, self._passes(batch_size)
         kind, (encoded, cut) = kind_of(definition), self._encoded(task, rows)
         logits = partial(predict, model, encoded, **passes)
-        with evaluating(model, self.weights.precision), self.weights.answering(task):
+        with evaluating(model, "fp32"), self.weights.answering(task):
             output = kind.output(definition, model, encoded, logits, options=options, **passes)
         return kind.replies(definition, texts, output, cut)
 

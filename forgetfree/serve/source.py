@@ -17,14 +17,12 @@ from forgetfree.json_file import check_fields
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
-from forgetfree.results.unit_folder import FEATURES, RECORD, check_own, read_record
+from forgetfree.results.unit_folder import FEATURES, LEDGER, RECORD, check_own, read_record
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.core.readout_model import Precision
     from forgetfree.ledger.binding import Binding
 
-LEDGER = "ledger.safetensors"
 #: The files that answers come from; of one strategy and seed, the first that is there.
 FILES = (LEDGER, *WEIGHTS)
 _REMEDY = "Put back what it was when the stream was trained."
@@ -110,11 +108,6 @@ class Source:
             task_inference=task_inference,
             **({} if file.name == LEDGER else _read_bound(file.parent)),
         )
-
-    @property
-    def precision(self) -> Precision:
-        """The precision of forward passes, of a file that is no ledger."""
-        return self.binding.precision if self.binding else "fp32"
 
     @property
     def is_ledger(self) -> bool:

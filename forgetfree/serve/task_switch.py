@@ -21,8 +21,8 @@ from forgetfree.ledger.records import Record
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.task_model import mean_of_tokens
-from forgetfree.results.unit_folder import check_own
-from forgetfree.serve.source import LEDGER, saved_file
+from forgetfree.results.unit_folder import LEDGER, check_own
+from forgetfree.serve.source import saved_file
 from forgetfree.serve.weights import missing_definition
 
 #: From hidden states ``(B, L, H)``, token ids and attention mask to logits.
@@ -133,7 +133,8 @@ class TaskSwitch:
         if "weight" not in (tensors := record.own_readout):
             raise LedgerError(missing_definition(record.task))
         labels, width = tensors["weight"].shape
-        readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
+        # Its usual first weights would be drawn from the caller's generator.
+        readout = nn.utils.skip_init(nn.Linear, width, labels, device=next(self._body.parameters()).device)
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
         every_token = record.definition is not None and not kind_of(record.definition).one_label_a_row

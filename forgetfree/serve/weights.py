@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
@@ -46,11 +44,6 @@ class TaskWeights(ABC):
 
     binding: Binding
     definitions: Mapping[str, TaskDefinition]
-
-    @property
-    def precision(self) -> Precision:
-        """The precision of forward passes."""
-        return self.binding.precision
 
     @abstractmethod
     def readout(self, task: str) -> Mapping[str, Tensor]:
@@ -84,7 +77,7 @@ class RunWeights(TaskWeights):
                 f"{source.file} says that task {brief(unknown[0])} was learned, which its unit.json does not define. The "
                 "two belong to different runs."
             )
-        self.source, self.binding = source, loaded.binding(source.precision)
+        self.source, self.binding = source, loaded.binding()
         if source.binding and (differ := source.binding.differences(self.binding)):
             raise RunError(
                 f"{source.file} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and "
@@ -117,7 +110,7 @@ class LedgerWeights(TaskWeights):
         self.definitions = {each.task: each.definition for each in ledger.records if each.definition is not None}
         if ledger.tasks and not self.definitions:
             raise LedgerError(missing_definition(ledger.tasks[0]))
-        self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
+        self.binding = loaded.binding()
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
 
@@ -151,7 +144,12 @@ class ModelWeights(RunWeights):
     """
 
     def __init__(self, source: Source, loaded: LoadedModel) -> None:
-        check_base(source, loaded)
+        expected, got = source.fingerprint, loaded.fingerprint
+        if expected != got:
+            raise ModelError(
+                f"{source.file} belongs to other weights: expected fingerprint {expected[:12] or 'none'}, the model's is "
+                f"{got[:12]}. Load the very weights the stream was trained from."
+            )
         self._loaded, self._states = loaded, dict[str, ModelState]()
         #: The names of the tasks' models in the store; empty for the one of all tasks.
         self._keys: Mapping[str, str]
@@ -159,7 +157,8 @@ class ModelWeights(RunWeights):
             self._keys = read_json(source.file, RunError, _REMEDY, _check_keys)
         else:
             state, learned = load_checkpoint(source.file)
-            self._keys, self._states[""] = dict.fromkeys(learned, ""), self._fitting(state)
+            self._keys, self._states[""] = dict.fromkeys(learned, ""), state
+            state.check_fits(loaded.model, [])
         #: The name of the model that is in place, if one is.
         self._present: str | None = None
         super().__init__(source, loaded, self._keys)
@@ -173,7 +172,10 @@ class ModelWeights(RunWeights):
         """Put the task's model into place, and leave it there for the next question."""
         if self._present != self._keys[task]:
             self._present = None
-            load_state_(self._loaded, self._state(task))
+            model, state = self._loaded.model, self._state(task)
+            model.space().load_(model.backbone, state.theta)
+            for name, buffer in persistent_buffers(model.backbone).items():
+                buffer.copy_(state.buffers[name])
             self._present = self._keys[task]
         yield
 
@@ -189,12 +191,9 @@ class ModelWeights(RunWeights):
                     f"it {brief(key)}, and {places} holds no sound {brief(f'{key}.safetensors')}. {_REMEDY}"
                 )
             check_own(store / f"{key}.safetensors", unit=self.source.file.absolute().parent)
-            self._states[key] = self._fitting(state)
+            state.check_fits(self._loaded.model, [])
+            self._states[key] = state
         return self._states[key]
-
-    def _fitting(self, state: ModelState) -> ModelState:
-        state.check_fits(self._loaded.model, [])
-        return state
 
 
 def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
@@ -205,24 +204,6 @@ def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
     """
     weights_class: Callable[[Source, LoadedModel], RunWeights] = WEIGHTS[source.file.name].load()
     return weights_class(source, loaded)
-
-
-def check_base(source: Source, loaded: LoadedModel) -> None:
-    """Raise ``ModelError`` unless ``loaded`` has the weights of the run's base model."""
-    expected, got = source.fingerprint, loaded.fingerprint
-    if expected != got:
-        raise ModelError(
-            f"{source.file} belongs to other weights: expected fingerprint {expected[:12] or 'none'}, the model's is "
-            f"{got[:12]}. Load the very weights the stream was trained from."
-        )
-
-
-@torch.no_grad()
-def load_state_(loaded: LoadedModel, state: ModelState) -> None:
-    """Put the weights and buffers of a state into a model, without its readouts."""
-    loaded.model.space().load_(loaded.model.backbone, state.theta)
-    for name, buffer in persistent_buffers(loaded.model.backbone).items():
-        buffer.copy_(state.buffers[name])
 
 
 def _check_keys(keys: Any) -> None:

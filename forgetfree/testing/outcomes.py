@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.stream import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
 from forgetfree.models.state import StateStore
 from forgetfree.testing.runs import Faults, Look, Run, Untrained, differing, look
+from forgetfree.training.encoded_task import EncodedTask
 
 _COUNT_IT = "Count in storage.bytes_kept() what storage.save() writes and what the next task needs."
 

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.stream import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
 from forgetfree.errors import ConformanceError
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import PHASES, Monitor
 
 Tensors = dict[str, Tensor]

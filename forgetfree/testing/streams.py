@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.stream import EncodedTask, Stream, load_stream, make_stream
+from forgetfree.continual.stream import Stream, load_stream, make_stream
 from forgetfree.data.examples import Examples
 from forgetfree.data.prompts import prompt_of
 from forgetfree.data.sampling import evenly
@@ -20,6 +20,7 @@ from forgetfree.display import listed
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.runs import Faults, differing
 from forgetfree.testing.tiny import tiny_model
+from forgetfree.training.encoded_task import EncodedTask
 
 #: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.
 TOLERATED = 0.2

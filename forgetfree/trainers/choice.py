@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,11 +16,10 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
-from forgetfree.files import StrPath
 from forgetfree.seeds import derive_seed
 
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
-Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
+Source = Literal["gradient", "snip", "gallop", "random", "movement"]
 #: The mean loss of a batch, with its graph.
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -49,7 +47,7 @@ def choose_region(
     batches: Iterable[Any] | None,
     rows: int,
     loss: Loss,
-    fine_tuned: Mapping[str, Tensor] | StrPath | None,
+    fine_tuned: Mapping[str, Tensor] | None,
     seed: int,
     taken: Region,
 ) -> Region:
@@ -67,7 +65,7 @@ def choose_region(
         batches: for sources that read gradients.
         rows: how many rows of them are read, in whole batches.
         loss: the mean loss of a batch.
-        fine_tuned: θ_ft, for ``movement``: a state dictionary, or a directory that ``save_pretrained`` wrote.
+        fine_tuned: θ_ft, for ``movement``: a state dictionary, with names of the body or of the model.
         seed: of what is drawn.
         taken: entries that earlier tasks own.
     """
@@ -75,9 +73,10 @@ def choose_region(
         raise UnknownNameError("region_from", source, get_args(Source))
     count = budget(len(space), sparsity)
     if source == "movement":
-        if fine_tuned is None:
+        if not isinstance(fine_tuned, Mapping):
             raise UsageError(
-                "region_from='movement' needs a fine-tuned model. Give its state dict or directory as fine_tuned=…."
+                f"region_from='movement' needs a fine-tuned model, got fine_tuned={fine_tuned!r}. Give its state dict: "
+                f"fine_tuned={type(model).__name__}.from_pretrained(DIRECTORY).state_dict()."
             )
         theta, tuned = space.flatten(body), _theta(model, body, space, fine_tuned)
         tuned[taken.indices] = theta[taken.indices]
@@ -94,8 +93,8 @@ def choose_region(
             )
         with trainable(model, []):
             model.eval()
-            read = _Rows(model, loss, rows, apart=source == "fisher")
-            score, _ = mean_gradient(body, space, batches, read, squared=source == "fisher")  # type: ignore[arg-type]
+            read = _Rows(model, loss, rows)
+            score, _ = mean_gradient(body, space, batches, read)  # type: ignore[arg-type]
         if _several():
             counted = torch.tensor(read.scale, device=score.device)
             score *= read.scale
@@ -114,11 +113,10 @@ class _Rows:
         model: computes it.
         loss: the mean loss of a batch.
         rows: how many are read, at least.
-        apart: take each row as a batch.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, rows: int, *, apart: bool) -> None:
-        self._model, self._loss, self._rows, self._apart = model, loss, rows, apart
+    def __init__(self, model: nn.Module, loss: Loss, rows: int) -> None:
+        self._model, self._loss, self._rows = model, loss, rows
         self._device = next(model.parameters()).device
         self.scale = 0.0  # the rows so far: gradients are those of a sum
 
@@ -126,17 +124,16 @@ class _Rows:
         """Return the mean loss."""
         total = 0.0
         for batch in batches:
-            for part in _rows_of(batch) if self._apart else [batch]:
-                count = _size_of(part)
-                loss = self._loss(self._model, _on(part, self._device)) * count
-                total += (value := float(loss.detach()))
-                if not math.isfinite(value):
-                    raise TrainingError(
-                        f"The loss of a batch by which the region is chosen is {value}, expected a finite one. Look for rows "
-                        "without labels, or choose the region in float32."
-                    )
-                loss.backward()  # type: ignore[no-untyped-call]
-                self.scale += count
+            count = _size_of(batch)
+            loss = self._loss(self._model, _on(batch, self._device)) * count
+            total += (value := float(loss.detach()))
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"The loss of a batch by which the region is chosen is {value}, expected a finite one. Look for rows "
+                    "without labels, or choose the region in float32."
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.scale += count
             if self.scale >= self._rows:
                 break
         if not self.scale:
@@ -146,18 +143,8 @@ class _Rows:
         return total / self.scale
 
 
-def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mapping[str, Tensor] | StrPath) -> Tensor:
-    """Return θ_ft ``(N,)`` of a state dictionary, with names of the body or of the model; or of a directory."""
-    state: Any = fine_tuned
-    if not isinstance(fine_tuned, Mapping):
-        if not (Path(fine_tuned) / "config.json").is_file():
-            raise UsageError(
-                f"fine_tuned={str(fine_tuned)!r} is no model: expected a directory that save_pretrained wrote, or a state dict."
-            )
-        tuned = type(model).from_pretrained(
-            fine_tuned, dtype=model.dtype, use_safetensors=True, trust_remote_code=False
-        )
-        state = tuned.state_dict()
+def _theta(model: nn.Module, body: nn.Module, space: ParameterSpace, state: Mapping[str, Tensor]) -> Tensor:
+    """Return θ_ft ``(N,)`` of a state dictionary."""
     prefix = body_prefix(model, body)
     pieces = []
     for spec in space.tensors:
@@ -183,24 +170,6 @@ def _size_of(batch: Any) -> int:
     """Return how many rows a batch has: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
     return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
-
-
-def _rows_of(batch: Any) -> Iterator[Any]:
-    """Yield each row of a batch as a batch."""
-    if not isinstance(batch, Mapping):
-        raise UsageError(
-            "region_from='fisher' reads rows one by one, which it knows of dictionaries alone. Give such batches."
-        )
-    size = _size_of(batch)
-    for row in range(size):
-        whole = (
-            value if isinstance(value, Tensor) and value.dim() and len(value) == size else None
-            for value in batch.values()
-        )
-        yield {
-            key: value if tensor is None else tensor[row : row + 1]
-            for (key, value), tensor in zip(batch.items(), whole, strict=True)
-        }
 
 
 def _several() -> bool:

@@ -99,9 +99,7 @@ def meaning_of(
     if head:
         _check_head(model, body, head, len(definition.labels), tokenizer)
     digest = tokenizer_digest(tokenizer, chats=readout == "generate")
-    now = Binding(
-        network_of(body), digest, readout, length, bound.precision if bound else "fp32", name, head_digest(model)
-    )
+    now = Binding(network_of(body), digest, readout, length, name, head_digest(model))
     differ = []
     if bound and bound.readout != readout:
         differ = [f"by the readout {bound.readout}, and not {readout}"]

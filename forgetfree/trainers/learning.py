@@ -14,7 +14,6 @@ from forgetfree.core.body import part_named
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.tensors import align_, persistent_buffers
 from forgetfree.errors import LedgerError, ModelError, UnknownNameError, UsageError, nearest
-from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.switch import has_weights
@@ -52,7 +51,7 @@ def learning(
     sparsity: float = 1e-3,
     region_from: Source = "snip",
     region: Region | None = None,
-    fine_tuned: Mapping[str, Tensor] | StrPath | None = None,
+    fine_tuned: Mapping[str, Tensor] | None = None,
     loss: Loss = loss_of_model,
     rows: int = 256,
     composition: Literal["union", "alone"] = "union",
@@ -74,10 +73,10 @@ def learning(
         task: its name.
         batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
         sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
-        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), ``fisher`` (the mean of g² over
-            rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection`.
+        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), all at θ_pre; ``movement``
+            |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection`.
         region: γ itself, in place of a choice.
-        fine_tuned: for ``movement``, the fine-tuned model: its state dict, or its directory.
+        fine_tuned: for ``movement``, the state dict of the fine-tuned model.
         loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
         rows: how many rows of the batches are read to choose γ, at least; whole batches are.
         composition: ``union``: the task stands on the earlier ones of the union (C.3), and trains γ without what they own;
@@ -131,7 +130,7 @@ def learning(
     carried = _carried(ledger, alone)
     own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
-    before = _state(model, {*own, *kept.values()})
+    before = _state(model, {*own, *kept.values(), *persistent_buffers(model)})
     buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
     try:
         with ExitStack() as stack:
@@ -144,7 +143,6 @@ def learning(
             state = _state(model, kept.values())
             values = vector.values.detach().to("cpu", ledger.space.dtype)
     finally:
-        _load(body, buffers)
         _load(model, before)
     if not has_weights(ledger, body):
         raise LedgerError(

@@ -83,7 +83,8 @@ class HeldOutTexts:
                 rows = rows.take([i for i in range(len(rows)) if i not in bad])
                 lost += Counter(fault.what for fault in bad.values())
             rows = rows.take(evenly(len(rows), limit))
-            ids, labels, _ = encoder.learned(rows)
+            read = encoder.read(rows)
+            ids, labels = [row.ids for row in read], [row.labels for row in read]
         elif loaded.writes_apart:
             raise UsageError(
                 f"--held-out {place} holds texts without prompts, and an encoder-decoder continues prompts. Give a task with "

@@ -232,7 +232,7 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert tiny_cli.run(out, *seeds) == 1
     error = capsys.readouterr().err
     assert "finished: fine-tune seed 0, continual-ft seed 0" in error
-    assert re.search(r"goes on: grafting-continual seed 0 (after 1 of 3 tasks|in the midst of task 2 of 3)", error)
+    assert "begun: grafting-continual seed 0" in error
     assert "--resume" in error
     assert cli.main(["report", str(out)]) == 0
     assert "grafting-continual" in capsys.readouterr().out
@@ -328,7 +328,7 @@ def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, ca
 
 def test_sigterm_is_ctrl_c_in_every_command(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("forgetfree.cli._run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("forgetfree.cli._parsed", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert cli.main(["list", "tasks"]) == 1
     assert "forgetfree: error: Interrupted." in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
@@ -778,7 +778,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_comput
         return make(*arguments, dir=dir, **options)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    monkeypatch.setattr("forgetfree.models.loading.load_model", None)
+    monkeypatch.setattr("forgetfree.jobs.stream_loading.StreamLoader.stream", None)
     for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
         words = tiny_cli.arguments(tmp_path / "out", stream="sst2")
         assert cli.main([*words[: words.index("--out")], *more]) == 2

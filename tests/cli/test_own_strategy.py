@@ -67,8 +67,8 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     again = json.loads(Path("out/results.json").read_text())
     assert [each["matrix"] for each in again["runs"]] == [each["matrix"] for each in results["runs"]]
     capsys.readouterr()
-    assert cli.main(["run", *run, *given, "--set", "continual-ft.momentum=0.5", "--resume"]) == 2
-    assert "--set continual-ft.momentum (was not given, now 0.5)" in capsys.readouterr().err
+    assert cli.main(["run", *run, *given, "--set", "continual-ft.weight_decay=0.5", "--resume"]) == 2
+    assert "--set continual-ft.weight_decay (was not given, now 0.5)" in capsys.readouterr().err
 
     sys.modules.pop("my_strategy")
     Path("my_strategy.py").unlink()  # what follows needs only what was kept

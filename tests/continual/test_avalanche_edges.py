@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import warnings
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ import pytest
 import small_vision as vision
 import torch
 from avalanche.benchmarks import (
-    OnlineCLScenario,
     benchmark_from_datasets,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
     dataset_benchmark,
-    new_instances_benchmark,
     ni_benchmark,
     split_continuous_linear_decay_stream,
     split_online_stream,
@@ -28,16 +25,12 @@ from avalanche.benchmarks import (
 )
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.core import SupervisedPlugin
-from avalanche.evaluation.metrics import MAC_metrics
-from avalanche.logging import TextLogger
-from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from forgetfree import registry
 from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.errors import OptionError, TaskError, UsageError
-from forgetfree.testing import tiny_stream
 
 #: Those that a task may be given to in parts.
 ONLINE = [name for name in registry.STRATEGIES if registry.strategy(name).online]
@@ -172,23 +165,6 @@ def test_parts_of_several_experiences_belong_to_no_task() -> None:
         strategy.train(mixed[4])
 
 
-@pytest.mark.filterwarnings("ignore:Deprecated. Use `split_online_stream`:UserWarning")
-def test_avalanches_online_scenario() -> None:
-    """Its streams have other names; the experiences they were cut from are known."""
-    stream = vision.stream("task")
-    scenario = OnlineCLScenario(list(stream.benchmark.streams.values()), experience_size=40)
-    strategy = vision.make("continual-ft", stream)
-    for part in scenario.train_online_stream:
-        strategy.train(part)
-    strategy.eval(scenario.original_test_stream)
-    assert set(strategy.predictions) == {task.name for task in stream.tasks}
-    strategy.train(scenario.original_train_stream[0])
-    with pytest.raises(
-        UsageError, match=r"streams original_test, original_train, train_online, expected train and test"
-    ):
-        benchmark_stream(scenario, vision.network("mlp"))
-
-
 # -- Whose experiences -----------------------------------------------------------------------------------
 
 
@@ -196,13 +172,10 @@ def others() -> Iterator[tuple[str, Any, Any]]:
     """What differs, the stream, and an experience that is none of its own."""
     stream = vision.stream("task")
     yield "another benchmark", stream, vision.split_digits("task", 3).train_stream[1]
-    yield "more experiences", stream, vision.split_digits("task", 5).train_stream[4]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         apart = benchmark_with_validation_stream(stream.benchmark, validation_size=0.2)
     yield "other rows", stream, next(iter(apart.train_stream))
-    texts = tiny_stream()
-    yield "another text stream", texts, tiny_stream(("ag_news", "qnli")).benchmark.train_stream[0]
     yield "a part of another", stream, online(vision.stream("task"))[0]
 
 
@@ -253,23 +226,14 @@ def test_only_training_experiences_are_trained_on(name: str) -> None:
         strategy.train(stream.benchmark.test_stream[1])
 
 
-def eager(scenario: str) -> Any:
-    """Of the generators whose experiences can be decorated."""
-    parts = {split: as_classification_dataset(vision.part(split, 6)) for split in ("train", "test")}
-    if scenario == "domain":
-        return benchmark_from_datasets(**{split: [part] * 3 for split, part in parts.items()})
-    benchmark = class_incremental_benchmark(parts, class_order=list(range(6)), num_experiences=3)
-    return task_incremental_benchmark(benchmark) if scenario == "task" else benchmark
-
-
-@pytest.mark.sampled("grafting-continual-class", "joint-class")
-@pytest.mark.parametrize("scenario", ["task", "class", "domain"])
+@pytest.mark.sampled("grafting-continual")
 @pytest.mark.parametrize("name", ["continual-ft", "joint", "grafting-continual"])
-def test_copies_that_avalanche_makes_are_the_streams_own(name: str, scenario: str) -> None:
-    benchmark = eager(scenario)
+def test_copies_that_avalanche_makes_are_the_streams_own(name: str) -> None:
+    parts = {split: as_classification_dataset(vision.part(split, 6)) for split in ("train", "test")}
+    classes = class_incremental_benchmark(parts, class_order=list(range(6)), num_experiences=3)
+    benchmark = task_incremental_benchmark(classes)
     stream = benchmark_stream(benchmark, vision.network("mlp"))
-    assert stream.scenario == scenario
-    decorated = with_classes_timeline(with_task_labels(benchmark) if scenario == "task" else benchmark)
+    decorated = with_classes_timeline(with_task_labels(benchmark))
     first, second, third = benchmark.train_stream
     copies = [
         [first.train(), second.eval(), third.logging()],
@@ -308,17 +272,14 @@ def new_instances(kind: str) -> Any:
         return ni_benchmark(train, test, n_experiences=3, balance_experiences=True, seed=1)
     if kind == "with task labels":
         return ni_benchmark(train, test, n_experiences=3, balance_experiences=True, seed=1, task_labels=True)
-    if kind == "complete_test_set_only":
-        orders = [torch.arange(i, 300, 3) for i in range(3)]
-        parts = [vision.Labelled(train.tensors[0][rows], train.tensors[1][rows]) for rows in orders]
-        return dataset_benchmark(parts, [test], complete_test_set_only=True)
-    train, test = as_classification_dataset(train), as_classification_dataset(test)
-    return new_instances_benchmark(train, test, num_experiences=3, balance_experiences=True, seed=1)
+    orders = [torch.arange(i, 300, 3) for i in range(3)]
+    parts = [vision.Labelled(train.tensors[0][rows], train.tensors[1][rows]) for rows in orders]
+    return dataset_benchmark(parts, [test], complete_test_set_only=True)
 
 
-@pytest.mark.sampled("joint-new_instances_benchmark")
-@pytest.mark.parametrize("kind", ["ni_benchmark", "new_instances_benchmark", "complete_test_set_only"])
-@pytest.mark.parametrize("name", ["continual-ft", "replay", "ewc", "joint", "fine-tune", "grafting-continual"])
+@pytest.mark.sampled("joint-ni_benchmark")
+@pytest.mark.parametrize("kind", ["ni_benchmark", "complete_test_set_only"])
+@pytest.mark.parametrize("name", ["continual-ft", "joint", "fine-tune", "grafting-continual"])
 def test_new_instances_are_a_domain_incremental_stream(name: str, kind: str) -> None:
     """Every task is evaluated on the one test set; the answers are the same whichever task they are asked for."""
     benchmark = new_instances(kind)
@@ -421,18 +382,6 @@ def test_a_plugin_that_calls_the_model_without_task_labels_is_answered(name: str
         strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
         strategy.eval(stream.benchmark.test_stream)
     assert calls.compared > 30
-
-
-def test_a_metric_of_avalanches_that_does_so() -> None:
-    """One input's multiply-accumulates: 64 × 24 of the hidden layer and 24 × 10 of the readout."""
-    stream = vision.stream("task")
-    evaluator = EvaluationPlugin(
-        MAC_metrics(minibatch=True, epoch=True, experience=True), loggers=[TextLogger(io.StringIO())]
-    )
-    strategy = vision.make("continual-ft", stream, evaluator=evaluator)
-    strategy.train(stream.benchmark.train_stream[0])
-    found = strategy.eval(stream.benchmark.test_stream)
-    assert {value for name, value in found.items() if name.startswith("MAC_")} == {64 * 24 + 24 * 10}
 
 
 def test_without_task_labels_and_without_a_task_the_model_says_what_is_missing() -> None:

@@ -23,7 +23,6 @@ from forgetfree import registry
 from forgetfree.continual import adapter, region_strategy, strategy
 from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
-from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import ConformanceError
 from forgetfree.options import build, option
 from forgetfree.testing import check_strategy, tiny_stream
@@ -276,40 +275,6 @@ def test_an_interrupt_at_the_end_of_begin_costs_no_earlier_task_a_bit(
     if trained.ledger is not None:
         trained.ledger_model._switch.to(0)
         assert torch.equal(weights(trained), trained.pre_trained.theta)
-
-
-class NearestMean(ContinualStrategy):
-    """Answers by the nearest class mean of the features of θ_pre."""
-
-    def setup(self) -> None:
-        self.means: dict[str, Tensor] = {}
-
-    def begin(self, task: Any) -> Training:
-        return self.everything(task, trained=WholeTensors([]))
-
-    @torch.no_grad()
-    def commit(self, task: Any, training: Training) -> None:
-        x, y, _ = (each.to(self.device) for each in task.train.batch(range(len(task.train))))
-        features = self.model.eval().features(x)
-        self.means[task.name] = torch.stack([features[y == label].mean(0) for label in task.classes])
-
-    @contextmanager
-    def answering(self, task: Any) -> Iterator[Any]:
-        if task.name not in self.means:
-            yield None
-        else:
-            yield lambda x, labels: -torch.cdist(self.model.features(x), self.means[task.name])
-
-
-def test_a_readout_of_your_own_answers() -> None:
-    made = learned(NearestMean)
-    task = made.stream.tasks[0]
-    found = torch.from_numpy(made.evaluate()[task.name].logits)
-    x, _, _ = task.test.batch(range(len(task.test)))
-    with torch.no_grad():
-        by_hand = -torch.cdist(made.model.eval().features(x.to(made.device)), made.means[task.name]).cpu()
-    torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-4)
-    assert torch.equal(weights(made), made.pre_trained.theta)
 
 
 @dataclass(frozen=True, kw_only=True)

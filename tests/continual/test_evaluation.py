@@ -14,12 +14,11 @@ import torch
 from forgetfree import registry
 from forgetfree.continual.evaluation import StreamAnswers, sample
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.stream import EncodedTask
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.kinds.kind import Kind
-from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.testing import tiny_stream
+from forgetfree.training.encoded_task import EncodedTask
 
 SMALL = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "evaluation_batch_size": 5}
 NAMES = ("qnli", "ag_news", "sst2")
@@ -211,20 +210,3 @@ def test_the_router_enters_each_model_once_a_task(monkeypatch: pytest.MonkeyPatc
     for name, answers in strategy.evaluate().items():  # batch by batch
         assert np.array_equal(answers.logits, ahead[name].logits)
     assert len(entered) > 2 * len(NAMES) ** 2
-
-
-def test_counting_what_is_kept_copies_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = make("continual-ft")
-    learn(strategy, StreamAnswers(strategy))
-    expected = ModelState.of(strategy.model).size_in_bytes
-    monkeypatch.setattr(ModelState, "of", None)
-    assert strategy.bytes_kept() == expected
-
-
-def test_a_model_of_its_own_is_entered_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = make("fine-tune")
-    learn(strategy, StreamAnswers(strategy))
-    before = {name: tensor.clone() for name, tensor in strategy.model.state_dict().items()}
-    monkeypatch.setattr(ModelState, "of", None)
-    strategy.evaluate()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in strategy.model.state_dict().items())

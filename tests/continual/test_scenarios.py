@@ -229,47 +229,6 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
         assert bool((midway.seen[0]["experience-2"][:, 2:] == LOWEST).all())
 
 
-@pytest.mark.sampled("fine-tune-last", "grafting-continual-router")
-@pytest.mark.parametrize("inference", INFERENCE)
-@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
-def test_the_order_of_the_rows_does_not_matter(name: str, inference: str) -> None:
-    """Each row is routed by itself: rows of different tasks, shuffled, get the answers they got in order."""
-    source = same_rows_everywhere("class")
-    x, y = vision.benchmark_rows(source.test_stream[0])
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    benchmark = tensors_benchmark(
-        train_tensors=[vision.benchmark_rows(experience) for experience in source.train_stream],
-        test_tensors=[(x, y)] * 3,
-        task_labels=[0] * 3,
-        other_streams_tensors={"shuffled": [(x[order], y[order])] * 3},
-    )
-    strategy = learn(vision.make(name, benchmark_stream(benchmark, vision.network("mlp")), task_inference=inference))
-    found = logits(strategy)["experience-0"]
-    strategy.predictions = {}
-    strategy.eval(benchmark.shuffled_stream[2:])
-    assert torch.allclose(torch.as_tensor(strategy.predictions["experience-2"].logits), found[order], rtol=1e-4)
-
-
-@pytest.mark.sampled("fine-tune-last", "grafting-continual-last")
-@pytest.mark.parametrize("inference", INFERENCE)
-@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
-def test_evaluating_in_the_midst_of_training_changes_nothing(
-    tiny_stream: MakeStream, name: str, inference: str
-) -> None:
-    def run(**changes: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        stream = text_stream(tiny_stream, "class")
-        strategy = vision.make(name, stream, task_inference=inference, steps=4, **changes)
-        tests = [stream.benchmark.test_stream] if changes else []
-        for experience in stream.benchmark.train_stream:
-            strategy.train(experience, eval_streams=tests)
-        return vision.everything(stream.model), logits(strategy)
-
-    plain = run()
-    disturbed = run(eval_every=2, peval_mode="iteration")
-    assert vision.different(plain[0], disturbed[0]) == []
-    assert vision.different(plain[1], disturbed[1]) == []
-
-
 class Interrupt(SupervisedPlugin):
     def after_eval_iteration(self, strategy: Any, **_: Any) -> None:
         raise KeyboardInterrupt

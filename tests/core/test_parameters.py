@@ -10,9 +10,9 @@ import tiny
 import torch
 from torch import nn
 
+from forgetfree.core.parameter_kinds import layer_of, parameter_kind
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.errors import RegionError
-from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
 
 class Toy(nn.Module):

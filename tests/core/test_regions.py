@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forgetfree.core.parameter_kinds import layer_of, parameter_kind
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region, distribution
 from forgetfree.errors import RegionError
-from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
 
 def test_a_region_is_sorted_and_without_repeats() -> None:

@@ -96,15 +96,15 @@ def test_a_chat_is_learned_as_its_template_puts_it_together(template: str, chat:
     """And read so by predict, which asks without the answer, and by an exported model."""
     tokenizer, encoder = encoder_of(template)
     rows = rows_of(chat)
-    ((ids,), (labels,), _) = encoder.learned(rows)
-    plain = [token if token >= 0 else ~token for token in ids]
+    (row,) = encoder.read(rows)
+    labels, plain = row.labels, [token if token >= 0 else ~token for token in row.ids]
     asked = Chat.of(rows.first[0])
     before = tokenizer.apply_chat_template(
         asked.turns, tools=asked.tools or None, tokenize=False, add_generation_prompt=True
     )
     assert plain == tokenizer(before)["input_ids"] + labels[:-1]
     assert (tokenizer.decode(labels[:-1]), labels[-1]) == (answer, tokenizer.eos_token_id)
-    assert encoder.read(rows)[0].right == (answer if answer.strip() != "great" else rows.labels[0][0],)
+    assert row.right == (answer if answer.strip() != "great" else rows.labels[0][0],)
     tokenizer.chat_template = encoder.chat_template
     assert tokenizer.apply_chat_template(
         asked.turns, tools=asked.tools or None, tokenize=False, add_generation_prompt=True
@@ -116,10 +116,10 @@ def test_a_chat_is_learned_as_its_template_puts_it_together(template: str, chat:
 def test_prompts_are_put_together_with_their_own_texts_too(template: str, prompt: str) -> None:
     for instruction in ("", "say"):
         tokenizer, encoder = encoder_of(template, "generation", instruction=instruction)
-        ((ids,), (labels,), _) = encoder.learned(Rows((prompt,), (), (("great", "movie"),)))
+        (row,) = encoder.read(Rows((prompt,), (), (("great", "movie"),)))
         whole = f"{instruction}\n\n{prompt}" if instruction else prompt
         before = tokenizer.apply_chat_template([user(whole)], tokenize=False, add_generation_prompt=True)
-        assert tokenizer.decode([token if token >= 0 else ~token for token in ids][: -len(labels) + 1]) == before
+        assert tokenizer.decode(row.before) == before
         tokenizer.chat_template = encoder.chat_template
         assert tokenizer.apply_chat_template([user(prompt)], tokenize=False, add_generation_prompt=True) == before
 
@@ -150,7 +150,7 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     good = [user(), said("<think>\nhm</think>great" if template == "opens" else "great")]
     rows = rows_of(good, chat, good)
     with pytest.raises(DataError, match=rf"^a\.jsonl, row 2: .*{message}.*--skip-bad-rows"):
-        encoder.learned(rows)
+        encoder.read(rows)
     task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows, rows_of(good))
     with pytest.raises(DataError, match=r"^a\.jsonl, row 2: "):
         drop_bad_rows(task, encoder, False)
@@ -161,7 +161,7 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
 
 def test_what_a_template_leaves_out_without_harm_is_told() -> None:
     _, encoder = encoder_of("rewrites", max_new_tokens=9)
-    encoder.learned(rows_of([{**user(), "name": "bob"}, said("movie")], [user(), said("banana")]))
+    encoder.read(rows_of([{**user(), "name": "bob"}, said("movie")], [user(), said("banana")]))
     assert encoder.cut_note("row", 2) == (
         "The model's chat template shows nothing of these keys in turns of 2 rows: 'name' (1). The model's chat template "
         "leaves out, or rewrites, a part of the answer of 1 of 2 rows, and what it makes of them is learned."

@@ -48,7 +48,8 @@ def read(tokenizer: Any, ids: list[int]) -> tuple[str, str]:
 
 def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="Q: {prompt} A:"), 64)
-    ((ids,), (labels,), _) = encoder.learned(rows(("the film", "great movie")))
+    (row,) = encoder.read(rows(("the film", "great movie")))
+    ids, labels = row.ids, row.labels
     assert read(tokenizer, ids) == ("Q: the film A:", " great movie")
     assert tokenizer.decode(labels[:-1]) == " great movie"
     assert labels[-1] == tokenizer.eos_token_id
@@ -59,7 +60,8 @@ def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: An
 
 def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
-    ((ids,), (labels,), _) = encoder.learned(rows(("the film", "")))
+    (row,) = encoder.read(rows(("the film", "")))
+    ids, labels = row.ids, row.labels
     assert [token < 0 for token in ids] == [False] * (len(ids) - 1) + [True]
     assert labels == [tokenizer.eos_token_id]
 
@@ -74,22 +76,24 @@ def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
     ],
 )
 def test_what_stands_before_an_answer(definition: TaskDefinition, expected: str, tokenizer: Any) -> None:
-    ((ids,), _, _) = PromptEncoder(tokenizer, definition, 64).learned(rows(("the film", "great")))
-    assert read(tokenizer, ids) == (expected, "great")
+    (row,) = PromptEncoder(tokenizer, definition, 64).read(rows(("the film", "great")))
+    assert read(tokenizer, row.ids) == (expected, "great")
 
 
 def test_a_chat_template_puts_prompts_and_chats_together(tokenizer: Any) -> None:
     chatting = tiny.byte_level(causal=True)
     chatting.chat_template = CHAT
-    ((ids,), _, _) = PromptEncoder(chatting, task(instruction="Say it."), 64).learned(rows(("the film", "great")))
-    assert read(chatting, ids) == ("<user>Say it.\n\nthe film</s><assistant>", "great")
+    (row,) = PromptEncoder(chatting, task(instruction="Say it."), 64).read(rows(("the film", "great")))
+    assert read(chatting, row.ids) == ("<user>Say it.\n\nthe film</s><assistant>", "great")
     turns = [{"role": "user", "content": "the film"}, {"role": "assistant", "content": "fine"}]
     chat = rows((json.dumps([*turns, {"role": "user", "content": "and now"}]), "great"))
     definition = task(kind="messages", instruction="Say it.")
-    ((ids,), _, _) = PromptEncoder(chatting, definition, 128).learned(chat)
+    (row,) = PromptEncoder(chatting, definition, 128).read(chat)
+    ids = row.ids
     before = "<system>Say it.</s><user>the film</s><assistant>fine</s><user>and now</s><assistant>"
     assert read(chatting, ids) == (before, "great")
-    ((ids,), _, _) = PromptEncoder(tokenizer, definition, 128).learned(chat)
+    (row,) = PromptEncoder(tokenizer, definition, 128).read(chat)
+    ids = row.ids
     before = "system: Say it.\nuser: the film\nassistant: fine\nuser: and now\nassistant:"
     assert read(tokenizer, ids) == (before, " great")
 
@@ -100,7 +104,8 @@ def test_an_answer_in_a_chat_ends_with_the_token_that_ends_the_assistants_turn()
     chatting.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
     chatting.chat_template = CHAT.replace("</s>", "<|turn|>")
     encoder = PromptEncoder(chatting, task(), 64)
-    (_, (labels,), _) = encoder.learned(rows(("the film", "great")))
+    (row,) = encoder.read(rows(("the film", "great")))
+    labels = row.labels
     assert labels[-1] == encoder.end == chatting.convert_tokens_to_ids("<|turn|>") != chatting.eos_token_id
     assert PromptEncoder(chatting, task(template="{prompt}:"), 64).end == chatting.eos_token_id
 
@@ -109,18 +114,19 @@ def test_text_of_a_user_is_never_a_special_token() -> None:
     """Else a user could end the turn of another, or forge one."""
     chatting = tiny.byte_level(causal=True)
     chatting.chat_template = CHAT.replace("</s>", "<|endoftext|>")
-    ((ids,), _, _) = PromptEncoder(chatting, task(), 64).learned(rows(("the <|endoftext|> film", "great")))
+    (row,) = PromptEncoder(chatting, task(), 64).read(rows(("the <|endoftext|> film", "great")))
+    ids = row.ids
     assert [~token if token < 0 else token for token in ids].count(chatting.eos_token_id) == 1
 
 
 def test_a_long_prompt_loses_its_beginning_and_the_template_nothing(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="Q: {prompt} A:", max_new_tokens=3), 20)
     words = " ".join(["film"] * 30 + ["movie"])
-    ((ids,), _, _) = encoder.learned(rows((words, "great")))
-    before, _ = read(tokenizer, ids)
+    (row,) = encoder.read(rows((words, "great")))
+    before, _ = read(tokenizer, row.ids)
     assert before.startswith("Q:")
     assert before.endswith("movie A:")
-    assert len(ids) + 2 <= 20  # what is left for three new tokens
+    assert len(row.ids) + 2 <= 20  # what is left for three new tokens
     assert "  " not in before
     assert encoder.cut == [31 - before.count("film") - 1]
 
@@ -132,8 +138,9 @@ def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> No
     asked = []
     for target in ("great", answer, ""):
         encoder = PromptEncoder(tokenizer, definition, 20)
-        ids, labels, longer = encoder.learned(rows(("the film", "great"), (prompt, target)))
-        encoded = replace(EncodedTexts.of(ids, labels, 0, 0), right=[["x"]] * 2, longer=longer)
+        found = encoder.read(rows(("the film", "great"), (prompt, target)))
+        ids, longer = [row.ids for row in found], {i: row.longer for i, row in enumerate(found) if row.longer}
+        encoded = replace(EncodedTexts.of(ids, [row.labels for row in found], 0, 0), right=[["x"]] * 2, longer=longer)
         asked.append(encoded.prompts)
         assert encoded.subset([1]).prompts == encoded.prompts[1:]
         assert len(ids[1]) <= 20
@@ -145,8 +152,8 @@ def test_of_a_long_chat_the_oldest_turns_are_cut(tokenizer: Any) -> None:
     turns = [{"role": role, "content": "film " * 12} for role in ("user", "assistant")]
     chat = rows((json.dumps([*turns, {"role": "user", "content": "a great movie " * 5}]), "great"))
     definition = task(kind="messages", instruction="terrible")
-    ((ids,), _, _) = PromptEncoder(tokenizer, definition, 80).learned(chat)
-    before, _ = read(tokenizer, ids)
+    (row,) = PromptEncoder(tokenizer, definition, 80).read(chat)
+    before, _ = read(tokenizer, row.ids)
     assert before.startswith("system: terrible")
     assert before.count("great movie") == 5
     assert before.count("film") < 24
@@ -155,7 +162,8 @@ def test_of_a_long_chat_the_oldest_turns_are_cut(tokenizer: Any) -> None:
 def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
     """SentencePiece's words have their ▁, and the prompt's first word, too."""
     pieces = tiny.metaspace("unigram", "always")
-    ((ids,), (labels,), _) = PromptEncoder(pieces, task(), 64, closed=True).learned(rows(("great film", "great film")))
+    (row,) = PromptEncoder(pieces, task(), 64, closed=True).read(rows(("great film", "great film")))
+    ids, labels = row.ids, row.labels
     assert pieces.convert_ids_to_tokens(labels[:-1]) == ["▁great", "▁film"]
     assert pieces.convert_ids_to_tokens(ids[:2]) == ["▁great", "▁film"]
 
@@ -171,8 +179,8 @@ def test_a_text_after_a_line_that_the_tokenizer_drops_is_a_word_of_its_own() -> 
 
 def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt}:", max_new_tokens=2), 64)
-    _, labels, _ = encoder.learned(rows(("the film", "great"), ("the film", "great great terrible")))
-    assert [len(ids) - 1 for ids in labels] == [1, 3]  # without that which ends a text
+    found = encoder.read(rows(("the film", "great"), ("the film", "great great terrible")))
+    assert [len(row.labels) - 1 for row in found] == [1, 3]  # without that which ends a text
     assert encoder.cut_note("row", 2) == (
         "The right text of 1 of 2 rows is longer than max_new_tokens=2, up to 3 tokens, and no text that is written reaches "
         "its end. Set max_new_tokens in source.json."
@@ -186,9 +194,9 @@ def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
     with pytest.raises(
         DataError, match=r"Prompt 2: expected an answer that fits into max_length=16 .* got one of 40 tok"
     ):
-        encoder.learned(given)
+        encoder.read(given)
     with pytest.raises(DataError, match=r"2 bad rows in 1 file: answer does not fit \(2\)[\s\S]* a\.csv +13 "):
-        encoder.learned(replace(given, places=tuple(("a.csv", 10 + i) for i in range(4))))
+        encoder.read(replace(given, places=tuple(("a.csv", 10 + i) for i in range(4))))
     assert {i: bad.what for i, bad in encoder.bad_rows(given).items()} == dict.fromkeys((1, 3), "answer does not fit")
 
 
@@ -208,7 +216,8 @@ def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:
 def test_encoded_rows_know_their_prompts_and_right_texts(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
     pairs = rows(("the film", "great"), ("a movie", "terrible film"))
-    encoded = EncodedTexts.of(*encoder.learned(pairs)[:2], 0, 0)
+    found = encoder.read(pairs)
+    encoded = EncodedTexts.of([row.ids for row in found], [row.labels for row in found], 0, 0)
     encoded = EncodedTexts(**(vars(encoded) | {"right": pairs.labels, "tokenizer": tokenizer}))
     assert [tokenizer.decode(ids) for ids in encoded.prompts] == ["the film:", "a movie:"]
     second = encoded.subset([1])
@@ -239,10 +248,8 @@ def test_a_date_in_a_chat_template_is_the_same_on_every_day(
     turns = [{"role": "user", "content": "the film"}]
     assert chatting.apply_chat_template(turns, tokenize=False).startswith("Monday, 03 Feb 2031, day 034\n")
     encoder = PromptEncoder(chatting, definition, 256)
-    ((ids,), _, _) = encoder.learned(
-        rows((json.dumps(turns) if definition.form == "messages" else "the film", "great"))
-    )
-    before, _ = read(chatting, ids)
+    (row,) = encoder.read(rows((json.dumps(turns) if definition.form == "messages" else "the film", "great")))
+    before, _ = read(chatting, row.ids)
     assert before.startswith("Friday, 26 Jul 2024, day 208\n<")
     chatting.chat_template = encoder.chat_template
     assert chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == before
@@ -263,8 +270,8 @@ def test_texts_are_trimmed_where_the_chat_template_trims_them(shown: str, expect
     turns = [{"role": "user", "content": "  film \n"}]
     definition = task(kind="messages" if chats else "generation", instruction="" if chats else "Say it.")
     encoder = PromptEncoder(chatting, definition, 64)
-    ((ids,), _, _) = encoder.learned(rows((json.dumps(turns) if chats else "  film \n", "great")))
-    before, _ = read(chatting, ids)
+    (row,) = encoder.read(rows((json.dumps(turns) if chats else "  film \n", "great")))
+    before, _ = read(chatting, row.ids)
     if chats:
         assert before == chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     else:

@@ -215,7 +215,7 @@ def test_one_that_is_cut_short_goes_on(
     monkeypatch.setattr(StreamCheckpoint, "learn", learning)
     monkeypatch.setattr(GraftingContinual, "begin", beginning)
     assert remove(whole, "qnli", out) == 1
-    assert "goes on: grafting-continual seed 0 after 1 of 2 tasks" in capsys.readouterr().err
+    assert "begun: grafting-continual seed 0" in capsys.readouterr().err
     cut.clear()
     assert remove(whole, "qnli", out) == 2
     assert "or --resume to continue that run" in capsys.readouterr().err

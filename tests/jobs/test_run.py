@@ -33,11 +33,11 @@ from forgetfree.errors import (
     first_line,
 )
 from forgetfree.files import LOCK, locked
-from forgetfree.jobs import run
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.directory import resumption
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.report.run_report import write_report
 from forgetfree.results.unit_folder import RECORD, read_record
@@ -135,16 +135,15 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
     """Let one unit fail; the folders of all that are measured from then on."""
-    learn, measured = run.learn, list[str]()
+    make, measured = StreamLoader.strategy, list[str]()
 
-    def fails(loader: Any, key: Any, directory: Path, monitor: Any, **more: Any) -> Json:
-        folder = f"{directory.parent.name}/{directory.name}"
-        measured.append(folder)
-        if folder == command.units[unit]:
+    def fails(self: StreamLoader, name: str, seed: int, monitor: Monitor) -> Any:
+        measured.append(f"{name}/seed-{seed}")
+        if measured[-1] == command.units[unit]:
             raise error
-        return learn(loader, key, directory, monitor, **more)
+        return make(self, name, seed, monitor)
 
-    monkeypatch.setattr(run, "learn", fails)
+    monkeypatch.setattr(StreamLoader, "strategy", fails)
     return measured
 
 
@@ -298,7 +297,7 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert cli.main(command.words(out)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("forgetfree: error: There is not enough memory: ") and told in said
-    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
+    assert "a smaller batch_size; a smaller max_length" in said and f"--resume --out {out} goes on." in said
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
@@ -446,10 +445,8 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
-    assert last.startswith(
-        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; goes on: "
-    )
-    assert " in the midst of " in last and time.monotonic() - asked < 10
+    assert last.startswith(f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; begun: ")
+    assert time.monotonic() - asked < 10
     assert last.endswith(f"the same command with --resume --out {out} goes on.")
     assert not (out / LOCK).exists()
 

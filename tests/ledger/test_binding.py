@@ -271,7 +271,7 @@ def test_another_kind_of_network_is_recognized_by_its_printed_form() -> None:
 def test_an_invalid_binding_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Binding.of_json(text)
-    assert Binding.of_json(Binding("{}", "t", "prompt", 5, "bf16").json) == Binding("{}", "t", "prompt", 5, "bf16")
+    assert Binding.of_json(Binding("{}", "t", "prompt", 5).json) == Binding("{}", "t", "prompt", 5)
 
 
 # -- Grafts and adapters ---------------------------------------------------------------------------------

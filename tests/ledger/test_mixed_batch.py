@@ -123,7 +123,7 @@ def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tas
     for _ in range(2):  # compared with the exact ones, and then trusted
         answers = mixed.answer(rows, list(tasks))
         assert close(answers, exact)
-    assert not mixed._exact_only
+    assert not mixed._exact
     assert not same(answers, exact)
     bare = expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
     assert same(exact, bare)  # θ_pre was left as it was
@@ -163,17 +163,12 @@ def test_large_changes_stay_exact(loaded: LoadedModel, monkeypatch: pytest.Monke
     assert same(answers, exact)
 
 
-def test_all_is_exact_where_that_is_asked_for_or_in_half_precision(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = ledger_of(loaded.model)
-    rows = rows_of(loaded, list("abcde"))
-    exact = expected(loaded.model, ledger, rows, list("abcde"), loaded.pad)
-    assert same(mixed_of(loaded.model, ledger, pad=loaded.pad, smallest_group=1).answer(rows, list("abcde")), exact)
-    half = mixed_of(loaded.model, ledger, pad=loaded.pad, precision="bf16").answer(rows, list("abcde"))
-    monkeypatch.setattr(loaded.model, "precision", "bf16")
-    assert same(half, expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
-    assert not same(half, exact)
+def test_all_is_exact_where_that_is_asked_for(loaded: LoadedModel) -> None:
+    tasks = list("abcde")
+    answers, exact, _ = both(
+        loaded.model, ledger_of(loaded.model), rows_of(loaded, tasks), "abcde", loaded.pad, smallest_group=1
+    )
+    assert same(answers, exact)
 
 
 class Vision(ReadoutModel):
@@ -207,7 +202,7 @@ def test_a_module_that_is_not_called_is_noticed_and_buffers_are_the_tasks(
     rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
     answers, exact, mixed = both(model, ledger_of(model, c={"buffers": buffers}), rows, "edcba", None)
     assert close(answers, exact)
-    assert mixed._exact_only == (not called)
+    assert bool(mixed._exact) == (not called)
 
 
 @pytest.mark.sampled("alone")
@@ -222,7 +217,7 @@ def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, compositi
         rows = rows_of(loaded, tasks)
         answers, exact = mixed.answer(rows, list(tasks)), expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
         assert close(answers, exact)
-        assert mixed._exact_only == (tasks == "abcde")
+        assert mixed._exact == (set() if tasks == "abc" else {"d", "e"})
 
 
 # -- What it leaves behind -------------------------------------------------------------------------------
@@ -265,18 +260,3 @@ def test_nothing_is_answered_for_nothing(loaded: LoadedModel) -> None:
         mixed.answer([torch.tensor([1])], ["a", "b"])
     with pytest.raises(TaskError, match="holds no task 'z'"):
         mixed.answer([torch.tensor([1])], ["z"])
-
-
-def test_rows_are_checked_once_for_marked_words(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them in one padded batch: a check for every row would take longer than the pass."""
-    ledger = ledger_of(loaded.model)
-    rows, seen = rows_of(loaded, list("abcab")), list[tuple[int, ...]]()
-    counts = loaded.model.counts
-    monkeypatch.setattr(loaded.model, "counts", lambda x: (seen.append(tuple(x.shape)), counts(x))[1])
-    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
-    mixed.answer(rows, list("abcab"))
-    assert seen == [(5, max(map(len, rows)))]
-    marked = rows[3].clone()
-    marked[[0, 1]] = ~marked[[0, 1]]
-    with pytest.raises(UsageError, match="Task 'a' labels words"):
-        mixed.answer([*rows[:3], marked, rows[4]], list("abcab"))

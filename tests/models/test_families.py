@@ -13,10 +13,10 @@ import torch
 from families import FAMILIES
 from tiny import POSITIONS, TASK
 
+from forgetfree.core.parameter_kinds import parameter_kind
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.results.parameter_kinds import parameter_kind
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 

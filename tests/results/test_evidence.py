@@ -307,13 +307,11 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     said = capsys.readouterr().out
     table = said[said.index("## Averages with their 95 % intervals") :].split("\n## ")[0]
     header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
-    assert header == [
-        *("strategy", "average", "minus fine-tune", "minus continual-ft"),
-    ]
+    assert header == ["strategy", "average", "forgetting", "minus fine-tune", "minus continual-ft"]
     by_name = {row[0]: row[1:] for row in rows}
-    assert list(by_name) == list(loss)
-    assert by_name["fine-tune"][1] == "—" and by_name["fine-tune"][2].endswith("undecided")  # of two seeds
-    assert by_name["continual-ft"][1].endswith("undecided") and by_name["continual-ft"][2] == "—"
+    assert list(by_name) == list(loss) and by_name["fine-tune"][1] == "0.0" and "[" in by_name["continual-ft"][1]
+    assert by_name["fine-tune"][2] == "—" and by_name["fine-tune"][3].endswith("undecided")  # of two seeds
+    assert by_name["continual-ft"][2].endswith("undecided") and by_name["continual-ft"][3] == "—"
     table = said[said.index("## Kept above the floor") :].split("\n## ")[0]
     header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
     assert header == ["strategy", "a", "b", "c", "average"]

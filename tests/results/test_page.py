@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
-from reported import edit, make_run
+from reported import make_run
 
-from forgetfree.results.config_file import repeating_command
-from forgetfree.results.evidence import interval
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.report.run_report import lay_out, render
@@ -34,28 +32,17 @@ def compared(*runs: Any, **more: Any) -> Results:
 # ---- the sentence -----------------------------------------------------------------------------------------
 
 
-def test_the_sentence_says_what_each_lost_and_at_what_price() -> None:
-    """Naive: 80 − 60 = 20 points with one seed. Grafting loses nothing and keeps 12,000 bytes for two tasks: 6 kB each."""
-    naive = run_of("continual-ft", 0, [0.6, 0.7])
-    ours = run_of("grafting-continual", 0, [0.8, 0.7], kept_bytes=[7_000, 12_000])
-    text = headline(compared(naive, ours, floors={"constant": [0.5, 0.6]}))
-    assert text == (
-        "Naive fine-tuning (continual-ft) lost 20.0 points on average (one seed), grafting-continual lost 0.0 points on "
-        "average, at 6 kB a task. At the end grafting-continual scores 75.0 % on average, continual-ft 65.0 %: undecided "
-        "(one seed)."
-    )
-
-
-def test_the_sentence_has_the_interval_over_seeds() -> None:
-    """Losses of 20 and 10: 15 ± t(0.975, 1) · 7.07 / √2 = 15 ± 12.706 · 5 = −48.5 to 78.5. Nothing is decided by two seeds."""
+def test_the_sentence_says_what_each_lost_and_how_sure_that_is() -> None:
+    """Naive losses of 20 and 10: 15 ± t(0.975, 1) · 7.07 / √2 = 15 ± 12.706 · 5 = −48.5 to 78.5: two seeds decide nothing."""
     runs = [run_of("continual-ft", seed, [last, 0.7]) for seed, last in enumerate((0.6, 0.7))]
+    assert headline(compared(runs[0], run_of("grafting-continual", 0, [0.8, 0.7]))) == (
+        "Naive fine-tuning (continual-ft) lost 20.0 points on average (one seed), grafting-continual lost 0.0 points on "
+        "average (one seed). At the end grafting-continual scores 75.0 % on average, continual-ft 65.0 %: undecided (one seed)."
+    )
     text = headline(compared(*runs, *(run_of("grafting-continual", seed, [0.8, 0.7]) for seed in (0, 1))))
-    lost = "lost 15.0 points on average (95 % interval of the loss -48.5 to 78.5 points over 2 seeds)"
-    assert lost in text
-    assert "grafting-continual lost 0.0 points on average, with every seed." in text  # and no price, which is not known
-    assert ": undecided (95 % interval of the difference -24.3 to 39.3 points over 2 seeds)." in text
-    loss = interval([0.2, 0.1])
-    assert (loss.value, loss.low, loss.high) == pytest.approx((0.15, -0.4853, 0.7853), abs=1e-4)
+    assert "lost 15.0 points on average (95 % interval -48.5 to 78.5, 2 seeds), grafting-continual" in text
+    assert "grafting-continual lost 0.0 points on average (the same with each of 2 seeds)." in text
+    assert text.endswith(": undecided (95 % interval -24.3 to 39.3, 2 seeds).")
 
 
 def test_the_sentence_says_where_nothing_was_learned() -> None:
@@ -65,18 +52,13 @@ def test_the_sentence_says_where_nothing_was_learned() -> None:
     assert text.startswith(
         "Naive fine-tuning (continual-ft) learned no task above a constant answer, grafting-continual lost 0.0 points"
     )
-    text = headline(compared(*runs, floors={"constant": [0.8, 0.8]}))
-    assert text.startswith(
-        "No strategy learned a task above a constant answer, so nothing could be forgotten. At the end"
-    )
-    assert "lost" not in text
 
 
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
         ([], "No strategy has finished, so there is nothing to compare."),
-        ([("fine-tune", [0.8, 0.7])], "fine-tune lost 0.0 points on average."),
+        ([("fine-tune", [0.8, 0.7])], "fine-tune lost 0.0 points on average (one seed)."),
         ([("fine-tune", [0.8, 0.9]), ("mine", [0.7, 0.7])], "mine lost 10.0 points on average (one seed)."),
         ([("continual-ft", [0.9, 0.7])], "Naive fine-tuning (continual-ft) gained 10.0 points on average (one seed)."),
     ],
@@ -129,7 +111,7 @@ def test_every_column_has_a_legend() -> None:
         "agreement",
     ):
         assert f"\n- {name}: " in text, name
-    assert "- a task: the score" in text and "of label 1, or of entities where a task labels words" in text
+    assert "- a task: the score" in text and "of entities where a task labels words" in text
 
 
 # ---- fifty tasks --------------------------------------------------------------------------------------------
@@ -172,7 +154,7 @@ def sections(text: str) -> list[str]:
     return re.findall(r'<section id="([a-z]+)">', text)
 
 
-EVERY = ["matrix", "curves", "forgetting", "cost", "reliability", "ownership", "losses", "tables"]
+EVERY = ["matrix", "curves", "cost", "reliability", "tables"]
 
 
 @pytest.mark.sampled(share=0.4)
@@ -180,41 +162,24 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     """And the same results make the same page."""
     text, again = (render(load_results(whole), "html") for _ in range(2))
     assert text == again
-    assert sections(text) == EVERY  # the matrices of few strategies first
+    assert sections(text) == EVERY
     assert len(text) < 1_000_000
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:image/png)""", text)
     assert "<b>" not in text and "&lt;b&gt;&amp;" in text
     assert '<li class="warning">Failed and left out: ewc, seed 1' in text
     assert "120 test rows a task" in text and "mean over 2 seeds" in text
-    assert "forgetfree run &#39;qnli,&lt;b&gt;&amp;&#39; --strategy continual-ft" in text
+    assert f"forgetfree run --config {whole / 'config.json'} --out runs/again" in text and "qnli,&lt;b&gt;&amp;" in text
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
-    assert drawn.count(">a constant answer</text>") == 2  # below the matrix of each strategy
     assert "var(--blue)" in drawn and not {light for light, _ in COLOURS.values() if light in drawn}
-
-
-@pytest.mark.sampled(share=0.4)
-def test_owners_that_overlap_are_not_added_up(tmp_path: Path) -> None:
-    """Where tasks stand alone, three that own 32, 32 and 1 of 32 entries own all of them, and not 2e+02 %."""
-    out = make_run(tmp_path / "run", ["a", "b", "c"], {"grafting-continual": 0.0})
-    together = render(load_results(out), "html")
-    assert "owned by any task" in together
-    ledger = load_results(out).runs[0].facts.ledger
-    assert ledger and ledger.places
-    places = [place.model_dump() for place in ledger.places]
-    places[0] |= {"entries": 32, "owned": [32, 32, 1]}
-    edit(out, ledger=ledger.model_dump() | {"composition": "alone", "places": places})
-    alone = render(load_results(out), "html")
-    assert "one task owns at most, from 0 to 100 %." in alone and "owned by the largest owner" in alone
-    assert "e+0" not in re.sub(r"<svg.*?</svg>", "", alone, flags=re.S)
 
 
 def test_what_a_directory_lacks_is_left_out(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    for path in [*run.rglob("predictions.safetensors"), *run.rglob("history.jsonl")]:
+    for path in run.rglob("predictions.safetensors"):
         path.unlink()
     text = render(load_results(run), "html")
-    assert sections(text) == [name for name in EVERY if name not in ("reliability", "losses")]
+    assert sections(text) == [name for name in EVERY if name != "reliability"]
 
 
 def test_results_without_runs_have_a_page(tmp_path: Path) -> None:
@@ -230,19 +195,8 @@ def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
     found, kept = read_run(source), ("continual-ft", "grafting-continual")
     text = render(Results([replace(found, runs=tuple(run for run in found.runs if run.strategy in kept))]), "html")
-    assert {"forgetting", "cost", "matrix", "curves", "ownership", "tables"} == set(sections(text))
+    assert sections(text) == [name for name in EVERY if name != "reliability"]
     assert "grafting-continual lost 0.0 points on average" in text.lower()
-
-
-def test_the_command_is_the_one_that_was_given(tmp_path: Path) -> None:
-    asked = {
-        **{"stream": "a,b", "strategy": ["ewc"], "data": "my data", "model": "minilm", "seed": [0, 1], "shots": None},
-        "set": {"precision": "bf16", "dropout": False},
-    }
-    assert repeating_command(asked, tmp_path) == (
-        "forgetfree run a,b --strategy ewc --data 'my data' --model minilm --seed 0 --seed 1 --set precision=bf16 "
-        "--set dropout=false --out runs/again"
-    )
 
 
 def test_digits_can_be_read_on_every_shade() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from small_strategies import theta_of
 
 from forgetfree import registry
@@ -67,21 +66,6 @@ def test_a_readout_is_trained_from_where_calibration_left_it(tiny_stream: MakeSt
     found = strategy.model.readout_module(task.label).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in calibrated.items())
     assert not torch.equal(found["weight"], strategy.pre_trained.readouts[task.name]["weight"])
-
-
-@pytest.mark.parametrize(("dropout", "expected"), [(True, True), ("fine-tuning", False)])
-def test_a_mask_may_be_trained_without_the_dropout_of_calibration(
-    tiny_stream: MakeStream, dropout: Any, expected: bool
-) -> None:
-    seen: set[bool] = set()
-
-    class Modes(SupervisedPlugin):
-        def after_forward(self, strategy: Any, **_: Any) -> None:
-            seen.add(strategy.model.backbone.training)
-
-    strategy = make(tiny_stream("bert", "linear"), dropout=dropout, plugins=[Modes()])
-    strategy.train(strategy.stream.benchmark.train_stream[0])
-    assert seen == {expected}
 
 
 def test_it_goes_on_from_what_was_saved(tiny_stream: MakeStream, tmp_path: Any) -> None:

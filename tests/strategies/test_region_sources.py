@@ -18,11 +18,9 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
-from forgetfree.results.answers import LabelAnswers
-from forgetfree.training.loop import loss_of, quality_of
+from forgetfree.training import localization
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS
-from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
@@ -105,10 +103,12 @@ def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream
 
 
 @pytest.mark.parametrize("source", ["gradient", "snip", "fisher"])
-def test_gradients_are_those_of_as_many_rows_as_gradient_rows_says(
+def test_gradients_are_those_of_a_limited_number_of_rows(
     tiny_stream: MakeStream, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source, gradient_rows=3)
+    strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source)
+    monkeypatch.setattr(localization, "GRADIENT_ROWS", 3)
+    monkeypatch.setattr(localization, "FISHER_ROWS", 3)
     task, read, batch = strategy.stream.tasks[0], list[int](), EncodedRows.batch
     tuned = strategy.fine_tuned(task)
 
@@ -136,41 +136,6 @@ def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: M
 
 def owned(strategy: Any) -> list[Any]:
     return [record.owned for record in strategy.ledger.records]
-
-
-def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = tiny_stream("bert", "linear", stream="sst2")
-    (task,), model = stream.tasks, stream.model
-    score, minus = quality_of(model, task, task.validation, TrainingOptions())
-    x, y, t = task.validation.batch(range(len(task.validation)))
-    with torch.no_grad():
-        logits = model.eval()(x, t)
-    assert score == pytest.approx(float((logits.argmax(-1) == y).float().mean()))
-    assert -minus == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
-    monkeypatch.delattr(LabelAnswers, "score")
-    assert loss_of(model, task, task.validation, TrainingOptions()) == -minus
-
-
-def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:
-    def rate(**changes: Any) -> float:
-        strategy = registry.strategy("grafting-continual")
-        made = strategy(stream=tiny_stream(), options=strategy.Options(**OPTIONS | TRAINED | changes), device="cpu")
-        trained: float = made.begin(made.stream.tasks[0]).options.learning_rate
-        return trained
-
-    adamw = {"optimizer": "adamw", "sparsity": 0.01, "learning_rate": 1e-3}
-    assert rate(**adamw, region_rate_factor=3.0) == pytest.approx(3e-2, rel=0.01)
-    assert rate(region_rate_factor=0.5) == 0.025
-
-
-def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
-    """The same bits as graft-retrain's from the fine-tuned values, whatever was learned before."""
-    one = learn(tiny_stream(), 2, **TRAINED, composition="alone")
-    other = learn(tiny_stream(), 2, "graft-retrain", **TRAINED, region_start="fine-tuned")
-    union = learn(tiny_stream(), 2, **TRAINED)
-    for mine, theirs in zip(owned(one), owned(other), strict=True):
-        assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
-    assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
 
 
 class Modes(SupervisedPlugin):

@@ -116,7 +116,7 @@ def test_earlier_tasks_keep_every_bit() -> None:
         for earlier, expected in seen.items():
             assert torch.equal(logits(model, ledger, earlier, texts(9)[0]), expected)
     owned = [record.owned.region for record in ledger.records]
-    assert all(one.isdisjoint(other) for i, one in enumerate(owned) for other in owned[:i])
+    assert not any(len(one & other) for i, one in enumerate(owned) for other in owned[:i])
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
 
 
@@ -234,6 +234,27 @@ def test_each_task_has_its_own_head() -> None:
         assert skill.heads == ("classifier",)
 
 
+class Normalised(BertForSequenceClassification):
+    """A classifier with a norm outside of body and head, whose running statistics follow the rows."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.norm = nn.BatchNorm1d(config.hidden_size, affine=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        self.norm(self.bert(input_ids).last_hidden_state[:, 0])
+        return super().forward(input_ids, labels=labels)
+
+
+def test_buffers_outside_of_the_body_are_what_they_were() -> None:
+    model = pre_trained(lambda: Normalised(bert_config(60)))
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01, heads=["classifier"]):
+        train(model, labelled(2))
+        assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
+    assert_same(model, before)
+
+
 def test_a_ledger_is_the_same_with_any_head() -> None:
     causal = language_model()
     reader = pre_trained(lambda: GPT2ForSequenceClassification(tiny.gpt2_config(60)))
@@ -268,7 +289,7 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
     assert (len(skill.region), len(read)) == (count, 3)
 
 
-@pytest.mark.parametrize("source", ["snip", "gallop", "fisher", "random"])
+@pytest.mark.parametrize("source", ["snip", "gallop", "random"])
 def test_the_other_choices(source: Any) -> None:
     chosen = []
     for _ in range(2):
@@ -283,18 +304,17 @@ def test_the_other_choices(source: Any) -> None:
         assert skill.region != chosen[0]
 
 
-def test_what_fine_tuning_moved(tmp_path: Any) -> None:
+def test_what_fine_tuning_moved() -> None:
     model, tuned = language_model(), language_model()
     with torch.no_grad():
         tuned.transformer.h[0].attn.c_attn.weight[1, 2:5] += 1.0
         tuned.lm_head.weight[0] += 9.0
-    tuned.save_pretrained(tmp_path)
     regions = []
-    for fine_tuned in (tuned.state_dict(), tuned.transformer.state_dict(), tmp_path):
+    for fine_tuned in (tuned.state_dict(), tuned.transformer.state_dict()):
         ledger = Ledger.of_model(model)
         with learning(model, ledger, "one", region_from="movement", fine_tuned=fine_tuned, sparsity=1.0) as skill:
             regions.append(skill.region)
-    assert len(regions[0]) == 3 and regions == [regions[0]] * 3
+    assert len(regions[0]) == 3 and regions[0] == regions[1]
 
 
 # -- Exceptions, checkpoints, copies -----------------------------------------------------------------------
@@ -382,7 +402,8 @@ def test_what_cannot_be_learned() -> None:
         (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
         (learn(composition="unoin"), UsageError, ("Did you mean 'union'?",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
-        (learn(region_from="movement"), UsageError, ("fine_tuned=…",)),
+        (learn(region_from="movement"), UsageError, ("got fine_tuned=None", ".state_dict()")),
+        (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'",)),
         (learn(heads=["scores"]), UsageError, ("no such module",)),
         (learn(heads=["transformer.h.0"]), UsageError, ("lies in the body",)),
         (learn(on=other), LedgerError, ("belongs to other weights",)),

@@ -231,34 +231,29 @@ def scale_of_costs(ax: Axes, costs: Sequence[float], show: Callable[[float], str
 
 def shaded(
     values: Floats,
+    shades: Floats,
     title: str,
     says: str,
     rows: Sequence[str],
     columns: Sequence[str],
     row: str,
     column: str,
-    limits: tuple[float | Floats, float | Floats],
     digits: str,
-    caption: str = "",
 ) -> Picture:
     """Draw a matrix in shades, with its numbers where there is room for them.
 
     Args:
         values: rows × columns; nothing is drawn at NaN.
+        shades: of each, from 0, the darkest, to 1.
         title: shown above it.
         says: what it shows, for those who do not see it.
         rows: their names.
         columns: their names.
         row: what the rows are.
         column: what the columns are.
-        limits: the values of the darkest and of the lightest shade; or those of each column.
-        digits: how numbers are written; empty for none.
-        caption: shown below it; default: the shades, where no numbers say it.
+        digits: how numbers are written.
     """
-    low, high = map(np.asarray, limits)
-    shades = (values - low) / np.where(high > low, high - low, 1)
-    written = bool(digits) and len(columns) <= NAMED
-    places, names = _labels(columns, 16, 18 if digits else 28)
+    places, names = _labels(columns, 16, 18)
     longest = max(map(len, names))
     upright = longest * len(names) > 40  # more than fit beside each other
     with canvas(height=0.9 + 0.2 * min(len(rows), 13) + (0.07 * longest if upright else 0.2)) as ax:
@@ -269,13 +264,11 @@ def shaded(
         ax.set_yticks(*_labels(rows, 14, 18))
         ax.tick_params(length=0)
         ax.set(xlabel=column, ylabel=row)
-        for (i, j), value in np.ndenumerate(values) if written else ():
+        for (i, j), value in np.ndenumerate(values) if len(columns) <= NAMED else ():
             if not np.isnan(value):
                 colour = _on(colormaps[SHADES](float(shades[i, j])))
                 ax.text(j, i, digits.format(value), ha="center", va="center", fontsize=8, color=colour)
-    if written:
-        return picture(ax, title, says, caption)
-    return picture(ax, title, says, caption or f"From dark, {low.min():.0f} %, to light, {high.max():.3g} %.")
+    return picture(ax, title, says)
 
 
 def _labels(names: Sequence[str], most: int, length: int) -> tuple[range, list[str]]:

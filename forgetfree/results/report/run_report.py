@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,19 @@ import numpy as np
 from forgetfree.display import PERCENT, Scale, counted, json_text
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.options import FLAGGED, typed
-from forgetfree.results.config_file import repeating_command
+from forgetfree.options import typed
 from forgetfree.results.evidence import Evidence, Interval, forgetting
 from forgetfree.results.metrics import Floats
-from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page, size
+from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of
 from forgetfree.results.runs import REFERENCE, UNION, Run, RunRecord, read_run, to_csv
 from forgetfree.results.table import Results, StrategyRuns, floors_by_seed
-from forgetfree.results.unit_folder import ELSEWHERE
+from forgetfree.results.unit_folder import CONFIG
 
 Json = dict[str, Any]
 OURS = "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
 _REFERENCES = (REFERENCE, "joint", "cumulative")
-#: What is told of the set-up in words; what else was set stands as it was typed.
-_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *FLAGGED)
 
 
 def write_report(out: Path, *, ended: bool) -> Json:
@@ -95,12 +93,15 @@ def _configuration(record: RunRecord) -> Iterator[Table]:
     config = record.config
     if not config:
         return
-    asked: Mapping[str, Any] = config["run"]
-    rows = [("command to repeat it", repeating_command(asked, Path(record.source)))]
-    named = ((key if key == "stream" else f"--{key.replace('_', '-')}", value) for key, value in asked.items())
-    rows += [(name, typed(value)) for name, value in named if value not in (None, "", [], {})]
-    rows += [(f"version of {name}", typed(value)) for name, value in config.get("versions", {}).items()]
-    rows += [(name, typed(value)) for name, value in config.get("machine", {}).items()]
+    file = str(Path(record.source) / CONFIG)
+    asked: Json = {
+        key if key == "stream" else f"--{key.replace('_', '-')}": value for key, value in config["run"].items()
+    }
+    known = {name: value for name, value in asked.items() if value not in (None, "", [], {})}
+    known |= {f"version of {name}": value for name, value in config.get("versions", {}).items()}
+    known |= config.get("machine", {})
+    rows = [("command to repeat it", shlex.join(["forgetfree", "run", "--config", file, "--out", "runs/again"]))]
+    rows += [(name, typed(value)) for name, value in known.items()]
     yield Table(f"Configuration of {record.source}", ("option", "value"), tuple(rows))
 
 
@@ -114,14 +115,11 @@ def sentences(results: Results, evidence: Evidence) -> Iterator[str]:
         return
     naive = results.by_strategy.get(NAIVE)
     ours = results.by_strategy.get(OURS) or _best_of_the_others(results)
-    told = [entry for entry in (naive, ours) if entry]
     if len(results.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
-    elif not any(_learned(entry, results) for entry in results.entries):
-        yield "No strategy learned a task above a constant answer, so nothing could be forgotten."
     else:
-        text = ", ".join(_lost(entry, results) for entry in told)
-        yield f"{text[:1].upper() + text[1:] if naive else text}{_price(ours, len(results.tasks))}."
+        text = ", ".join(_lost(entry, results) for entry in (naive, ours) if entry)
+        yield f"{text[:1].upper() + text[1:] if naive else text}."
     if naive and ours:
         yield _difference(ours, naive, results.scale, evidence)
 
@@ -134,31 +132,16 @@ def _best_of_the_others(results: Results) -> StrategyRuns | None:
     )
 
 
-def _learned(entry: StrategyRuns, results: Results) -> bool:
-    """Say whether any task was above the constant answer right after it was learned; yes where no such answer is known."""
-    scores = np.mean([np.diagonal(run.learning_matrix, -1) for run in entry.runs], axis=0)
-    floors, signs = results.constant, np.array(results.signs)
-    return floors is None or bool(np.any((signs * (scores - floors) > 0) | (signs == 0)))
-
-
 def _lost(entry: StrategyRuns, results: Results) -> str:
     """Say how much of its score a strategy lost on average, and how sure that is."""
-    scale, seeds = results.scale, len(entry.runs)
     name = f"naive fine-tuning ({entry.label})" if entry.strategy == NAIVE else entry.label
-    if not _learned(entry, results):
+    learned = np.mean([np.diagonal(run.learning_matrix, -1) for run in entry.runs], axis=0)
+    if results.constant and not np.any(results.signs * (learned - results.constant) > 0):
         return f"{name} learned no task above a constant answer"
-    loss = forgetting(entry.runs, results.test_rows)
-    gained = scale.text(loss.value).startswith("-")
-    lost = f"{name} {'gained' if gained else 'lost'} {_points(abs(loss.value), scale)} on average"
-    if not any(run.forgetting for run in entry.runs):
-        return f"{lost}{', with every seed' if seeds > 1 else ''}"
-    return f"{lost} ({_certainty(loss, 'loss', seeds, scale)})"
-
-
-def _price(entry: StrategyRuns | None, tasks: int) -> str:
-    """Say what the strategy named last keeps per task."""
-    kept = [run.facts.memory for run in entry.runs] if entry else []
-    return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
+    loss, scale = forgetting(entry.runs, results.test_rows), results.scale
+    verb = "gained" if scale.text(loss.value).startswith("-") else "lost"
+    points = f"{scale.text(abs(loss.value))} points" if scale == PERCENT else scale.with_unit(abs(loss.value))
+    return f"{name} {verb} {points} on average ({_certainty(loss, len(entry.runs), scale)})"
 
 
 def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale, evidence: Evidence) -> str:
@@ -169,25 +152,18 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale, evidence:
     if difference is None:
         return f"{scores} (no seed in common)."
     seeds = len({run.seed for run in ours.runs} & {run.seed for run in naive.runs})
-    return f"{scores}: {difference.verdict} ({_certainty(difference, 'difference', seeds, scale)})."
+    return f"{scores}: {difference.verdict} ({_certainty(difference, seeds, scale)})."
 
 
-def _certainty(found: Interval, what: str, seeds: int, scale: Scale) -> str:
+def _certainty(found: Interval, seeds: int, scale: Scale) -> str:
     """Say how sure a loss or a difference is."""
     if math.isnan(found.low):
-        return "one seed" if seeds == 1 else f"the same for each of {seeds} seeds"
-    unit = " points" if scale == PERCENT else ""
-    return f"95 % interval of the {what} {scale.text(found.low)} to {scale.text(found.high)}{unit} over {seeds} seeds"
+        return "one seed" if seeds == 1 else f"the same with each of {seeds} seeds"
+    return f"95 % interval {scale.text(found.low)} to {scale.text(found.high)}, {seeds} seeds"
 
 
 def _average(entry: StrategyRuns) -> float:
     return float(np.mean([run.average for run in entry.runs]))
-
-
-def _points(difference: float, scale: Scale) -> str:
-    """Return a difference of scores; one of percentages in points."""
-    text = scale.text(difference)
-    return f"{text} point{'' if text == '1.0' else 's'}" if scale == PERCENT else scale.with_unit(difference)
 
 
 # ---- notes ----------------------------------------------------------------------------------------------
@@ -202,15 +178,13 @@ def stream_name(results: Results) -> str:
 
 def notes(results: Results) -> Iterator[str]:
     """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out."""
-    settings = {key: typed(value) for key, value in results.settings.items()}
-    if settings.get("precision") == "fp32" and settings.get("dtype") == "bfloat16":  # passes compute in that
-        settings["precision"] = f"that of the weights ({settings.pop('dtype')})"
-    if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:
-        yield f"Set-up: {', '.join(setup)}."
-    if settings:
-        yield f"Also set: {' '.join(f'{key}={value}' for key, value in settings.items())}."
-    if rows := _test_rows(results.test_rows):
-        yield rows
+    if settings := [f"{key.replace('_', ' ')} {typed(value)}" for key, value in results.settings.items()]:
+        yield f"Set-up: {', '.join(settings)}."
+    rows = results.test_rows
+    if len({*rows.values()}) == 1:
+        yield f"Each task is scored on {counted(max(rows.values()), 'row')}."
+    elif rows:
+        yield f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
     seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in results.entries]
     if any(len(numbers) > 1 for _, numbers in seeds):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
@@ -232,28 +206,10 @@ def notes(results: Results) -> Iterator[str]:
             )
         for failed in record.about.failed:
             yield f"Failed and left out: {failed['strategy']}, seed {failed['seed']}{place}: {failed['error']}"
-    for entry in results.entries:
-        if any(run.facts.seconds.get(ELSEWHERE, 0.0) is None for run in entry.runs):
-            yield (
-                f"Seconds of {entry.label} do not count fine-tuning: its fine-tuned models came from a cache that does not say "
-                "how long they took."
-            )
-
-
-def _test_rows(rows: Mapping[str, int]) -> str:
-    """Say how many rows each task is scored on."""
-    counts = sorted(set(rows.values()))
-    if not counts:
-        return ""
-    if len(counts) == 1:
-        return f"Each task is scored on {counted(counts[0], 'row')}."
-    if len(rows) > WIDE:
-        return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
-    return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
 
 
 def _count_seeds(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
+    return f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
 
 
 # ---- for other programs ---------------------------------------------------------------------------------

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from forgetfree.display import NULL, PERCENT, PLAIN
-from forgetfree.results.answers import LabelScores, shown_rows
+from forgetfree.results.answers import label_scores, shown_rows
 from forgetfree.results.calibration import Reliability, reliability
-from forgetfree.results.evidence import Evidence
+from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.metrics import Floats, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
@@ -21,8 +20,6 @@ from forgetfree.results.unit_folder import ELSEWHERE
 NAIVE = "continual-ft"
 #: What answers that are texts have beside their score.
 LOSS = "loss"
-#: Streams longer than this show how things grow with the number of tasks.
-_LONG = 5
 #: How many characters of a text are shown.
 _CHARACTERS = 200
 Show = Callable[[float], str]
@@ -34,9 +31,9 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     """Return all tables of a report in order; those that are made of answers only where these are there."""
     several = any(len(entry.runs) > 1 for entry in results.entries)
     shares = results.scale == PERCENT and results.sign == 1
-    by_entry = (_growth, _ledger, _course if len(results.tasks) > WIDE else _matrix)
-    others = [_held_out(results), _costs(results)]
-    others += [table(results, entry) for table in by_entry for entry in results.entries]
+    others = [_held_out(results), _costs(results), *(_ledger(results, entry) for entry in results.entries)]
+    if len(results.tasks) <= WIDE:
+        others += [_matrix(results, entry) for entry in results.entries]
     return [
         _outcome(results),
         *([_transfer(results)] if len(results.tasks) > 1 else []),  # of one task there is none
@@ -90,7 +87,7 @@ def _table(
         title,
         (corner, *(column.header for column in columns)),
         tuple(cells),
-        legend=meanings(*names, metrics=results.metric),
+        legend=meanings(*names),
     )
     table = with_best(table, [column.better for column in columns])
     return transposed(table, "task") if of_tasks and cells and len(results.tasks) > WIDE else table
@@ -166,7 +163,7 @@ def _transfer(results: Results) -> Table:
     columns = [Column("FWT", results.scale.text, 1, "FWT")]
     columns += [Column("intransigence", results.scale.text, -1, "intransigence")]
     columns += [
-        Column(f"forgetting {task}", scale.text, -1, "forgetting of a task")
+        Column(f"forgetting {task}", scale.text, -1, "forgetting")
         for task, scale in zip(results.tasks, results.scales, strict=True)
     ]
     title = titled("Transfer, and forgetting per task", _unit_of_scores(results, "in percentage points"))
@@ -228,18 +225,20 @@ _MORE: dict[str, tuple[str, str, Show, int]] = {
 
 def _intervals(results: Results, evidence: Evidence) -> Table:
     compared = [entry.label for name in (REFERENCE, NAIVE) if (entry := results.by_strategy.get(name))]
+    forgets = ["forgetting"] if len(results.tasks) > 1 else []
     rows = []
-    for label in results.strategies:
-        row = [label, evidence.average(label).text]
+    for entry in results.entries:
+        row = [entry.label, evidence.average(entry.label).text]
+        row += [forgetting(entry.runs, results.test_rows).text for _ in forgets]
         for other in compared:
-            difference = None if other == label else evidence.difference(label, other)
+            difference = None if other == entry.label else evidence.difference(entry.label, other)
             row.append(NULL if difference is None else f"{difference.text} {difference.verdict}")
         rows.append(tuple(row))
     return Table(
         "Averages with their 95 % intervals (in %, differences in percentage points)",
-        ("strategy", "average", *(f"minus {label}" for label in compared)),
+        ("strategy", "average", *forgets, *(f"minus {label}" for label in compared)),
         tuple(rows),
-        legend=meanings("average", "interval", *(["minus another"] if compared else [])),
+        legend=meanings("average", *forgets, "interval", *(["minus another"] if compared else [])),
     )
 
 
@@ -295,55 +294,19 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
 
 def label_tables(results: Results) -> Iterator[Table]:
     """Yield a table for each task whose answers are labels, of all seeds at the end of the stream; of long streams none."""
-    told = False
+    order = ["rows", "precision", "recall", "f1"]
+    columns = [Column("rows", _count), *(Column(name, percent, 0, name) for name in ("precision", "recall", "F1"))]
     for task in results.tasks if len(results.tasks) <= WIDE else ():
-        of_strategies = {
-            entry.label: [LabelScores.of(run.probabilities[task], run.labels[task]) for run in entry.runs]
-            for entry in results.entries
-            if all(task in run.probabilities and task in run.labels for run in entry.runs)
-        }
-        if of_strategies:
-            table = _label_table(task, of_strategies)
-            yield replace(table, legend=()) if told else table
-            told = True
-
-
-def _label_table(task: str, of_strategies: dict[str, list[LabelScores]]) -> Table:
-    names = next(iter(of_strategies.values()))[0].names
-    few = len(names) <= WIDE
-    apart = any(scores.elsewhere.any() for seeds in of_strategies.values() for scores in seeds)
-    answered = [*(f"as {name}" for name in names), *(["as another task's"] if apart else [])]
-    last = answered if few else ["most often taken for"]
-    several = ", means over seeds" * any(len(seeds) > 1 for seeds in of_strategies.values())
-    rows = []
-    for strategy, seeds in of_strategies.items():
-        for i, name in enumerate(names):
-            measures = ([scores.precision for scores in seeds], [scores.recall for scores in seeds])
-            shares = [cell((float(each[i]) for each in of), percent) for of in (*measures, [s.f1 for s in seeds])]
-            taken = np.mean([[*each.confusion[i], *([each.elsewhere[i]] if apart else [])] for each in seeds], axis=0)
-            ends = [_rows(count) for count in taken] if few else [_most(names, i, taken)]
-            rows.append((strategy, name, _rows(np.mean([scores.rows[i] for scores in seeds])), *shares, *ends))
-        macro = [cell(values, percent) for values in zip(*(scores.macro for scores in seeds), strict=True)]
-        count = _rows(np.mean([scores.rows.sum() for scores in seeds]))
-        rows.append((strategy, "macro average", count, *macro, *([NULL] * len(last))))
-    return Table(
-        f"Labels of {task} at the end (in %; numbers of rows{several})",
-        ("strategy", "label", "rows", "precision", "recall", "F1", *last),
-        tuple(rows),
-        legend=meanings("precision", "recall", "macro average", "as a label" if few else "most often taken for"),
-    )
-
-
-def _most(names: Sequence[str], own: int, taken: Floats) -> str:
-    """Return the wrong label that most rows of a label are answered with, and how many; a dash where there is none."""
-    wrong = [0.0 if i == own else count for i, count in enumerate(taken)]
-    place = int(np.argmax(wrong))
-    name = names[place] if place < len(names) else "another task's"
-    return f"{name}: {_rows(wrong[place])}" if wrong[place] else NULL
-
-
-def _rows(count: float | np.floating[Any]) -> str:
-    return f"{count:,.1f}".removesuffix(".0")
+        rows: list[tuple[str, Sequence[Numbers]]] = []
+        for entry in results.entries:
+            if all(task in run.probabilities and task in run.labels for run in entry.runs):
+                of_seeds = [label_scores(run.probabilities[task], run.labels[task]) for run in entry.runs]
+                for label in of_seeds[0].index:
+                    name = f"{entry.label}: {label}"
+                    rows.append((name, [each.loc[label, order].tolist() for each in of_seeds]))
+        if rows:
+            title = f"Labels of {task} at the end (in %; numbers of rows)"
+            yield _table(results, title, "strategy: label", columns, rows, legend=["macro average"])
 
 
 def text_tables(results: Results) -> Iterator[Table]:
@@ -409,44 +372,19 @@ def _costs(results: Results) -> Table:
     return _table(results, "Time per phase, and memory kept", "strategy", columns, rows)
 
 
-def _growth(results: Results, entry: StrategyRuns) -> Table:
-    """Return what each further task costs, and what it does to the first."""
-    tasks, first, average = results.tasks, results.scales[0], results.scale
-    columns = [
-        Column("learning it (s)", _seconds),
-        Column("kept (bytes)", _count),
-        Column("of its region not owned before (%)", percent, 0, "of its region not owned before"),
-        Column(first.titled(tasks[0]), first.text),
-        Column(average.titled("average so far"), average.text),
-    ]
-
-    def numbers(run: Run, row: int) -> Numbers:
-        ledger, scores = run.facts.ledger, run.learning_matrix[row + 1]
-        owned = ledger.owned_size[row] / ledger.region_size[row] if ledger and ledger.region_size[row] else None
-        costs = [(each or [])[row] for each in (run.facts.seconds_per_task, run.facts.kept_bytes)]
-        return [*costs, owned, scores[0], float(scores[: row + 1].mean())]
-
-    known = len(tasks) > _LONG and all(run.facts.kept_bytes and run.facts.seconds_per_task for run in entry.runs)
-    rows = ((task, [numbers(run, row) for run in entry.runs]) for row, task in enumerate(tasks) if known)
-    return _table(results, f"Growth of {entry.label} with the number of tasks", "after", columns, rows)
-
-
 def _ledger(results: Results, entry: StrategyRuns) -> Table:
-    tasks, long = results.tasks, len(results.tasks) > WIDE
-    overlaps = [Column("largest overlap", _share, 0, "largest overlap")]
-    if not long:
-        overlaps = [Column(f"overlap {task}", _share, 0, "overlap") for task in tasks]
-    columns = [Column("region", _count, 0, "region"), Column("owned", _count, 0, "owned"), *overlaps]
+    columns = [Column(name, show, 0, name) for name, show in (("region", _count), ("owned", _count))]
+    columns.append(Column("largest overlap", _share, 0, "largest overlap"))
 
     def numbers(ledger: LedgerSummary, row: int) -> Numbers:
-        most = max((ledger.overlap[earlier][row] for earlier in range(row)), default=0.0)
-        return [ledger.region_size[row], ledger.owned_size[row], *([most] if long else ledger.overlap[row])]
+        overlaps = [ledger.overlap[earlier][row] for earlier in range(row)]
+        return [ledger.region_size[row], ledger.owned_size[row], max(overlaps, default=0.0)]
 
     ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger]
     known = len(ledgers) == len(entry.runs)
-    rows = ((task, [numbers(ledger, row) for ledger in ledgers]) for row, task in enumerate(tasks) if known)
-    title = f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)"
-    return _table(results, title, "task", columns, rows)
+    tasks = enumerate(results.tasks) if known else ()
+    rows = ((task, [numbers(ledger, row) for ledger in ledgers]) for row, task in tasks)
+    return _table(results, f"Ledger of {entry.label} (entries of the model)", "task", columns, rows)
 
 
 # ---- over the stream ------------------------------------------------------------------------------------
@@ -459,20 +397,6 @@ def _matrix(results: Results, entry: StrategyRuns) -> Table:
     title = ", ".join(filter(None, [_unit_of_scores(results), seeds]))
     rows = ((stage, [row]) for stage, row in zip(stages, means, strict=True))
     return _table(results, f"Learning matrix of {entry.label} ({title})", "stage", _of_tasks(results), rows)
-
-
-def _course(results: Results, entry: StrategyRuns) -> Table:
-    """Return what stands in place of the learning matrix of a stream that is too long for one."""
-    stages: dict[str, Callable[[Run], Numbers]] = {
-        "before training": lambda run: run.learning_matrix[0],
-        "once learned": lambda run: np.diagonal(run.learning_matrix, -1),
-        "at the end": lambda run: run.learning_matrix[-1],
-        "forgetting": lambda run: run.forgotten,
-    }
-    title = titled(f"Each task over the stream of {entry.label}", _unit_of_scores(results))
-    rows = ((stage, list(map(numbers, entry.runs))) for stage, numbers in stages.items())
-    legend = ["once learned", "forgetting of a task"]
-    return _table(results, title, "stage", _of_tasks(results), rows, of_tasks=True, legend=legend)
 
 
 def _of_tasks(results: Results, legend: str = "", better: Sequence[int] | None = None) -> list[Column]:
@@ -504,22 +428,20 @@ def _share(fraction: float) -> str:
 
 # ---- what columns mean ----------------------------------------------------------------------------------
 
-#: How learned tasks are scored, see `forgetfree.continual.evaluation`.
-_CHECKED = (
-    "Of a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
-    "task; the task is scored anew only where a bit of these answers changed"
-)
 MEANINGS = {
-    "a task": "the score on its test rows after the last task; accuracy, or F1 where it says so: of label 1, or of entities "
-    "where a task labels words",
+    "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none. F1 "
+    "is of label 1, or of entities where a task labels words",
     "average": "the mean of the tasks' scores: each counts the same",
-    "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last. "
-    + _CHECKED,
-    "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
+    # How learned tasks are scored, see `forgetfree.continual.evaluation`.
+    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. Of "
+    "a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
+    "task; the task is scored anew only where a bit of these answers changed",
+    "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
+    "were forgotten",
     "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
     "updates": "of the model's weights or of a region's, over all tasks; those of the fine-tuned models that it stands on "
     "count, too, whoever made them, and those of a search for a mask do not",
-    "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
+    CONSTANT: "the best score that the same answer to every row has: what knows a task is better",
     "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, and of pairs on how far both texts "
     "overlap, without the model; the mean over seeds",
     "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
@@ -527,22 +449,18 @@ MEANINGS = {
     "a linear probe at the mean": "the same on the mean of the tokens' features",
     "the most similar training row": "the right text of the row whose prompt has the largest cosine of TF-IDF; the mean "
     "over seeds",
-    "the model before training": "the pre-trained model, asked as it is",
-    "best floor": "the mean over tasks of the best score without fine-tuning: of all floors above",
+    UNTRAINED: "the pre-trained model, asked as it is",
     "bold": "the best of a column of strategies",
-    "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
-    "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
-    "forgetting of a task": "its best score since it was learned, minus its score at the end",
+    "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
+    "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
     "ECE of a task": "its expected calibration error after the last task",
     "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
     "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
-    "seconds": "of all phases; those of a fine-tuned model that another strategy or run made count, too, where they are known",
-    "fine-tune-elsewhere (s)": "seconds of the fine-tuned models that it stands on and another strategy or run made",
+    "fine-tune-elsewhere (s)": "seconds of the fine-tuned models that it stands on and another strategy or run made; — where "
+    "they are not known",
     "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
-    "of its region not owned before": "the share of the region that no earlier task owns",
     "region": "entries of the model that hold the task's skill",
     "owned": "those that no earlier task owns: the ones that this task trained",
-    "overlap": "the share of the column's region that lies in the row's",
     "largest overlap": "the largest share of the region that lies in the region of one earlier task",
     "interval": "in brackets: of 100 such intervals 95 hold what other seeds and test rows would give. Seeds count with n - 1, "
     "rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is mostly "
@@ -556,37 +474,17 @@ MEANINGS = {
     "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
     "precision": "of the rows answered with the label, the share that have it",
     "recall": "of the rows that have the label, the share answered with it",
+    "F1": "the harmonic mean of both",
     "macro average": "the mean over labels, each counting the same; under F1 it is the metric macro_f1",
-    "as a label": "how many rows of the line's label are answered so",
-    "most often taken for": "the wrong label that most of its rows are answered with, and how many are",
     "once learned": "the score right after the task was learned",
-    "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
+    LOSS: "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
     "held out": "where each task has a model of its own, there is none without a task; the last column is the mean over the "
     "models that answer for the tasks",
     "word_accuracy": "the share of words that are labelled rightly",
 }
 
-#: What is told in another way where a task has a metric of a plug-in, of which lower may be better.
-OF_OTHER_METRICS = {
-    "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none",
-    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. "
-    + _CHECKED,
-    "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
-    "were forgotten",
-    "a constant answer": "the best score that the same answer to every row has: what knows a task is better",
-    "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
-    "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
-    "forgetting of a task": "how much worse its score is at the end than its best since it was learned",
-}
 
-
-def meanings(*names: str, metrics: Iterable[str] = ()) -> tuple[tuple[str, str], ...]:
-    """Return the legend of columns.
-
-    Args:
-        names: of the columns.
-        metrics: of the tasks; beside accuracy and F1, some things are told in another way.
-    """
-    other = {} if {*metrics} <= {"accuracy", "f1", "macro_f1"} else OF_OTHER_METRICS
-    return tuple((name, other.get(name, MEANINGS[name])) for name in names)
+def meanings(*names: str) -> tuple[tuple[str, str], ...]:
+    """Return the legend of columns by their names."""
+    return tuple((name, MEANINGS[name]) for name in names)
