@@ -87,7 +87,7 @@ app.command(
     group="Look",
     help="Look into a ledger, and check it.",
 )
-app.register_install_completion_command(help="Let the shell complete commands, flags and names.")
+app.register_install_completion_command(help="Let the shell complete commands and flags.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +145,7 @@ def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArgume
         if not is_text(word) or "\0" in word:
             raise UsageError(f"The argument {word!r} is not in UTF-8. Type it, or name the file, in UTF-8.")
     for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
-        if flag.startswith("--") and not value and words[0] != "__complete":  # which the shell's completion asks
+        if flag.startswith("--") and not value:
             raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")
     words = [STDIN if i < len(before_texts) and word == "-" else word for i, word in enumerate(words)]
     try:

@@ -16,12 +16,11 @@ from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
 from forgetfree.data.prompt_rows import are_prompts_and_answers
-from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
+from forgetfree.data.rows import SPLIT_OFF_SHARE, Rows, TaskRows, notes_of_rows, read_rows
 from forgetfree.data.tables import Table, TaskTables, other_form, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError, nearest
-from forgetfree.kinds.kind import Form, Kind
-from forgetfree.kinds.texts import Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
@@ -196,9 +195,9 @@ class Classification(Kind):
         for number, label in enumerate(rows.task.labels):
             if counts[number] == 1:
                 remedy = "Add validation rows of that label."
-                if rows.held_out:
+                if rows.split_off:
                     remedy = (
-                        f"It was held out from the training rows: give about {round(2 / HELD_OUT_SHARE)} rows of that "
+                        f"It was split off from the training rows: give about {round(2 / SPLIT_OFF_SHARE)} rows of that "
                         "label, or a validation file."
                     )
                 raise DataError(

@@ -199,30 +199,6 @@ MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), titl
 # values may be missing: None or NaN. All results are fractions, never percent, unless a metric has other bounds.
 
 
-def average_accuracy(matrix: npt.ArrayLike) -> float:
-    """Return the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [0, 1].
-    """
-    return mean_of(_matrix_of(matrix, "matrix")[-1])
-
-
-def forgetting(matrix: npt.ArrayLike) -> float:
-    """Return the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3).
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [-1, 1], negative where tasks got better later; 0.0 for a stream of one task.
-    """
-    return mean_of(forgetting_per_task(matrix)[:-1])
-
-
 def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> list[float]:
     """Return how far each task has fallen from its best: max over the earlier rows since it was learned − last row.
 
@@ -236,41 +212,23 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
-    return [float(lost) for lost in forgetting_by_stage(matrix, metrics)[-1]]
-
-
-def forgetting_by_stage(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> Floats:
-    """Return `forgetting_per_task` as it was after each task of the stream, shape (T+1, T), NaN before a task is learned."""
     scores, signs = _scores_and_signs(matrix, metrics)
-    lost = np.full(scores.shape, np.nan)
-    for task, gains in enumerate((signs * scores).T):
-        since = gains[task + 1 :]
-        lost[task + 1 :, task] = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
-    return lost
-
-
-def backward_transfer(matrix: npt.ArrayLike) -> float:
-    """Return the mean over tasks but the last of last row − row right after learning (Lopez-Paz & Ranzato, 2017).
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
-    """
-    scores = _matrix_of(matrix, "matrix")
-    return mean_of((scores[-1] - np.diagonal(scores, -1))[:-1])
+    since = [column[task + 1 :] for task, column in enumerate((signs * scores).T)]
+    return [*(float(gains[:-1].max() - gains[-1]) for gains in since[:-1]), 0.0]
 
 
 def summarize(
     matrix: npt.ArrayLike,
-    ece: npt.ArrayLike | None,
+    ece: npt.ArrayLike | None = None,
     reference: npt.ArrayLike | None = None,
     metrics: Sequence[str] | None = None,
 ) -> dict[str, float | None]:
     """Return the six numbers that results.json keeps as `summary`.
 
-    Forward transfer is the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017), which
+    The average is the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
+    Forgetting is the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3), backward
+    transfer that of last row − row right after learning (Lopez-Paz & Ranzato, 2017), both 0 for a stream of one task. Forward
+    transfer is the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017), which
     is the pre-trained model in place of their random one. Intransigence is the mean of reference − row right after learning
     (Chaudhry et al., ECCV 2018, eq. 4), with the model fine-tuned on the task alone in place of theirs, trained on all so far.
 
@@ -301,7 +259,7 @@ def summarize(
         intransigence = mean_of(signs * expected - learned)
     return {
         "average": mean_of(scores[-1]),
-        "forgetting": mean_of(forgetting_by_stage(matrix, metrics)[-1, :-1]),
+        "forgetting": mean_of(forgetting_per_task(matrix, metrics)[:-1]),
         "bwt": mean_of((gains[-1] - learned)[:-1]),
         "fwt": None if np.isnan(forward) else forward,
         "intransigence": intransigence,

@@ -20,8 +20,7 @@ from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
-from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, kind_of
-from forgetfree.kinds.texts import Text, check_texts, text_rows
+from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source

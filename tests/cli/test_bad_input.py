@@ -263,7 +263,10 @@ CASES = [
     Case("run sst2 --set steps=1 --set steps=2", "--set steps is given twice, as '1' and '2'. Give it once."),
     Case("run sst2 --set learning_rat=1", "Unknown option 'learning_rat'. Did you mean 'learning_rate'?"),
     Case("run sst2 --set learning_rate=fast", "learning_rate must be a number, got 'fast'."),
-    Case("run sst2 --set optimizer=lion", "optimizer must be sgd or adamw or package.module:function, got 'lion'."),
+    Case(
+        "run sst2 --set optimizer=lion",
+        "optimizer must be sgd or momentum or adamw or package.module:function, got 'lion'.",
+    ),
     Case("graft sst2 --set optimizer=nowhere:made", "'nowhere:made' cannot be imported: No module named 'nowhere'."),
     Case(
         "run sst2 --set ewc.ewc_lambda=1",

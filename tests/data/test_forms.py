@@ -109,7 +109,7 @@ def test_the_same_rows_are_read_from_every_form(form: str, tmp_path: Path) -> No
     assert read.fingerprint() == load_tasks(None, {"mood": ROWS})[0].fingerprint()
     (note,) = read.notes
     assert "texts from 'review' and labels from 'sentiment'" in note
-    assert f"8 test and {len(read.validation)} validation rows held out from the 40, always the same." in note
+    assert f"8 test and {len(read.validation)} validation rows split off from the 40, always the same." in note
     if isinstance(made, Path):  # it is also read as one of a directory's tasks, or as one of several of Python's
         (again,) = load_tasks("mood", {"mood": made})
         assert again.fingerprint() == read.fingerprint()
@@ -319,7 +319,7 @@ def labelled(*labels: Any) -> Any:
     ],
 )
 def test_labels_are_what_is_written(labels: list[Any], names: tuple[str, ...], numbers: tuple[int, ...]) -> None:
-    given = labelled(*labels, *labels)  # two rows of each, as a tenth is held out
+    given = labelled(*labels, *labels)  # two rows of each, as a tenth is split off
     (read,) = load_tasks(None, given)
     assert read.task.labels == names
     assert read.test.labels == numbers * 2
@@ -579,7 +579,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     data = table("phrase", "topic", "review", "rank")
     (read,) = load_tasks(None, data, options=ReadOptions.of("phrase", "rank"))
     assert read.train.first[0].startswith("phrase") and read.notes == (
-        "Task 'mood' (data['mood']): 4 test and 2 validation rows held out from the 20, always the same.",
+        "Task 'mood' (data['mood']): 4 test and 2 validation rows split off from the 20, always the same.",
     )
     (read,) = load_tasks(None, data, options=ReadOptions.of(["topic", "phrase"], "rank"))
     assert read.train.texts[0][0].startswith("topic") and read.train.texts[0][1].startswith("phrase")

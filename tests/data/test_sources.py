@@ -104,7 +104,7 @@ def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Pa
     assert list(map(int, rows.train.first)) == sorted(map(int, rows.train.first))
 
 
-def test_equal_texts_are_held_out_together(tmp_path: Path) -> None:
+def test_equal_texts_are_split_off_together(tmp_path: Path) -> None:
     """Else a choice on validation rows would be one on rows that were trained. A tenth they stay, and a label keeps a row."""
 
     def splits(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -545,7 +545,7 @@ TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") =
 @pytest.mark.skipif(not REAL_NOTES, reason=f"no real data at {real_data.DIRECTORY}")
 @pytest.mark.parametrize("name", [name for name, notes in REAL_NOTES.items() if "label_names" in notes])
 def test_a_real_task_is_read_whole(name: str) -> None:
-    """Rows by split and label equal the counts of the task's notes, which count held-out validation rows as training rows."""
+    """Rows by split and label equal the counts of the task's notes, which count split-off validation rows as training rows."""
     notes = REAL_NOTES[name]
     rows = load(real_data.DIRECTORY, name)
     assert rows.task.labels == tuple(notes["label_names"])

@@ -242,7 +242,7 @@ def test_rows_in_memory_may_have_numbered_tags_with_names_arrays_and_one_piece()
     whole = load_task(
         "ner", {"ner": [row | {"tokens": [f"w{i}", *row["tokens"][1:]]} for i, row in enumerate(ROWS * 7)]}
     )
-    assert any("held out" in note for note in whole.notes)
+    assert any("split off" in note for note in whole.notes)
 
 
 def row_lists(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

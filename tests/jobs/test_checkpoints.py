@@ -323,7 +323,7 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"accumulation": 3, "dropout": True, "momentum": 0.9, "optimizer": "sgd", "dtype": "bfloat16"}, "sgd"),
+        ({"dropout": True, "optimizer": "momentum", "dtype": "bfloat16"}, "sgd"),
         ({"l1": 1e-4, "warmup": 0.5, "max_gradient_norm": 1.0, "precision": "bf16"}, "penalty"),
         ({"optimizer": "torch.optim:Adagrad", "schedule": "constant"}, "another"),
     ],

@@ -18,7 +18,7 @@ from forgetfree.errors import TrainingError
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.training import floors
 from forgetfree.training.encoded_task import sampled
-from forgetfree.training.floors import linear_probe, overlap, word_answers
+from forgetfree.training.floors import linear_probes, overlap, word_answers
 
 ALL = ("--set", "floors=probe")
 TASKS = "sst2,ag_news"
@@ -59,9 +59,15 @@ def test_floors_are_those_of_each_seeds_sample(finished: Path, data_directory: P
             assert found["bag_of_words"][str(seed)][number] == share
         how: dict[str, Any] = {"data": str(data_directory), "model": str(model_directory("bert"))}
         stream = load_stream(TASKS, shots=4, seed=seed, **how)
-        assert found["linear_probe"][str(seed)] == linear_probe(stream.tasks, stream.model, precision="auto")
+        assert (
+            found["linear_probe"][str(seed)]
+            == linear_probes(stream.tasks, stream.model, precision="auto")["linear_probe"]
+        )
         at_mean = load_stream(TASKS, shots=4, seed=seed, readout="mean", **how)
-        assert found["mean_probe"][str(seed)] == linear_probe(at_mean.tasks, at_mean.model, precision="auto")
+        assert (
+            found["mean_probe"][str(seed)]
+            == linear_probes(at_mean.tasks, at_mean.model, precision="auto")["linear_probe"]
+        )
 
 
 def test_a_report_its_csv_file_and_its_results_have_one_interval(

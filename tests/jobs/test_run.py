@@ -273,7 +273,7 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert cli.main(command.words(out)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("forgetfree: error: There is not enough memory: ") and told in said
-    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
+    assert "a smaller batch_size; a smaller max_length" in said and f"--resume --out {out} goes on." in said
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 

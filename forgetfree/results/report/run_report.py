@@ -182,7 +182,7 @@ def notes(results: Results) -> Iterator[str]:
         yield f"Set-up: {', '.join(settings)}."
     rows = results.test_rows
     if len({*rows.values()}) == 1:
-        yield f"Each task is scored on {counted(*{*rows.values()}, 'row')}."
+        yield f"Each task is scored on {counted(max(rows.values()), 'row')}."
     elif rows:
         yield f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
     seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in results.entries]
