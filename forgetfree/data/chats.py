@@ -256,7 +256,7 @@ class ChatTemplate:
             raise RowError(
                 "special token in a text",
                 f"expected texts without {token[0]!r}, which is a special token, since the model's chat template changes texts "
-                "that have it. Remove it from the text, or remove the row.",
+                "that have it",
             )
         return marked
 
@@ -331,7 +331,7 @@ class ChatTemplate:
             raise RowError(
                 "answer does not begin as the template's prompt ends",
                 f"expected an answer that begins with {brief(left)}, since the model's chat template ends the prompt with "
-                f"that, got {brief(content)}. Write it at the beginning, or remove the row.",
+                f"that, got {brief(content)}",
                 f"Begin answers with {brief(left)}.",
             )
         return str(self._broken(content))
@@ -348,7 +348,7 @@ class ChatTemplate:
         raise RowError(
             "answer ends otherwise",
             f"expected an answer that the model's chat template ends as it ends others, with {brief(self.ending)}, got "
-            f"{brief(added[-60:])}. Change or remove the row.",
+            f"{brief(added[-60:])}",
         )
 
     def _broken(self, value: Any) -> Any:
@@ -367,8 +367,7 @@ class ChatTemplate:
             roles = ", ".join(turn["role"] for turn in chat.turns)
             raise RowError(
                 "chat that the template refuses",
-                "expected a chat that the model's chat template can put together, got turns of "
-                f"{roles}: {brief(str(error), 200)}. Change or remove the row, or take a model whose template takes it.",
+                f"expected a chat that the model's chat template can put together, got turns of {roles}",
                 f"The model's chat template says {brief(str(error), 200)}.",
             ) from error
 
@@ -413,8 +412,8 @@ class ChatTemplate:
 def _left_out(key: str, what: str) -> RowError:
     return RowError(
         f"{key} that the template leaves out",
-        f"expected nothing in the {what} that the model's chat template leaves out, got {key!r}. Take a model whose template "
-        "shows it, write it into a content, or remove it.",
+        f"expected nothing in the {what} that the model's chat template leaves out, got {key!r}",
+        "Take a model whose template shows it, or write it into a content.",
     )
 
 
