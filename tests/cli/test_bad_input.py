@@ -454,7 +454,7 @@ CASES = [
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
         "predict run --keep id x",
-        "--keep names a column of --file, which must be a csv, tsv, json, jsonl or parquet, and is written",
+        "--keep names a column of --file, which must be a csv, tsv, json, jsonl or parquet.",
     ),
     Case(
         "predict run --text-column review x",

@@ -718,23 +718,6 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
     assert RunConfig(stream="sst2", strategies=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}
 
 
-def test_verify_tells_one_thing_to_do_about_a_damaged_ledger(finished: Path, tmp_path: Path, capsys) -> None:
-    """In its run, the command that makes it again; elsewhere, a copy."""
-    run = tmp_path / "run"
-    ledger = run / "grafting-continual" / "seed-0" / "ledger.safetensors"
-    ledger.parent.mkdir(parents=True)
-    shutil.copy(finished / "config.json", run)
-    ledger.write_bytes((finished / ledger.relative_to(run)).read_bytes()[:-9])
-    assert cli.main(["ledger", "verify", str(ledger)]) == 1
-    said = capsys.readouterr().err
-    assert f"`forgetfree run --config {run / 'config.json'} --out {run} --resume`, which makes it again" in said
-    assert "copy" not in said
-    shutil.move(ledger, tmp_path / "lone.safetensors")
-    assert cli.main(["ledger", "verify", str(tmp_path / "lone.safetensors")]) == 1
-    said = capsys.readouterr().err
-    assert said.endswith("Restore it from a copy.\n") and "again" not in said
-
-
 def test_the_list_of_kinds_is_the_table_of_the_documents(capsys) -> None:
     assert cli.main(["list", "kinds"]) == 0
     shown = capsys.readouterr().out
