@@ -145,7 +145,7 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
         (
             {"optimizer": "sdg"},
             ["--set", "optimizer=sdg"],
-            "must be sgd or adamw or package.module:function, got 'sdg'",
+            "must be sgd or momentum or adamw or package.module:function, got 'sdg'",
         ),
         ({"model": "/nowhere/at/all"}, ["--model", "/nowhere/at/all"], "does not exist"),
     ],

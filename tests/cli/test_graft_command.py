@@ -117,7 +117,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
     bench = SingleTask.of(load_model(str(graft.directory(kind))), load_task("sst2", str(graft.data)), shots=8, seed=3)
     ft = bench.fine_tuned(options)
     reference, file = bench.answers(ft), saved(out, 3)
-    assert file.region == bench.regions(ft, options)[0] and file.origin.sparsity == 0.05
+    assert file.region == bench.region(ft, options) and file.origin.sparsity == 0.05
     with bench.holding(bench.pre):
         file.apply_(bench.model)
         theta = bench.space.flatten(bench.model.backbone)
@@ -166,7 +166,7 @@ def test_values_are_those_of_fine_tuning_where_gradients_choose(graft: GraftComm
     out = graft("--set", "region_from=snip")
     bench = SingleTask.of(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
     ft = bench.fine_tuned(LocalizationOptions(steps=3))
-    (region,) = bench.regions(ft, LocalizationOptions(region_from="snip", sparsity=0.05))
+    region = bench.region(ft, LocalizationOptions(region_from="snip", sparsity=0.05))
     assert saved(out).region == region and torch.equal(saved(out).values, ft.theta[region.indices])
 
 

@@ -184,7 +184,7 @@ def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_dir
 
     def region(rows: TaskRows) -> list[int]:
         bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows)
-        (found,) = bench.localized(bench.fine_tuned(options), options)
+        found = bench.localized(bench.fine_tuned(options), options)
         return found.region.indices.tolist()
 
     assert region(replace(rows, test=opposite(rows.test))) == region(rows)

@@ -20,7 +20,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 import forgetfree
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.continual.stream import load_stream
-from forgetfree.continual.template import sizes_of
+from forgetfree.continual.template import lengths_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
@@ -192,8 +192,8 @@ def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, 
         ({}, None, "rouge_l"),
         ({"closed_answers": ["b", "c"]}, None, "exact_match"),
         ({"metric": "bleu"}, None, "bleu"),
-        ({"metric": "bleu"}, "chrf", "chrf"),
-        ({}, {"own": "chrf", "other": "bleu"}, "chrf"),
+        ({"metric": "bleu"}, "token_f1", "token_f1"),
+        ({}, {"own": "token_f1", "other": "bleu"}, "token_f1"),
         ({}, {"other": "bleu"}, "rouge_l"),
     ],
 )
@@ -276,12 +276,11 @@ def test_rows_that_somebody_put_together_have_no_texts() -> None:
         answers([], []).score("exact_match")
 
 
-def test_parts_of_a_batch_weigh_by_their_tokens(data: Path, model: Path) -> None:
+def test_rows_that_somebody_put_together_have_their_lengths(data: Path, model: Path) -> None:
     """Also of rows that a plugin, or an online stream, put together."""
     stream = load_stream("first,last", data=str(data), model=str(model))
     task, rows = stream.tasks[1], stream.benchmark.train_stream[1].dataset
-    assert sizes_of(rows, stream.model) == (task.train.lengths, task.train.counts)
-    assert len(set(task.train.counts)) > 1
+    assert lengths_of(rows, stream.model) == task.train.lengths
 
 
 # -- Streams ----------------------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
-    assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
+    assert "Measured beside the scores, at the end (loss in nats a token" in report
     assert "left out" not in report  # the answers that were kept are read again
     shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")

@@ -160,7 +160,7 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
     torch.manual_seed(0)
     stream = benchmark_stream(_benchmark(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     first, second = stream.benchmark.train_stream
-    constant = {"momentum": 0.0, "schedule": "constant", "steps": 40}
+    constant = {"optimizer": "sgd", "schedule": "constant", "steps": 40}
     strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)
     strategy.train(first)
     (projection,) = strategy.adapters.adapters.projections("task-0").values()
