@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision, evaluating
+from forgetfree.core.readout_model import evaluating
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -132,12 +132,6 @@ class Predictor:
             if not source.run_model:
                 raise
             raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
-
-    @property
-    def precision(self) -> Precision:
-        """How passes compute: in the dtype of the weights."""
-        backbone: Any = self.loaded.model.backbone
-        return "bf16" if backbone.dtype == torch.bfloat16 else "fp32"
 
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:
