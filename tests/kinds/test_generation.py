@@ -297,7 +297,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
-    assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
+    assert "Measured beside the scores, at the end (loss in nats a token" in report
     assert "left out" not in report  # the answers that were kept are read again
     shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")
