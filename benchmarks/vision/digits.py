@@ -207,8 +207,8 @@ def measure(
                             "stream": stream,
                             "strategy": line,
                             "seed": seed,
-                            "average": round(metrics.average_accuracy(matrix), 4),
-                            "forgetting": round(metrics.forgetting(matrix), 4),
+                            "average": round(metrics.mean_of(matrix[-1]), 4),
+                            "forgetting": round(metrics.mean_of(metrics.forgetting_per_task(matrix)[:-1]), 4),
                             "constant": constant,
                             "seconds": round(time.perf_counter() - start, 2),
                             "options": " ".join(f"{key}={value}" for key, value in options.items()),
@@ -257,7 +257,7 @@ def tune(strategies: Sequence[str], steps: int, streams: Sequence[str], seed: in
                 options = FIXED.get(strategy, {}) | {name: value}
                 try:
                     matrix = learn(strategy, make_stream(stream, seed, "validation"), seed, steps, options)
-                    scores.append(metrics.average_accuracy(matrix))
+                    scores.append(metrics.mean_of(matrix[-1]))
                 except TrainingError:
                     scores.append(0.0)
             best = values[scores.index(max(scores))]

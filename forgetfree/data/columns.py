@@ -159,8 +159,8 @@ def _one(option: str, named: Sequence[str], task: str) -> str | None:
 def named_metrics(metrics: str | Mapping[str, str] | Sequence[str] | None) -> tuple[str, ...]:
     """Metrics as the command line names them, of a name for all tasks, or of names by task.
 
-    >>> named_metrics({"chats": "chrf"})
-    ('chats=chrf',)
+    >>> named_metrics({"chats": "bleu"})
+    ('chats=bleu',)
     """
     if isinstance(metrics, Mapping):
         return tuple(f"{task}={metric}" for task, metric in metrics.items())

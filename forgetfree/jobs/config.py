@@ -163,9 +163,7 @@ class InMemory:
 class RunConfig:
     """A run as it was asked for. `check` tells all that is wrong with it, together."""
 
-    model: str = option(
-        "minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR", completion="models"
-    )
+    model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
     data: str | tuple[str, ...] = option(
         "hub",
         "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
@@ -230,7 +228,7 @@ class RunConfig:
     )
     out: str = option("", "directory to write", group="How to run", placeholder="DIR")
 
-    stream: str = option("", "a registered stream, or task names joined by commas", completion="streams")
+    stream: str = option("", "a registered stream, or task names joined by commas")
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
     sparsity: float | None = option(
         None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
@@ -242,7 +240,6 @@ class RunConfig:
         "of ours",
         flag="strategy",
         placeholder="NAME",
-        completion="strategies",
     )
 
     fine_tuned: str | None = option(

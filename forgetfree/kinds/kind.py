@@ -127,7 +127,7 @@ class Kind(ABC):
         Args:
             task: whose rows.
             rows: of its three splits, none empty.
-            before: the training rows before validation rows were held out from them.
+            before: the training rows before validation rows were split off from them.
         """
 
     def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
-from forgetfree.display import PERCENT, PLAIN, Scale
+from forgetfree.display import PERCENT, PLAIN, Scale, brief
 from forgetfree.errors import ForgetfreeError, MetricError, first_line
 
 Floats = npt.NDArray[np.float64]
@@ -106,18 +106,12 @@ def title_of(metric: str) -> str:
 
 
 # ---- metrics of predicted labels ------------------------------------------------------------------------
+#
+# Each takes finite logits, shape (n, n_labels), and integers in [0, n_labels), shape (n,), and returns a fraction in [0, 1].
 
 
 def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the share of examples whose largest logit is at the label; on a tie the lower label is the prediction.
-
-    Args:
-        logits: shape (n, n_labels), finite.
-        labels: integers in [0, n_labels), shape (n,).
-
-    Returns:
-        A fraction in [0, 1].
-    """
+    """Return the share of examples whose largest logit is at the label; on a tie the lower label is the prediction."""
     scores = logits_of(logits)
     return mean_of(scores.argmax(axis=1) == labels_of(labels, scores))
 
@@ -125,12 +119,7 @@ def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return F1 of label 1 in a task of two labels, as GLUE scores QQP and MRPC: 2·TP / (2·TP + FP + FN).
 
-    Args:
-        logits: shape (n, 2), finite.
-        labels: 0 or 1, shape (n,).
-
-    Returns:
-        A fraction in [0, 1]; 0.0 where label 1 is neither present nor predicted.
+    It is 0.0 where label 1 is neither present nor predicted.
     """
     scores = logits_of(logits)
     if scores.shape[1] != 2:
@@ -144,15 +133,7 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def macro_f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the mean of the F1 of each label that some example has: rare labels count as much as common ones.
-
-    Args:
-        logits: shape (n, n_labels), finite.
-        labels: integers in [0, n_labels), shape (n,).
-
-    Returns:
-        A fraction in [0, 1].
-    """
+    """Return the mean of the F1 of each label that some example has: rare labels count as much as common ones."""
     from sklearn.metrics import f1_score
 
     scores = logits_of(logits)
@@ -199,30 +180,6 @@ MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), titl
 # values may be missing: None or NaN. All results are fractions, never percent, unless a metric has other bounds.
 
 
-def average_accuracy(matrix: npt.ArrayLike) -> float:
-    """Return the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [0, 1].
-    """
-    return mean_of(_matrix_of(matrix, "matrix")[-1])
-
-
-def forgetting(matrix: npt.ArrayLike) -> float:
-    """Return the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3).
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [-1, 1], negative where tasks got better later; 0.0 for a stream of one task.
-    """
-    return mean_of(forgetting_per_task(matrix)[:-1])
-
-
 def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> list[float]:
     """Return how far each task has fallen from its best: max over the earlier rows since it was learned − last row.
 
@@ -236,41 +193,23 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
-    return [float(lost) for lost in forgetting_by_stage(matrix, metrics)[-1]]
-
-
-def forgetting_by_stage(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> Floats:
-    """Return `forgetting_per_task` as it was after each task of the stream, shape (T+1, T), NaN before a task is learned."""
     scores, signs = _scores_and_signs(matrix, metrics)
-    lost = np.full(scores.shape, np.nan)
-    for task, gains in enumerate((signs * scores).T):
-        since = gains[task + 1 :]
-        lost[task + 1 :, task] = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
-    return lost
-
-
-def backward_transfer(matrix: npt.ArrayLike) -> float:
-    """Return the mean over tasks but the last of last row − row right after learning (Lopez-Paz & Ranzato, 2017).
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
-    """
-    scores = _matrix_of(matrix, "matrix")
-    return mean_of((scores[-1] - np.diagonal(scores, -1))[:-1])
+    since = [column[task + 1 :] for task, column in enumerate((signs * scores).T)]
+    return [*(float(gains[:-1].max() - gains[-1]) for gains in since[:-1]), 0.0]
 
 
 def summarize(
     matrix: npt.ArrayLike,
-    ece: npt.ArrayLike | None,
+    ece: npt.ArrayLike | None = None,
     reference: npt.ArrayLike | None = None,
     metrics: Sequence[str] | None = None,
 ) -> dict[str, float | None]:
     """Return the six numbers that results.json keeps as `summary`.
 
-    Forward transfer is the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017), which
+    The average is the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
+    Forgetting is the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3), backward
+    transfer that of last row − row right after learning (Lopez-Paz & Ranzato, 2017), both 0 for a stream of one task. Forward
+    transfer is the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017), which
     is the pre-trained model in place of their random one. Intransigence is the mean of reference − row right after learning
     (Chaudhry et al., ECCV 2018, eq. 4), with the model fine-tuned on the task alone in place of theirs, trained on all so far.
 
@@ -301,7 +240,7 @@ def summarize(
         intransigence = mean_of(signs * expected - learned)
     return {
         "average": mean_of(scores[-1]),
-        "forgetting": mean_of(forgetting_by_stage(matrix, metrics)[-1, :-1]),
+        "forgetting": mean_of(forgetting_per_task(matrix, metrics)[:-1]),
         "bwt": mean_of((gains[-1] - learned)[:-1]),
         "fwt": None if np.isnan(forward) else forward,
         "intransigence": intransigence,
@@ -355,9 +294,7 @@ def _check_numbers(array: Floats, name: str, fractions: bool) -> None:
 def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:
     """Return the checked logits of an argument, shape (n, n_labels)."""
     logits = floats_of(values, name)
-    if logits.size == 0:
-        raise MetricError(f"{name} is empty, shape {logits.shape}: there is no metric of no examples.")
-    if logits.ndim != 2 or logits.shape[1] < 2:
+    if logits.size == 0 or logits.ndim != 2 or logits.shape[1] < 2:
         raise MetricError(f"{name} must have shape (n, n_labels) with at least two labels; got shape {logits.shape}.")
     damaged = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     if damaged.size:
@@ -372,13 +309,12 @@ def labels_of(values: npt.ArrayLike, logits: Floats) -> Integers:
     """Return the checked labels of the examples that `logits` (n, n_labels) belong to."""
     labels = np.asarray(values)
     n, n_labels = logits.shape
-    if labels.shape != (n,):
-        raise MetricError(f"labels must have shape ({n},), one per row of logits; got shape {labels.shape}.")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise MetricError(f"labels must be integers; got dtype {labels.dtype}.")
-    outside = labels[(labels < 0) | (labels >= n_labels)]
-    if outside.size:
-        raise MetricError(f"labels must be in [0, {n_labels}), as logits has it; got {outside[0]}.")
+    right = labels.shape == (n,) and np.issubdtype(labels.dtype, np.integer)
+    if not right or ((labels < 0) | (labels >= n_labels)).any():
+        raise MetricError(
+            f"labels must be integers in [0, {n_labels}), one per row of logits, shape ({n},); got shape {labels.shape}, dtype "
+            f"{labels.dtype}: {brief(labels.tolist())}."
+        )
     return labels.astype(np.int64)
 
 

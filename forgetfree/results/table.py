@@ -24,17 +24,8 @@ from forgetfree.files import StrPath
 from forgetfree.options import typed
 from forgetfree.results.answers import LabelAnswers, confusion, label_scores, same_rows, unpack_rows
 from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.metrics import Floats, forgetting_by_stage, limits_of, scale_of, sign
-from forgetfree.results.runs import (
-    CONSTANT,
-    LEARNED_FLOORS,
-    REFERENCE,
-    UNTRAINED,
-    Run,
-    RunRecord,
-    frame_of,
-    read_run,
-)
+from forgetfree.results.metrics import Floats, limits_of, scale_of, sign
+from forgetfree.results.runs import CONSTANT, LEARNED_FLOORS, REFERENCE, UNTRAINED, Run, RunRecord, frame_of, read_run
 from forgetfree.results.scores import Score
 from forgetfree.results.unit_folder import check_own
 
@@ -47,14 +38,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 #: The metric of a task's own, such as accuracy or F1.
 SCORE = "score"
-#: What `Results.plot` draws beside what was measured.
-FORGETTING = "forgetting"
 #: The first row of a learning matrix.
 BEFORE = "before training"
 #: What goes without saying in a report.
-USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
+_USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
 #: What of the set-up may differ between runs that stand side by side; their rows say it.
-_MAY_DIFFER = ("model", "readout", "shots", "steps", "max_length", "graftable")
+_MAY_DIFFER = ("model", "fingerprint", "readout", "shots", "steps", "max_length")
 #: What a unit may keep in a file of that name.
 _KEPT = ("ledger", "graft")
 
@@ -124,16 +113,10 @@ class Results:
     """
 
     def __init__(self, records: Sequence[RunRecord]) -> None:
-        several = len(records) > 1
-        records = [
-            replace(each, source=each.source or f"results {number}") if several else each
-            for number, each in enumerate(records, start=1)
-        ]
+        if len(records) > 1:
+            records = [replace(each, source=each.source or f"results {i}") for i, each in enumerate(records, start=1)]
         for other in records[1:]:
-            if difference := next(_differences(records[0], other), None):
-                raise ReportError(
-                    f"{records[0].source} and {other.source} cannot be compared: {difference}. Report on them separately."
-                )
+            _check_comparable(records[0], other)
         self.records, about = tuple(records), records[0].about
         self.stream, self.tasks = about.stream, list(about.tasks)
         self.metric = [about.metric[task] for task in about.tasks]
@@ -141,20 +124,19 @@ class Results:
         self.scales, self.scale = [scale_of(metric) for metric in self.metric], scale_of(*self.metric)
         self.test_rows: Mapping[str, int] = records[0].test_rows
         self.settings = _shared_settings(records)
-        setups, telling = _set_ups(records)
         floors = next((each.about.floors for each in records if each.about.floors), None)
         self.constant: tuple[float, ...] | None = tuple(floors.constant) if floors else None
-        self.learned_floors: Mapping[str, tuple[float | None, ...]] = {}
-        if not telling:
-            self.learned_floors = _means(floors_by_seed(records)) | _untrained(records)
-        self._held: dict[tuple[str, str, int], Any] = {}
-        self.entries = tuple(_entries(records, setups, telling))
+        entries = _entries(records)
         self.entries = tuple(
-            replace(entry, runs=tuple(self._beside_reference(entry, run) for run in entry.runs))
-            for entry in self.entries
+            replace(entry, runs=tuple(self._beside_reference(entries, entry, run) for run in entry.runs))
+            for entry in entries
         )
+        self.learned_floors: Mapping[str, tuple[float | None, ...]] = {}
+        if not _differing(records):
+            self.learned_floors = _means(floors_by_seed(records)) | _untrained(records)
         tables = [run.scores for run in self.runs if len(run.scores)]
         self.scores = pd.concat(tables, ignore_index=True) if tables else frame_of([])
+        self._held: dict[tuple[str, str, int], Any] = {}
 
     # ---- what a report reads ------------------------------------------------------------------------------
 
@@ -185,46 +167,36 @@ class Results:
             floors.append((max if better == 1 else min)(known, key=itemgetter(1)))
         return floors
 
-    def _beside_reference(self, entry: StrategyRuns, run: Run) -> Run:
+    def _beside_reference(self, entries: Sequence[StrategyRuns], entry: StrategyRuns, run: Run) -> Run:
         """Return a run with its label, and with what the fine-tuned models of its seed say of it.
 
         They are those of its own directory, or of another with equal options. Agreement is the share of test rows of each task
         whose answer is theirs, where both are kept.
         """
-        those = [
-            (each, its)
-            for each in self.entries
-            for its in each.runs
-            if each.strategy == REFERENCE and its.seed == run.seed
-        ]
-        own = next((its for _, its in those if its.source == run.source), None)
-        reference = own or next((its for each, its in those if _agree(entry.options, each.options)), None)
+        tuned = [(each, its) for each in entries if each.strategy == REFERENCE for its in each.runs]
+        tuned = [(each, its) for each, its in tuned if its.seed == run.seed]
+        own = next((its for _, its in tuned if its.source == run.source), None)
+        reference = own or next((its for each, its in tuned if _agree(entry.options, each.options)), None)
         scores = run.scores.assign(strategy=entry.label)
         if reference and not run.knows("agreement"):
             pairs = [(run.answers.get(task), reference.answers.get(task)) for task in self.tasks]
-            agreed = [
-                Score(entry.label, run.seed, task, len(self.tasks), "agreement", one.agreement(other), rows)
-                for task, (one, other) in zip(self.tasks, pairs, strict=True)
-                for rows in [self.test_rows.get(task, 0)]
-                if one and other and (own or same_rows(one, other))
-            ]
-            if len(agreed) == len(self.tasks):
+            if all(one and other and (own or same_rows(one, other)) for one, other in pairs):
+                agreed = [
+                    Score(entry.label, run.seed, task, len(self.tasks), "agreement", one.agreement(other), rows)
+                    for task, (one, other) in zip(self.tasks, pairs, strict=True)
+                    for rows in [self.test_rows.get(task, 0)]
+                    if one and other
+                ]
                 scores = pd.concat([scores, frame_of(agreed)], ignore_index=True)
         return replace(run, scores=scores, reference=reference)
 
-    def evidence(self, metric: str | None = None, chosen: Mapping[str, Sequence[int]] | None = None) -> Evidence:
+    def evidence(self, metric: str | None = None) -> Evidence:
         """Return the scores at the end of the stream with how each depends on its rows, as far as the answers are kept.
 
         Args:
             metric: ``ece``, or what else was measured; default: that of each task.
-            chosen: the seeds of some strategies; default: all of all.
         """
-        runs = {
-            entry.label: [run for run in entry.runs if chosen is None or run.seed in chosen[entry.label]]
-            for entry in self.entries
-            if chosen is None or entry.label in chosen
-        }
-        kept = [run.answers for of_seeds in runs.values() for run in of_seeds if run.answers]
+        kept = [run.answers for run in self.runs if run.answers]
         alike = all(
             each.keys() == kept[0].keys() and all(same_rows(kept[0][task], its) for task, its in each.items())
             for each in kept[1:]
@@ -244,7 +216,7 @@ class Results:
                 else:
                     yield task, RowScore.of_value(value, its, rows, accuracy if own == "accuracy" else None)
 
-        return Evidence({label: {run.seed: dict(scores(run)) for run in of_seeds} for label, of_seeds in runs.items()})
+        return Evidence({entry.label: {run.seed: dict(scores(run)) for run in entry.runs} for entry in self.entries})
 
     # ---- for users ----------------------------------------------------------------------------------------
 
@@ -303,14 +275,16 @@ class Results:
             UnknownNameError: no such strategy or metric.
             ReportError: the two have no seed in common.
         """
-        seeds = [run.seed for run in self._entry(a).runs if run.seed in {its.seed for its in self._entry(b).runs}]
+        self._values(self._entry(a).runs[0], metric)
+        self._entry(b)
+        scores = self.evidence(None if metric == SCORE else metric).scores
+        seeds = [seed for seed in scores[a] if seed in scores[b]]
         if not seeds:
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
-        self._values(self._entry(a).runs[0], metric)
-        evidence = self.evidence(None if metric == SCORE else metric, {a: seeds, b: seeds})
+        evidence = Evidence({each: {seed: scores[each][seed] for seed in seeds} for each in (a, b)})
         rows = []
         for task in (*self.tasks, None):
-            if task is None or all(task in scores for scores in evidence.scores[a].values()):
+            if task is None or all(task in of_tasks for of_tasks in evidence.scores[a].values()):
                 gap = evidence.difference(a, b, task)
                 assert gap is not None  # they share their seeds
                 means = (evidence.average(each, task).value for each in (a, b))
@@ -352,35 +326,26 @@ class Results:
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
 
-        Beside the metrics of `matrix`, ``forgetting`` is drawn for all tasks but the last: how far the score of a task is below
-        its best since it was learned. At the end, the mean over tasks is that of `summary`.
-
         Raises:
             UnknownNameError: no such metric.
             ReportError: there are no scores.
-            UsageError: forgetting is asked for, and there is none of a single task.
         """
         from forgetfree.results.report.figures import course, legend, panels, styles
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a run that finished at least one unit.")
-        tasks, scale = self.tasks, self.scale
-        if metric == FORGETTING:
-            tasks = tasks[:-1]
-            if not tasks:
-                raise UsageError("The stream has one task, so nothing can be forgotten. Draw its scores: plot().")
-        elif metric != SCORE:
+        scale = self.scale
+        if metric != SCORE:
             shares = PERCENT if limits_of(metric) == (0, 1) else PLAIN
             scale = scale_of(metric) if metric in registry.metrics() else shares
-        figure, (axes,) = panels(tasks)
+        figure, (axes,) = panels(self.tasks)
         for entry, style in zip(self.entries, styles(len(self.entries)), strict=True):
-            values = scale.factor * np.array([self._course(run, metric) for run in entry.runs])
+            values = scale.factor * np.array([self._values(run, metric) for run in entry.runs])
             for place, ax in enumerate(axes):
                 course(ax, values[:, :, place], style | {"label": entry.label})
         for ax in axes:
             ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
-        points = metric == FORGETTING and scale == PERCENT
-        axes[0].set_ylabel(f"{metric} (points)" if points else scale.titled(metric))
+        axes[0].set_ylabel(scale.titled(metric))
         legend(figure, axes)
         return figure
 
@@ -464,11 +429,6 @@ class Results:
             raise UnknownNameError("metric", metric, {*known, SCORE})
         return run.values(metric)
 
-    def _course(self, run: Run, metric: str) -> Floats:
-        return (
-            forgetting_by_stage(run.learning_matrix, self.metric) if metric == FORGETTING else self._values(run, metric)
-        )
-
     def _labelled(self, strategy: str, task: str, seed: int) -> tuple[LabelAnswers, Mapping[int, str]]:
         run = self._run(strategy, seed)
         if task not in self.tasks:
@@ -489,28 +449,86 @@ def _file(run: Run, kind: str) -> Path:
 # ---- which runs stand side by side ----------------------------------------------------------------------
 
 
-def _entries(records: Sequence[RunRecord], setups: Sequence[Json], telling: Sequence[str]) -> Iterator[StrategyRuns]:
-    """Yield the runs of each configuration of each strategy.
+def _check_comparable(ours: RunRecord, theirs: RunRecord) -> None:
+    """Raise ``ReportError`` where two runs cannot be compared task by task; it names what differs first."""
+    one, other = map(_measured, (ours, theirs))
+    for what in one | other:
+        a, b = one.get(what), other.get(what)
+        if a != b:
+            raise ReportError(
+                f"{ours.source} and {theirs.source} cannot be compared: {what} is {brief(a)} in one and {brief(b)} in the "
+                "other. Report on them separately."
+            )
+
+
+def _measured(record: RunRecord) -> Json:
+    """Return what was measured, in the user's words: the tasks, and each task's metric and rows."""
+    about = record.about
+    whole = {"the list of tasks": about.tasks, "scenario": about.scenario, "evaluated_on": about.evaluated_on}
+    rows = about.data.get("fingerprints") or {}
+    return whole | {
+        f"{what} of {task}": of_tasks.get(task)
+        for what, of_tasks in (
+            ("the metric", about.metric),
+            ("SHA-256 of the rows", rows),
+            ("test rows", record.test_rows),
+        )
+        for task in about.tasks
+    }
+
+
+def _stated(record: RunRecord, key: str) -> Any:
+    """Return what a run says of its set-up, wherever it says it; of a fingerprint the first eight digits."""
+    about = record.about
+    if key == "model":
+        return about.model.get("name")
+    places = (dict(about), about.data, about.model, about.set)
+    value = next((place[key] for place in places if place.get(key) is not None), None)
+    return str(value)[:8] if key == "fingerprint" else value
+
+
+def _differing(records: Sequence[RunRecord]) -> list[str]:
+    """Return what of the set-up differs between runs; of models of other names, nothing is said of their weights."""
+    keys = [key for key in _MAY_DIFFER if len({_stated(record, key) for record in records}) > 1]
+    return [key for key in keys if key != "fingerprint" or "model" not in keys]
+
+
+def _shared_settings(records: Sequence[RunRecord]) -> Json:
+    """Return what all runs say alike of the set-up, as far as it is no default."""
+    settings = []
+    for record in records:
+        keys = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
+        its = {key: _stated(record, key) for key in keys}
+        settings.append({k: v for k, v in its.items() if isinstance(v, str | int | float) and v != _USUAL.get(k)})
+    return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
+
+
+def _entries(records: Sequence[RunRecord]) -> list[StrategyRuns]:
+    """Return the runs of each configuration of each strategy.
 
     Raises:
         ReportError: one strategy and seed has two outcomes.
     """
+    telling = _differing(records)
     # strategy → its options as JSON → seed → run
     found: dict[str, dict[str, dict[int, Run]]] = {}
-    for record, setup in zip(records, setups, strict=True):
+    for record in records:
+        setup = {key: _stated(record, key) for key in telling}
         for run in record.runs:
-            options = json.dumps({key: setup[key] for key in telling} | run.facts.options, sort_keys=True)
+            options = json.dumps(setup | run.facts.options, sort_keys=True)
             earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
             if run is not earlier and run.outcome != earlier.outcome:
                 raise ReportError(
                     f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
                     "different outcomes. Leave one of them out, or run with another seed."
                 )
+    entries = []
     for strategy, variants in found.items():
         options_of_each = [json.loads(variant) for variant in variants]
         labels = _labels_of(strategy, options_of_each, telling)
         for label, its, seeds in zip(labels, options_of_each, variants.values(), strict=True):
-            yield StrategyRuns(label, tuple(seeds[seed] for seed in sorted(seeds)), its)
+            entries.append(StrategyRuns(label, tuple(seeds[seed] for seed in sorted(seeds)), its))
+    return entries
 
 
 def _labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str]) -> Iterator[str]:
@@ -530,60 +548,7 @@ def _agree(ours: Json, theirs: Json) -> bool:
     return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
 
 
-def _differences(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
-    """Yield why two runs cannot be compared task by task, in the user's words."""
-    for key in ("tasks", "scenario", "evaluated_on"):
-        a, b = (getattr(each.about, key) for each in (ours, theirs))
-        if a != b:
-            yield f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
-    if ours.about.metric != theirs.about.metric:
-        a, b = (", ".join(each.about.metric.values()) for each in (ours, theirs))
-        yield f"metrics are {a} in one and {b} in the other"
-    data = [{k: v for k, v in each.about.data.items() if k not in _MAY_DIFFER} for each in (ours, theirs)]
-    rows = [each.get("fingerprints") or {} for each in data]
-    if rows[0] != rows[1] and all(isinstance(each, dict) for each in rows):
-        tasks = [task for task in {**rows[0], **rows[1]} if rows[0].get(task) != rows[1].get(task)]
-        yield f"the rows of {', '.join(tasks)} are not the same"
-    elif data[0] != data[1]:
-        key = next(key for key in {**data[0], **data[1]} if data[0].get(key) != data[1].get(key))
-        a, b = (brief(each.get(key)) for each in data)
-        yield f"of their data, {key.replace('_', ' ')} is {a} in one and {b} in the other"
-    elif ours.test_rows != theirs.test_rows:
-        yield "they were scored on different numbers of test rows"
-
-
-def _stated(record: RunRecord, key: str) -> Any:
-    """Return what a run says of its set-up, wherever it says it."""
-    about = record.about
-    if key == "model":
-        return about.model.get("name")
-    places = (dict(about), about.data, about.model, about.set)
-    return next((place[key] for place in places if place.get(key) is not None), None)
-
-
-def _set_ups(records: Sequence[RunRecord]) -> tuple[list[Json], list[str]]:
-    """Return what of the set-up of each run may differ, and what of that does.
-
-    Models of one name are told apart by their fingerprints, of which the first eight digits tell.
-    """
-    setups = [{key: _stated(record, key) for key in _MAY_DIFFER} for record in records]
-    differ = [key for key in _MAY_DIFFER if any(each[key] != setups[0][key] for each in setups)]
-    prints = [record.about.model.get("fingerprint") for record in records]
-    if "model" not in differ and len(set(prints)) > 1:
-        for each, fingerprint in zip(setups, prints, strict=True):
-            each["model"] = f"{each['model']} {str(fingerprint)[:8]}"
-        differ = ["model", *differ]
-    return setups, [key for key in differ if key != "graftable" or "model" not in differ]
-
-
-def _shared_settings(records: Sequence[RunRecord]) -> Json:
-    """Return what all runs say alike of the set-up, as far as it is no default."""
-    settings = []
-    for record in records:
-        keys = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
-        its = {key: _stated(record, key) for key in keys}
-        settings.append({k: v for k, v in its.items() if isinstance(v, str | int | float) and v != USUAL.get(k)})
-    return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
+# ---- floors ---------------------------------------------------------------------------------------------
 
 
 def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[float | None]]]:

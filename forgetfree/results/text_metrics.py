@@ -1,14 +1,14 @@
-"""How near texts are to the right ones: exact match, token F1, ROUGE, BLEU, chrF, numbers and edits.
+"""How near texts are to the right ones: exact match, token F1, ROUGE-L, BLEU and numbers.
 
 Every function takes the texts of n rows and, for each row, the texts that are right. Those in `ROWS` return one value a row,
-shape (n,) in [0, 1], the best over the row's right texts; the metric is their mean. Those in `CORPUS` return one number for
-all rows, in [0, 1], and no mean of rows. An empty text is an answer like any other.
+shape (n,) in [0, 1], the best over the row's right texts; the metric is their mean. BLEU is one number for all rows. An empty
+text is an answer like any other.
 
-Libraries compute what they define: ``rouge-score`` ROUGE, ``sacrebleu`` BLEU and chrF, ``rapidfuzz`` edit distances. Each is
-imported when it is first used. On texts in Latin letters we agree with them to the bit. They say little about some other texts:
-``rouge-score`` drops every letter but a to z, and without blanks a sentence is one word. There we take the *words of any
-script*: runs of letters, marks and digits, in lower case, and each character of a script that is written without blanks
-(Chinese, Japanese, Thai, Lao, Khmer, Burmese) as a word of its own. The docstrings say where.
+Libraries compute what they define, ``rouge-score`` and ``sacrebleu``. Each is imported when it is first used. On texts in
+Latin letters we agree with them to the bit. They say little about some other texts: ``rouge-score`` drops every letter but a
+to z, and without blanks a sentence is one word. There we take the *words of any script*: runs of letters, marks and digits, in
+lower case, and each character of a script that is written without blanks (Chinese, Japanese, Thai, Lao, Khmer, Burmese) as a
+word of its own. The docstrings say where.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from forgetfree.display import brief, counted
+from forgetfree.display import counted
 from forgetfree.errors import MetricError
 from forgetfree.results.metrics import Floats, Metric
 
@@ -52,16 +52,6 @@ def token_f1(texts: Texts, targets: Targets) -> Floats:
     return _best(texts, targets, lambda text, target: _f1(normalized(text).split(), normalized(target).split()))
 
 
-def rouge_1(texts: Texts, targets: Targets) -> Floats:
-    """Return ROUGE-1, the F-measure of single words that text and right text share; see `rouge_l`."""
-    return _rouge("rouge1", texts, targets)
-
-
-def rouge_2(texts: Texts, targets: Targets) -> Floats:
-    """Return ROUGE-2, the F-measure of pairs of neighbouring words; see `rouge_l`. It is 0 where a right text has one word."""
-    return _rouge("rouge2", texts, targets)
-
-
 def rouge_l(texts: Texts, targets: Targets) -> Floats:
     """Return ROUGE-L, the F-measure of the longest common subsequence of words (Lin, 2004).
 
@@ -70,7 +60,7 @@ def rouge_l(texts: Texts, targets: Targets) -> Floats:
     script, without a stemmer; if it has no words at all, such as an emoji, by what stands between blanks. If it is empty, the
     value is 1 for an empty text, else 0.
     """
-    return _rouge("rougeL", texts, targets)
+    return _best(texts, targets, _longest_common)
 
 
 def numeric_answer(texts: Texts, targets: Targets) -> Floats:
@@ -81,16 +71,6 @@ def numeric_answer(texts: Texts, targets: Targets) -> Floats:
     Fractions, powers and units are not read. A right text without a number is met as in `exact_match`.
     """
     return _best(texts, targets, _same_number)
-
-
-def edit_similarity(texts: Texts, targets: Targets) -> Floats:
-    """Return 1 − Levenshtein distance / length of the longer text, in characters; 1 where both are empty.
-
-    TRACE takes ``fuzz.ratio``, in which to replace a character costs two and the sum of both lengths divides.
-    """
-    from rapidfuzz.distance import Levenshtein
-
-    return _best(texts, targets, lambda text, target: Levenshtein.normalized_similarity(_nfc(text), _nfc(target)))
 
 
 # ---- one number for all rows ----------------------------------------------------------------------------
@@ -106,23 +86,15 @@ def bleu(texts: Texts, targets: Targets) -> float:
     _check(texts, targets)
     right = [[_spaced(target) for target in row] for row in targets]
     # force: no warning where texts look tokenized.
-    return _share(BLEU(force=True).corpus_score([_spaced(text) for text in texts], _streams(right)).score)
-
-
-def chrf(texts: Texts, targets: Targets) -> float:
-    """Return chrF of the corpus in [0, 1] (Popović, 2015), by ``sacrebleu``'s defaults: 1 to 6 characters, β = 2, no words."""
-    from sacrebleu.metrics.chrf import CHRF
-
-    _check(texts, targets)
-    return _share(CHRF().corpus_score(list(texts), _streams(targets)).score)
+    streams = list(zip_longest(*right))  # the first of all rows, the second, …; None where a row has no more
+    percent: float = BLEU(force=True).corpus_score([_spaced(text) for text in texts], streams).score
+    return min(percent / 100, 1.0)  # its 100 may be 100.00000000000004
 
 
 #: The metrics that are means over rows, by name.
 ROWS: dict[str, Callable[[Texts, Targets], Floats]] = {
-    each.__name__: each for each in (exact_match, token_f1, rouge_1, rouge_2, rouge_l, numeric_answer, edit_similarity)
+    each.__name__: each for each in (exact_match, token_f1, rouge_l, numeric_answer)
 }
-#: The metrics of a corpus, by name.
-CORPUS: dict[str, Callable[[Texts, Targets], float]] = {"bleu": bleu, "chrf": chrf}
 
 
 def _of_rows(title: str, value: Callable[[Texts, Targets], Floats]) -> Metric:
@@ -132,16 +104,10 @@ def _of_rows(title: str, value: Callable[[Texts, Targets], Floats]) -> Metric:
     return Metric(lambda answers: float(rows(answers).mean()), rows=rows, title=title)
 
 
-def _of_all(title: str, value: Callable[[Texts, Targets], float]) -> Metric:
-    return Metric(lambda answers: value(answers.texts, answers.right), title=title)
-
-
 #: As they are registered: they score answers with ``texts`` and ``right``, the right texts of each row.
 EXACT_MATCH, TOKEN_F1 = _of_rows("exact match", exact_match), _of_rows("token F1", token_f1)
-ROUGE_1, ROUGE_2 = _of_rows("ROUGE-1", rouge_1), _of_rows("ROUGE-2", rouge_2)
 ROUGE_L, NUMERIC_ANSWER = _of_rows("ROUGE-L", rouge_l), _of_rows("numeric answer", numeric_answer)
-EDIT_SIMILARITY = _of_rows("edit similarity", edit_similarity)
-BLEU, CHRF = _of_all("BLEU", bleu), _of_all("chrF", chrf)
+BLEU = Metric(lambda answers: bleu(answers.texts, answers.right), title="BLEU")
 
 
 # ---- words ----------------------------------------------------------------------------------------------
@@ -200,37 +166,27 @@ def _f1(words: Sequence[str], right: Sequence[str]) -> float:
     return 2 * shared / (len(words) + len(right))
 
 
-@lru_cache(maxsize=8)
-def _rouge_scorer(variant: str, any_script: bool) -> Callable[[str, str], float]:
-    """Return the function that compares a right text with another, by words of Latin letters or of any script."""
-    from rouge_score.rouge_scorer import RougeScorer
-    from rouge_score.scoring import fmeasure
+@lru_cache(maxsize=2)
+def _splitter(any_script: bool) -> Callable[[str], list[str]]:
+    """Return the function that gives the words of a text, stems of Latin letters or those of any script."""
     from rouge_score.tokenize import tokenize
     from rouge_score.tokenizers import porter
 
     # The same words come again and again, and a right text meets many.
     stemmer = SimpleNamespace(stem=lru_cache(maxsize=2**16)(porter.PorterStemmer().stem))
-    words_of = lru_cache(maxsize=2**14)(words_of_any_script if any_script else partial(tokenize, stemmer=stemmer))
-    if variant != "rougeL":
-        scorer = RougeScorer([variant], tokenizer=SimpleNamespace(tokenize=words_of))
-        return lambda target, text: float(scorer.score(target, text)[variant].fmeasure)
+    return lru_cache(maxsize=2**14)(words_of_any_script if any_script else partial(tokenize, stemmer=stemmer))
+
+
+def _longest_common(text: str, target: str) -> float:
     from rapidfuzz.distance import LCSseq  # that of rouge-score takes a second for a few long texts
+    from rouge_score.scoring import fmeasure
 
-    def longest(target: str, text: str) -> float:
-        right, words = words_of(target), words_of(text)
-        length = LCSseq.similarity(right, words)
-        return float(fmeasure(length / max(len(words), 1), length / max(len(right), 1)))
-
-    return longest
-
-
-def _rouge(variant: str, texts: Texts, targets: Targets) -> Floats:
-    def value(text: str, target: str) -> float:
-        if not target.strip():
-            return float(not text.strip())
-        return _rouge_scorer(variant, _needs_any_script(target))(target, text)
-
-    return _best(texts, targets, value)
+    if not target.strip():
+        return float(not text.strip())
+    words_of = _splitter(_needs_any_script(target))
+    right, words = words_of(target), words_of(text)
+    length = LCSseq.similarity(right, words)
+    return float(fmeasure(length / max(len(words), 1), length / max(len(right), 1)))
 
 
 def _needs_any_script(target: str) -> bool:
@@ -279,30 +235,11 @@ def _best(texts: Texts, targets: Targets, value: Callable[[str, str], float]) ->
 
 def _check(texts: Texts, targets: Targets) -> None:
     """Raise ``MetricError`` unless there are rows, each with a text and at least one right text."""
-    if isinstance(texts, str) or len(texts) != len(targets):
-        texts = [texts] if isinstance(texts, str) else texts
+    if not len(texts) or len(texts) != len(targets) or not all(targets) or isinstance(targets[0], str):
         raise MetricError(
-            f"There must be a text for each row, got {counted(len(texts), 'text')} and right texts for "
-            f"{counted(len(targets), 'row')}."
+            f"There must be a text for each row and a list of right texts, got {counted(len(texts), 'text')} and right texts "
+            f"for {counted(len(targets), 'row')}."
         )
-    if not len(texts):
-        raise MetricError("There are no texts: there is no metric of no rows.")
-    for row, (text, right) in enumerate(zip(texts, targets, strict=True)):
-        if not isinstance(text, str):
-            raise MetricError(f"texts must hold texts; row {row} has {brief(text)}.")
-        if isinstance(right, str) or not len(right) or not all(isinstance(each, str) for each in right):
-            raise MetricError(
-                f"targets must hold a sequence of at least one right text for each row; row {row} has {brief(right)}."
-            )
-
-
-def _streams(targets: Targets) -> list[Any]:
-    """Return the right texts as sacrebleu takes them: the first of all rows, the second, …; None where a row has no more."""
-    return [list(stream) for stream in zip_longest(*targets)]
-
-
-def _share(percent: float) -> float:
-    return min(max(percent / 100, 0.0), 1.0)  # sacrebleu's 100 may be 100.00000000000004
 
 
 def _nfc(text: str) -> str:

@@ -200,16 +200,6 @@ class Predictor:
         """Return how rows are put through the model."""
         return {"batch_size": 1 if self.deterministic else batch_size, "precision": "fp32"}
 
-    def score(self, task: str, rows: Rows, *, batch_size: int = 64) -> float:
-        """Return how well a task's rows are answered, by its metric."""
-        definition, model, passes = self.definition(task), self.loaded.model, self._passes(batch_size)
-        encoded, kind = self._encoded(definition.name, rows)[0], kind_of(definition)
-        with self.weights.answering(definition.name):
-            logits = predict(model, encoded, collected=kind.collected, **passes)
-            answers = kind.answers(definition, logits, encoded.labels, encoded)
-            answers = kind.with_texts(answers, definition, model, encoded, **passes)
-        return answers.score(definition.metric)
-
     def answer(
         self, task: str, texts: Iterable[Text], *, batch_size: int = 64, options: GenerationOptions = AS_LEARNED
     ) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -344,21 +343,15 @@ def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
     assert longer.matrix("Naive").equals(first.matrix("Naive")) and longer.matrix("Naive", 1).shape == (2, 1)
 
 
-def test_data_and_model_in_memory_go_to_what_reads_them(
+def test_a_model_in_memory_goes_to_what_copies_it_for_every_seed(
     asked: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
-    """What a stream takes as an object, a run takes; `load_model` copies it, for every seed."""
     from forgetfree.cli import hub
-    from forgetfree.data import sources
     from forgetfree.models import loading
 
-    mine, network, told = {"sst2": object()}, torch.nn.Linear(2, 2), []
-    load_tasks, load_model = sources.load_tasks, loading.load_model
-    monkeypatch.setattr(
-        sources,
-        "load_tasks",
-        lambda stream, data, *how: told.append(data) or load_tasks(stream, str(asked["data"]), *how),
-    )
+    rows = [{"text": f"the film is {word} {i}", "label": i % 2} for i, word in enumerate(["dull", "lovely"] * 20)]
+    network, told = torch.nn.Linear(2, 2), []
+    load_model = loading.load_model
     monkeypatch.setattr(
         loading,
         "load_model",
@@ -367,11 +360,9 @@ def test_data_and_model_in_memory_go_to_what_reads_them(
         ),
     )
     monkeypatch.setattr(hub, "go_offline_if_cut_off", lambda: told.append("the hub"))
-    given = asked | {"data": mine, "model": network, "tokenizer": "its own"}
+    given = asked | {"data": {"sst2": rows}, "model": network, "tokenizer": "its own"}
     forgetfree.run(**given, strategies="continual-ft", seeds=[0, 1], out=tmp_path / "out")
-    data, (first, tokenizer), (second, _) = told
-    assert data is mine and tokenizer == "its own"
-    assert first is second is network
+    assert told == [(network, "its own")] * 2
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["objects"] == ["data in memory", "a Linear in memory"] and config["run"]["stream"] == "sst2"
     monkeypatch.undo()
@@ -412,8 +403,3 @@ def test_a_function_that_would_reach_frozen_entries_is_refused(grafting: Json) -
         )
     with pytest.raises(OptionError, match=r"returned a int, expected a torch.optim.Optimizer"):
         forgetfree.run("sst2", **grafting, strategies=["grafting-continual"], optimizer=lambda groups: 3)
-
-
-def test_importing_the_library_needs_no_command_line() -> None:
-    assert "run" in dir(forgetfree) and "graft" in dir(forgetfree)
-    assert callable(sys.modules["forgetfree"].run)

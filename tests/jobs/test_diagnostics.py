@@ -128,14 +128,6 @@ def test_floors_wait_until_the_first_strategy_has_learned(
     assert {json.loads(line)["task"] for line in history.splitlines()} == set(TASKS.split(","))
 
 
-def test_a_csv_file_holds_them_too(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(finished), "--format", "csv"]) == 0
-    (tmp_path / "results.csv").write_text(capsys.readouterr().out)
-    assert cli.main(["report", str(tmp_path / "results.csv"), "--format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    assert "| a bag of words |" in said and "| a linear probe |" in said
-
-
 def test_the_overlap_of_a_pair_is_worked_by_hand() -> None:
     """a (weight 1) is shared; b (2) and c (2) are not; d, which no training row has, weighs as the rarest, 2."""
     (row,) = overlap(["a b"], ["A, c d"], {"a": 1.0, "b": 2.0, "c": 2.0})

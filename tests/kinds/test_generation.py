@@ -176,8 +176,8 @@ def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, 
         ({}, None, "rouge_l"),
         ({"closed_answers": ["b", "c"]}, None, "exact_match"),
         ({"metric": "bleu"}, None, "bleu"),
-        ({"metric": "bleu"}, "chrf", "chrf"),
-        ({}, {"own": "chrf", "other": "bleu"}, "chrf"),
+        ({"metric": "bleu"}, "token_f1", "token_f1"),
+        ({}, {"own": "token_f1", "other": "bleu"}, "token_f1"),
         ({}, {"other": "bleu"}, "rouge_l"),
     ],
 )
@@ -281,7 +281,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
-    assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
+    assert "Measured beside the scores, at the end (loss in nats a token" in report
     assert "left out" not in report  # the answers that were kept are read again
     shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")

@@ -253,19 +253,19 @@ def test_shades_go_from_the_worst_to_the_best_score(ratings: Path, monkeypatch: 
     [
         (
             ["stars-off"] * 2,
-            "After the last task (ECE in percentage points)",
+            "After the last task",
             ("0.700", "0.700", "0.700"),
             "scores 0.700 on",
         ),
         (
             ["f1", "stars-off"],
-            "After the last task (in % where scores are shares; ECE in percentage points)",
+            "After the last task (in % where scores are shares)",
             ("70.0", "0.700", "0.700"),
             "scores 0.700 on",
         ),
         (
             ["f1", "accuracy"],
-            "After the last task (in %; forgetting, BWT and ECE in percentage points)",
+            "After the last task (in %)",
             ("70.0", "70.0", "70.0"),
             "scores 70.0 % on",
         ),

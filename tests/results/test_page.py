@@ -168,7 +168,6 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     assert "<b>" not in text and "&lt;b&gt;&amp;" in text
     assert '<li class="warning">Failed and left out: ewc, seed 1' in text
     assert "120 test rows a task" in text and "mean over 2 seeds" in text
-    assert f"forgetfree run --config {whole / 'config.json'} --out runs/again" in text and "qnli,&lt;b&gt;&amp;" in text
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
     assert "var(--blue)" in drawn and not {light for light, _ in COLOURS.values() if light in drawn}
 

@@ -232,9 +232,15 @@ def test_two_outcomes_of_one_seed_are_refused() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"tasks": ["mrpc", "qnli"]}, r"tasks: qnli, mrpc in one and mrpc, qnli in the other"),
-        ({"scenario": "class"}, "scenario: task in one and class in the other"),
-        ({"data": {"fingerprints": {"qnli": "q1", "mrpc": "p2"}, "shots": 16}}, r"the rows of mrpc are not the same"),
+        (
+            {"tasks": ["mrpc", "qnli"]},
+            r"the list of tasks is \['qnli', 'mrpc'\] in one and \['mrpc', 'qnli'\] in the other",
+        ),
+        ({"scenario": "class"}, "scenario is 'task' in one and 'class' in the other"),
+        (
+            {"data": {"fingerprints": {"qnli": "q1", "mrpc": "p2"}, "shots": 16}},
+            "SHA-256 of the rows of mrpc is 'p1' in one and 'p2' in the other",
+        ),
     ],
 )
 def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) -> None:
@@ -245,7 +251,7 @@ def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) 
 
 
 def test_models_stand_side_by_side_on_the_same_rows() -> None:
-    """By name, or where names are equal with the first digits of fingerprints; the size of a space says nothing."""
+    """By name, or where names are equal by the first digits of fingerprints."""
 
     def of(name: str, fingerprint: str, last: float) -> Json:
         model = {"name": name, "fingerprint": fingerprint, "readout": "prompt", "graftable": len(name)}
@@ -255,12 +261,12 @@ def test_models_stand_side_by_side_on_the_same_rows() -> None:
     assert merged.strategies == ["a (model=small)", "a (model=larger)"] and "model" not in merged.settings
     assert merged.learned_floors == {}
     twins = together([of("small", "0123456789", 0.7), of("small", "9876543210", 0.8)])
-    assert twins.strategies == ["a (model=small 01234567)", "a (model=small 98765432)"]
+    assert twins.strategies == ["a (fingerprint=01234567)", "a (fingerprint=98765432)"]
 
 
 def test_different_metrics_are_refused() -> None:
     other = run_of("b", 0, [0.6, 0.7], metric=["accuracy", "accuracy"])
-    with pytest.raises(ReportError, match=r"^x and y cannot be compared: metrics are accuracy, f1 in one"):
+    with pytest.raises(ReportError, match=r"^x and y cannot be compared: the metric of mrpc is 'f1' in one"):
         together([results_of(run_of("a", 0, [0.6, 0.7]), source="x"), results_of(other, source="y")])
 
 

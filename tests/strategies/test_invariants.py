@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -501,18 +502,12 @@ class Count(SupervisedPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        for name in dir(SupervisedPlugin):
+            if name.startswith(("before_", "after_")):
+                setattr(self, name, partial(self.count, name))
 
-
-def _counting(name: str) -> Callable[..., None]:
-    def callback(self: Count, strategy: Any, *args: Any, **kwargs: Any) -> None:
+    def count(self, name: str, *_: Any, **__: Any) -> None:
         self.calls[name] += 1
-
-    return callback
-
-
-for _name in dir(SupervisedPlugin):
-    if _name.startswith(("before_", "after_")):
-        setattr(Count, _name, _counting(_name))
 
 
 class Gradients(SupervisedPlugin):

@@ -138,16 +138,6 @@ def owned(strategy: Any) -> list[Any]:
     return [record.owned for record in strategy.ledger.records]
 
 
-def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
-    """The same bits as graft-retrain's from the fine-tuned values, whatever was learned before."""
-    one = learn(tiny_stream(), 2, **TRAINED, composition="alone")
-    other = learn(tiny_stream(), 2, "graft-retrain", **TRAINED, region_start="fine-tuned")
-    union = learn(tiny_stream(), 2, **TRAINED)
-    for mine, theirs in zip(owned(one), owned(other), strict=True):
-        assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
-    assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
-
-
 class Modes(SupervisedPlugin):
     """Whether the model dropped anything while regions were trained."""
 
