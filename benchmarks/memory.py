@@ -31,7 +31,7 @@ WAYS = {
 }
 DTYPES: tuple[ModelDtype, ...] = ("float32", "bfloat16")
 OPTIONS = LocalizationOptions(
-    steps=2, batch_size=8, optimizer="adamw", learning_rate=1e-5, mask_steps=1, mask_batch_size=16, gradient_rows=16
+    steps=2, batch_size=8, optimizer="adamw", learning_rate=1e-5, mask_steps=1, mask_batch_size=16
 )
 
 
@@ -53,10 +53,10 @@ def peaks_of(bench: SingleTask, options: LocalizationOptions) -> dict[Phase, int
         there += tuned.theta.nbytes
     else:
         tuned, peaks["fine_tune"] = peak(lambda: bench.with_readout(options))
-    regions, peaks["localize"] = peak(lambda: bench.regions(tuned, options))
+    region, peaks["localize"] = peak(lambda: bench.region(tuned, options))
 
     def train() -> None:
-        bench.train_(options, "train", RegionParameters(bench.model.backbone, bench.space, regions[0]), 2)
+        bench.train_(options, "train", RegionParameters(bench.model.backbone, bench.space, region), 2)
 
     _, peaks["train"] = peak(train)
     return peaks

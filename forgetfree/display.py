@@ -190,11 +190,6 @@ class Screen(io.TextIOBase):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Return the stream's, or UTF-8."""
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
     def write(self, text: str) -> int:
         """Write what can be written; of a character that cannot, its number."""
         with suppress(Exception):
@@ -214,17 +209,6 @@ class Screen(io.TextIOBase):
         with suppress(Exception):
             return bool(self._stream.isatty())
         return False
-
-    def fileno(self) -> int:
-        """Return its number.
-
-        Raises:
-            OSError: it has none.
-        """
-        try:
-            return int(self._stream.fileno())
-        except Exception as error:  # of whatever stands in its place
-            raise io.UnsupportedOperation("fileno") from error
 
 
 def stderr() -> TextIO:

@@ -90,9 +90,6 @@ def new_directory(path: Path) -> Iterator[Path]:
 
     Args:
         path: a path that does not exist, or an empty directory.
-
-    Raises:
-        RunError: there is no room for it.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,14 +105,8 @@ def new_directory(path: Path) -> Iterator[Path]:
         os.chmod(temporary, 0o777 & ~_umask())
         os.replace(temporary, path)
         _sync_directory(path.parent)
-    except BaseException as error:
-        written_bytes = sum(file.stat().st_size for file in temporary.rglob("*") if file.is_file())
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        if is_full(error):
-            raise RunError(
-                f"There is no room for {path}: after {written_bytes:,} bytes, {first_line(error)}. Nothing is left behind. "
-                "Make room there, or give a directory on another disk."
-            ) from error
         raise
     finally:
         os.close(handle)

@@ -76,7 +76,6 @@ def option(
     flag: str = "",
     group: HelpGroup = "What to learn",
     placeholder: str = "N",
-    completion: str = "",
 ) -> Any:
     """Return a dataclass field with all that is to be said of an option: meaning, bounds, and how the command line has it.
 
@@ -89,7 +88,6 @@ def option(
         flag: its name on the command line and in files, where that is another: ``seed`` of ``seeds``.
         group: where the help of a command has it.
         placeholder: what stands for its value in the help.
-        completion: what the shell completes: ``strategies``, ``tasks``, ``streams`` or ``models``.
     """
     bounds = {"gt": above, "ge": at_least, "le": at_most}
     metadata: dict[str, Any] = {
@@ -97,7 +95,6 @@ def option(
         "flag": flag,
         "group": group,
         "placeholder": placeholder,
-        "completion": completion,
     }
     metadata |= {name: bound for name, bound in bounds.items() if bound is not None}
     if callable(default):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 #: The dtype that a model's weights are held in, by its name in torch and transformers.
 ModelDtype = Literal["float32", "bfloat16"]
+#: The optimisers that have a name.
+OptimizerName = Literal["sgd", "momentum", "adamw"]
 #: What says how many updates a task gets, where no number does: see `forgetfree.training.training_options.TrainingOptions`.
 StepsRule = Literal["auto", "paper"]
 
@@ -72,10 +74,9 @@ MODELS: dict[str, ModelEntry] = {
         },
         # SGD's moves localize, AdamW's do not: see docs/results/paper.md.
         graft_recipe={
-            "optimizer": "sgd",
+            "optimizer": "momentum",
             "learning_rate": 3e-2,
             "readout_learning_rate": 3e-2,
-            "momentum": 0.9,
             "max_gradient_norm": 1.0,
             "warmup": 0.06,
             "sparsity": 1e-3,
@@ -95,7 +96,6 @@ MODELS: dict[str, ModelEntry] = {
             "sparsity": 5e-4,
             # Chosen on validation rows of generation-demo: see docs/results/generation.md.
             "region_from": "gradient",
-            "gradient_rows": 64,
             "region_rate_factor": 3.0,
             **{f"{name}.region_rate_factor": 1.0 for name in OTHER_REGIONS},
             "grafting-continual.composition": "alone",
@@ -126,7 +126,7 @@ def recipe_of(
 
     The options of the region belong together as well: nothing is left of them where ``region_from`` is set otherwise, or an
     option of the search for a mask is, which wants that search. Where only some strategies set it so, the others keep theirs,
-    ``STRATEGY.OPTION``.
+    ``STRATEGY.OPTION``. Options of the search are left where there is one.
 
     Args:
         model: as ``--model``.
@@ -140,7 +140,7 @@ def recipe_of(
         return {}
     bare = "bare-graft" in strategies and {*strategies} <= {*GRAFT}
     recipe = entry.graft_recipe if bare else entry.recipe
-    if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
+    if set_here.get("optimizer", recipe.get("optimizer")) in {*get_args(OptimizerName)} - {recipe.get("optimizer")}:
         return {}
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
     if _has_other_region(own, set_here):
@@ -151,6 +151,8 @@ def recipe_of(
         for name in (name for name in strategies if name not in others):
             scoped = {key.removeprefix(f"{name}."): value for key, value in kept.items()}
             own |= {f"{name}.{key}": value for key, value in scoped.items() if "." not in key}
+    if set_here.get("region_from", own.get("region_from", "mask")) != "mask":
+        own = {key: value for key, value in own.items() if not _is_of_search(key)}
     return {
         key: value
         for key, value in own.items()
@@ -162,10 +164,13 @@ def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any], st
     """Say whether settings for all, or for one strategy, choose the region in another way than the recipe."""
     named = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
     named = {key: value for key, value in named.items() if "." not in key}
-    searched = (
-        "mask" if any(key == "base_fraction" or key.startswith("mask_") for key in named) else recipe.get("region_from")
-    )
+    searched = "mask" if any(map(_is_of_search, named)) else recipe.get("region_from")
     return bool(named.get("region_from", searched) != recipe.get("region_from"))
+
+
+def _is_of_search(key: str) -> bool:
+    name = key.rpartition(".")[2]
+    return name == "base_fraction" or name.startswith("mask_")
 
 
 def _is_of_region(key: str) -> bool:

@@ -36,7 +36,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError, first_line
+from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
@@ -52,12 +52,14 @@ class Entry:
     Attributes:
         target: ``package.module:object``.
         summary: one line.
-        origin: the plug-in and its package, for messages; none: ours.
+        origin: whose it is, for messages.
+        remedy: what to do where it cannot be used.
     """
 
     target: str
     summary: str = ""
-    origin: str = ""
+    origin: str = "A part of forgetfree"
+    remedy: str = "Install forgetfree again."
 
     def load(self, check: Callable[[Any], Any] = lambda found: found) -> Any:
         """Import the target and return what ``check`` makes of it.
@@ -71,10 +73,7 @@ class Entry:
         except (Exception, SystemExit) as error:  # a package may do anything while it is imported
             text = str(error) if isinstance(error, ForgetfreeError) else f"{type(error).__name__}: {error}"
             reason = " ".join(text.split()).rstrip(".")
-            remedy = "Fix or uninstall that package." if self.origin else "Install forgetfree again."
-            raise UsageError(
-                f"{self.origin or 'A part of forgetfree'} ({self.target}) cannot be used: {reason}. {remedy}"
-            ) from error
+            raise UsageError(f"{self.origin} ({self.target}) cannot be used: {reason}. {self.remedy}") from error
 
 
 STRATEGIES: dict[str, Entry] = {
@@ -191,7 +190,7 @@ def strategy(reference: str) -> Any:
             f"--strategy {reference} gives a name to {brief(target)}, which is no class of a module. Write {name}=MODULE:CLASS."
         )
     if ":" in target:
-        candidate = _class_of_module(target, strategy_class)
+        candidate = _class_of_module(target)
         check_strategy_name(strategy_name(reference), f"--strategy NAME={target}")
         return candidate
     return _entry("strategy", target, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
@@ -216,14 +215,10 @@ def check_strategy_name(name: str, remedy: str) -> None:
     """
     if name in strategies() or name == "all":
         raise UsageError(f"{name!r} is the name of a registered strategy. Give your class another: {remedy}.")
-    if _TAKEN.fullmatch(name):
+    if _TAKEN.fullmatch(name) or not _FOLDER.fullmatch(name):
         raise UsageError(
-            f"A strategy's folder in a run has its name, and {name!r} has another use as a folder. Give another: {remedy}."
-        )
-    if not _FOLDER.fullmatch(name):
-        raise UsageError(
-            "A strategy's folder in a run has its name, which must begin with a letter or a digit and be of letters, digits, - "
-            f"and _, got {brief(name)}. Give another: {remedy}."
+            "A strategy's folder in a run has its name, which must begin with a letter or a digit, be of letters, digits, - "
+            f"and _, and have no other use as a folder, got {brief(name)}. Give another: {remedy}."
         )
 
 
@@ -398,31 +393,27 @@ def strategy_class(candidate: Any) -> Any:
     """Return a strategy class as it was given; raise ``UsageError`` if it is none."""
     from forgetfree.options import describe
 
-    base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
-    _check_subclass(candidate, base)
+    base = _check_class(candidate, "forgetfree.continual.strategy:ContinualStrategy")
     if not issubclass(candidate.Options, base.Options):
         raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(candidate.Options)}")
-    _check_whole(candidate)
     describe(candidate.Options)  # fails where an option has no type that can be read
     return candidate
 
 
 def _kind_class(candidate: Any) -> Any:
     """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
-    _check_subclass(candidate, Entry("forgetfree.kinds.kind:Kind").load())  # by name: it stands in a layer above
-    _check_whole(candidate)
+    _check_class(candidate, "forgetfree.kinds.kind:Kind")
     return candidate
 
 
-def _check_subclass(candidate: Any, base: type) -> None:
+def _check_class(candidate: Any, target: str) -> Any:
+    """Return a base class; raise ``UsageError`` unless a class is a subclass of it with all methods that it asks for."""
+    base = Entry(target).load()  # by name: it stands in a layer above
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
         raise UsageError(f"expected a subclass of {base.__name__}, got {brief(candidate)}")
-
-
-def _check_whole(candidate: Any) -> None:
-    """Raise ``UsageError`` unless a class has all methods that its base asks for."""
     if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
         raise UsageError(f"{candidate.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
+    return base
 
 
 def _metric(candidate: Any) -> Any:
@@ -474,20 +465,16 @@ def _plugins(group: Group) -> dict[str, Entry]:
     for point in sorted(_entry_points(group, tuple(sys.path)), key=_package_of):
         if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
             origin = f"The plug-in {point.name!r} of package {_package_of(point)!r}"
-            entries.setdefault(point.name, Entry(point.value, f"from {_package_of(point)}", origin))
+            entry = Entry(point.value, f"from {_package_of(point)}", origin, "Fix or uninstall that package.")
+            entries.setdefault(point.name, entry)
     return entries
 
 
-def _class_of_module(name: str, check: Callable[[Any], Any]) -> Any:
+def _class_of_module(name: str) -> Any:
     """Return the strategy class of a name ``package.module:Class``, of what can be imported or lies in the working directory.
-
-    Args:
-        name: it.
-        check: returns the class, or raises ``UsageError`` if it is no strategy.
 
     Raises:
         UsageError: there is no such module, it is broken, or the class is no strategy.
-        UnknownNameError: the module has no such class.
     """
     module, _, attribute = name.partition(":")
     if module.endswith(".py") or not all(part.isidentifier() for part in (*module.split("."), attribute)):
@@ -497,20 +484,5 @@ def _class_of_module(name: str, check: Callable[[Any], Any]) -> Any:
         )
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that no file there hides a library's module
-    try:
-        loaded = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise UsageError(
-                f"The strategy {name} is not found: no module {error.name} is installed or lies in {here}. Start forgetfree in "
-                "the directory of the module's file, or correct the name."
-            ) from error
-        reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
-        raise UsageError(f"The module of the strategy {name} cannot be imported: {reason}. Correct it.") from error
-    if not hasattr(loaded, attribute):
-        own = [each.__name__ for each in vars(loaded).values() if isinstance(each, type) and each.__module__ == module]
-        raise UnknownNameError(f"class of the module {module}:", attribute, own)
-    try:
-        return check(getattr(loaded, attribute))
-    except UsageError as error:
-        raise UsageError(f"{name} is no strategy: {first_line(error).rstrip('.')}. See docs/plug-in.md.") from error
+    remedy = f"Start forgetfree in the directory of the module's file ({here} is this one), or correct it; see docs/plug-in.md."
+    return Entry(name, origin="The strategy", remedy=remedy).load(strategy_class)

@@ -33,7 +33,7 @@ class HubSource:
         columns: the hub's text columns, in order: one for a single text, two for a pair. Where a text is made of
             several columns, a template such as ``{title}. {content}``.
         label: the hub's label column.
-        splits: our split to the hub's. A missing ``validation`` is held out from ``train``.
+        splits: our split to the hub's. A missing ``validation`` is split off from ``train``.
         labels: the hub's label value to our label index, where they differ.
     """
 

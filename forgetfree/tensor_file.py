@@ -264,7 +264,8 @@ class StoredTasks:
         if found.checksum != row.checksum:
             raise ValueError(f"{_of(row.task)} do not match their checksum")
         for name, tensor in found.tensors.items():
-            if tensor.is_floating_point() and not name.startswith("buffer/") and not bool(tensor.isfinite().all()):
+            numbers = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no isfinite
+            if tensor.is_floating_point() and not name.startswith("buffer/") and not bool(numbers.isfinite().all()):
                 raise ValueError(f"{_of(row.task)} hold NaN or infinity, in {brief(name)}")
         return found
 

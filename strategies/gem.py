@@ -67,8 +67,7 @@ def _length(tensors: Iterable[Tensor]) -> float:
 def _descends_plainly(options: Any) -> bool:
     """Return whether each update is the gradient times one rate."""
     one_rate = options.readout_learning_rate in (None, options.learning_rate)
-    added = options.momentum or options.weight_decay or options.l1
-    return options.optimizer == "sgd" and one_rate and not added
+    return options.optimizer == "sgd" and one_rate and not (options.weight_decay or options.l1)
 
 
 class _AGEMPlugin(_ProjectedUpdate, avalanche.AGEMPlugin):

@@ -13,7 +13,7 @@ from forgetfree import registry
 #: Every strategy with momentum and decay, by which an entry moves without a gradient.
 SMALL: dict[str, Any] = {
     **{"steps": 4, "batch_size": 4},
-    **{"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+    **{"optimizer": "momentum", "learning_rate": 0.05, "weight_decay": 0.1},
 }
 GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12}
 OWN: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "prompt",
         {"optimizer": "adamw", "learning_rate": 0.003, "lora_learning_rate": None},
     ),
-    "gpt2-sgd": ("gpt2-lm", "causal", {"momentum": 0.0}),
+    "gpt2-sgd": ("gpt2-lm", "causal", {"optimizer": "sgd"}),
 }
 
 

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
     "steps": 12,
     "batch_size": 8,
     "learning_rate": 0.05,
-    "momentum": 0.9,
+    "optimizer": "momentum",
     "weight_decay": 0.01,
     "sparsity": 0.2,
     "mask_steps": 2,

@@ -218,7 +218,7 @@ BROKEN_STRATEGIES = {
     "raise SystemExit('two\\nlines')": "SystemExit: two lines",
     "OWN = print": "expected a subclass of ContinualStrategy, got <built-in function print>",
     "class OWN: pass": "expected a subclass of ContinualStrategy, got <class 'own_package.OWN'>",
-    f"{STRATEGY_BASE}class OWN(Base): Options = dict": (
+    f"{STRATEGY_BASE}class OWN(Base): Options, begin, answering = dict, None, None": (
         "expected its Options to be a subclass of TrainingOptions, got <class 'dict'>"
     ),
 }

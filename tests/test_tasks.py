@@ -52,7 +52,7 @@ def test_the_causal_prompt_ends_where_the_label_word_follows(task: TaskDefinitio
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.hub])
-def test_the_hub_gives_a_column_for_every_text_and_what_cannot_be_held_out(name: str) -> None:
+def test_the_hub_gives_a_column_for_every_text_and_what_cannot_be_split_off(name: str) -> None:
     task = TASKS[name]
     assert task.hub is not None
     assert len(task.hub.columns) == len(task.text_columns)

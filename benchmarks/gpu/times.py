@@ -23,10 +23,9 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.loop import fine_tune
 from forgetfree.training.single_task import SingleTask
-from forgetfree.training.step import training_mode
+from forgetfree.training.step import layer_checkpoints, training_mode
 
 #: All matrices of a layer, in BERT and in Llama.
 MATRICES = r".*layers?\.\d+\..*(query|key|value|dense|_proj)"
@@ -129,7 +128,7 @@ def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: in
     step, mask_step = "region step", f"mask step of {count:,} rows"
     trained = RegionParameters(single.model.backbone, single.space, random_region(len(single.space), 1e-4))
     contenders: dict[str, Callable[[], object]] = {
-        mask_step: partial(single.regions, tuned, options),
+        mask_step: partial(single.region, tuned, options),
         step: partial(fine_tune, single.model, single.task.train, options, steps=2, seed=0, trained=trained),
     }
     seconds = alternate(contenders, turns=1 if bench.tiny else 2)

@@ -57,10 +57,7 @@ class Setting:
 #: Of a graft on its own, as `forgetfree graft` makes it.
 _RECIPE = recipe_of("minilm", strategies=["bare-graft"])
 #: SGD with momentum and clipped gradients learns in hundreds of steps what plain SGD learns in the paper's thousands.
-SGD = {
-    key: _RECIPE[key]
-    for key in ("optimizer", "learning_rate", "readout_learning_rate", "momentum", "max_gradient_norm")
-}
+SGD = {key: _RECIPE[key] for key in ("optimizer", "learning_rate", "readout_learning_rate", "max_gradient_norm")}
 #: AdamW moves everything by little, ℓ1 makes its moves few (§3.2). What other rates on S give: docs/results/paper.md.
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
 ADAMW_L1 = {**ADAMW, "l1": 1e-4}

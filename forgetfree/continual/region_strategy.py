@@ -116,8 +116,7 @@ class RegionStrategy(ContinualStrategy):
         if (known := self.known_regions.get(task.name)) is not None:
             return known
         with self.ledger_model.base(union=False):
-            (region,) = self.bench(task).regions(tuned, self.options)
-        return region
+            return self.bench(task).region(tuned, self.options)
 
     @final
     def region_training(

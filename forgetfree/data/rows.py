@@ -19,8 +19,8 @@ from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
-#: How many training rows are held out for a missing split: this share of them, and at most this many.
-HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
+#: How many training rows are split off for a missing split: this share of them, and at most this many.
+SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS = 0.1, 1000
 #: The same for test rows, where the data are in one piece.
 _TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
@@ -76,7 +76,7 @@ class TaskRows:
         task: its definition.
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
-        held_out: whether the validation rows were cut from the training rows here, for want of a split of their own.
+        split_off: whether the validation rows were cut from the training rows here, for want of a split of their own.
         left_out: by split, how many bad rows were left out, see `BadRows.summary`.
     """
 
@@ -85,7 +85,7 @@ class TaskRows:
     validation: Rows
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
-    held_out: bool = field(default=False, compare=False)
+    split_off: bool = field(default=False, compare=False)
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @cached_property
@@ -105,18 +105,15 @@ class TaskRows:
         """Note on rows that are `shared`, if any; ``scored`` is the split that the test rows come from, see `evaluated_on`."""
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
         phrases = [
-            f"1 is also one of the {names[split]} rows" if count == 1 else f"{count:,} are also {names[split]} rows"
+            f"the texts of {count:,} are also in the {names[split]} rows"
             for split, count in self.shared.items()
             if count
         ]
         if not phrases:
             return ""
-        which = f" of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r} "
-        files = not self.held_out and (scored == "test" or self.shared["train"])
-        remedy = "Remove them from one of the files." if files else "Keep each of these texts once."
         return (
-            f"{', and '.join(phrases).replace(' ', which, 1)} (the same texts, whatever their labels), so scores may be "
-            f"higher than on new texts. {remedy}"
+            f"Of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r}, {' and '.join(phrases)} (whatever the "
+            "labels), so scores may be higher than on new texts. Keep each of these texts once."
         )
 
     @property
@@ -124,7 +121,9 @@ class TaskRows:
         """Note on splits that were all cut from the same rows."""
         test, validation = len(self.test), len(self.validation)
         total = len(self.train) + validation + test
-        return f"{test:,} test and {counted(validation, 'validation row')} held out from the {total:,}, always the same"
+        return (
+            f"{test:,} test and {counted(validation, 'validation row')} split off from the {total:,}, always the same"
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 over every row of every split: equal data sets have equal fingerprints."""
@@ -159,13 +158,13 @@ class TaskRows:
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     """Task with all three splits.
 
-    A missing test split is the validation split; a missing validation split is held out from the training
-    rows, equal texts together. Where both are missing, both are held out, label by label.
+    A missing test split is the validation split; a missing validation split is split off from the training
+    rows, equal texts together. Where both are missing, both are split off, label by label.
 
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
-    held_out, kind = rows.keys() != set(SPLITS), registry.kind(task.kind)
+    split_off, kind = rows.keys() != set(SPLITS), registry.kind(task.kind)
     if rows.keys() == {"train"}:
         rows = _in_three(rows["train"], task, kind)
     before = train = rows["train"]
@@ -182,7 +181,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
     kind.check_splits(task, splits, before)
-    return TaskRows(task, train, validation, test, held_out=held_out)
+    return TaskRows(task, train, validation, test, split_off=split_off)
 
 
 def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
@@ -190,7 +189,7 @@ def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
     order, texts = list(range(len(rows))), rows.texts
     random.Random(seed).shuffle(order)
     rows_of_text = _rows_by_text(rows, order)
-    count = min(_HELD_OUT_ROWS, max(1, round(len(rows) * HELD_OUT_SHARE)))
+    count = min(_SPLIT_OFF_ROWS, max(1, round(len(rows) * SPLIT_OFF_SHARE)))
     alone, out, groups = set(order[:count]), set[int](), kind.groups(rows.labels)
     for i in order:
         if i not in out and len(out) < count and len(out) + len(same := rows_of_text[texts[i]]) <= 2 * count:
@@ -246,24 +245,24 @@ def read_rows(
 def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
     """Three splits of rows that are all there are: the same ones for the same rows and task."""
     name = task.name
-    train, test = _held_out(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
+    train, test = _split_off(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
     if len(rows) and not len(test):
         labels = len(set(kind.groups(rows.labels)))
         raise DataError(
             f"Task {name!r} has {counted(labels, 'label')} in {counted(len(rows), 'row')}, and none has two "
-            "different texts, so no row can be held out for testing. Add rows of every label; if these are no labels, name "
+            "different texts, so no row can be split off for testing. Add rows of every label; if these are no labels, name "
             "another --label-column."
         )
-    train, validation = _held_out(train, kind, HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", name))
+    train, validation = _split_off(train, kind, SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS, derive_seed(0, "held out", name))
     if len(rows) and not len(validation):
         raise DataError(
-            f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are held out, none can be "
+            f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are split off, none can be "
             "spared for validation. Add rows, of every label if they have labels, or a file for that split."
         )
     return {"train": train, "validation": validation, "test": test}
 
 
-def _held_out(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
+def _split_off(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
     groups = kind.groups(rows.labels)
     by_label: dict[int, list[list[int]]] = {}
@@ -291,18 +290,12 @@ def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
     notes = []
     if repeated:
         one, other = repeated[0]
-        verb = "repeats" if len(repeated) == 1 else "repeat"
-        notes.append(
-            f"{counted(len(repeated), 'training row')} {verb} the texts and the label of an earlier one (the first is row "
-            f"{numbers[one]}, as row {numbers[other]})"
-        )
+        again = f"{counted(len(repeated), 'training row')} with the texts and the label of an earlier one"
+        notes.append(f"{again} (the first is row {numbers[one]}, as row {numbers[other]})")
     if differing:
         one, other = next(iter(differing.items()))
-        verb = "stands" if len(differing) == 1 else "stand"
-        notes.append(
-            f"{counted(len(differing), 'text')} {verb} under several labels in the training rows (the first in rows "
-            f"{numbers[one]} and {numbers[other]})"
-        )
+        several = f"{counted(len(differing), 'text')} under several labels in the training rows"
+        notes.append(f"{several} (the first in rows {numbers[one]} and {numbers[other]})")
     return notes
 
 

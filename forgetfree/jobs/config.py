@@ -163,9 +163,7 @@ class InMemory:
 class RunConfig:
     """A run as it was asked for. `check` tells all that is wrong with it, together."""
 
-    model: str = option(
-        "minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR", completion="models"
-    )
+    model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
     data: str | tuple[str, ...] = option(
         "hub",
         "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
@@ -230,7 +228,7 @@ class RunConfig:
     )
     out: str = option("", "directory to write", group="How to run", placeholder="DIR")
 
-    stream: str = option("", "a registered stream, or task names joined by commas", completion="streams")
+    stream: str = option("", "a registered stream, or task names joined by commas")
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
     sparsity: float | None = option(
         None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
@@ -242,7 +240,6 @@ class RunConfig:
         "of ours",
         flag="strategy",
         placeholder="NAME",
-        completion="strategies",
     )
 
     fine_tuned: str | None = option(
@@ -403,7 +400,7 @@ class RunConfig:
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if callable(self.settings.get("optimizer")) and not isinstance(self.settings["optimizer"], type):
-            for key in ("learning_rate", "readout_learning_rate", "momentum", "weight_decay"):
+            for key in ("learning_rate", "readout_learning_rate", "weight_decay"):
                 if key in self.settings:
                     faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
         return faults

@@ -134,7 +134,7 @@ class FinishedRun:
             was == "auto" and self.config["model"]["readout"] == "linear" and _has_label_words(self.config["model"])
         )
         if fallen or readout_for(section["readout"], left) != was:
-            section["readout"] = "linear"  # the other tasks alone may be read out otherwise
+            section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}

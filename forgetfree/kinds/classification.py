@@ -16,12 +16,11 @@ from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
 from forgetfree.data.prompt_rows import are_prompts_and_answers
-from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
+from forgetfree.data.rows import SPLIT_OFF_SHARE, Rows, TaskRows, notes_of_rows, read_rows
 from forgetfree.data.tables import Table, TaskTables, other_form, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError, nearest
-from forgetfree.kinds.kind import Form, Kind
-from forgetfree.kinds.texts import Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
@@ -196,9 +195,9 @@ class Classification(Kind):
         for number, label in enumerate(rows.task.labels):
             if counts[number] == 1:
                 remedy = "Add validation rows of that label."
-                if rows.held_out:
+                if rows.split_off:
                     remedy = (
-                        f"It was held out from the training rows: give about {round(2 / HELD_OUT_SHARE)} rows of that "
+                        f"It was split off from the training rows: give about {round(2 / SPLIT_OFF_SHARE)} rows of that "
                         "label, or a validation file."
                     )
                 raise DataError(
@@ -479,14 +478,11 @@ class _LabelledTable:
                 f"my_{task}, before --data FILE or to its folder."
             )
         if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
-            has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
-            file, row = self.table.where, self.table.numbers[i]
-            message = (
-                f"{file}, row {row}, column {self._label!r}: {cell} is out of range, {has}. Fix the row, or the label_names in "
-                f"source.json.{own}"
+            remedy = (
+                f"Task {task!r} has the {count} labels 0 to {count - 1} ({names}); see label_names in source.json.{own}"
             )
-            remedy = f"{has[0].upper()}{has[1:]}.{own}"
-            return BadRow(file, row, self._label, "unknown label", shown(cell), message, remedy)
+            place = self.table.where, self.table.numbers[i], self._label
+            return BadRow(*place, "unknown label", shown(cell), f"{cell} is out of range", remedy)
         has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows.{own} "
         return self._fault(self._label, i, "unknown label", labels.expected, has)
 

@@ -38,8 +38,7 @@ from forgetfree.display import brief, escaped
 from forgetfree.errors import DataError, FieldError, UsageError
 from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.classification import probability_column
-from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Wrote
-from forgetfree.kinds.texts import Text, check_texts, text_rows
+from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Text, Wrote, check_texts, text_rows
 from forgetfree.results.answers import TextAnswers
 from forgetfree.tasks import MOST_NEW_TOKENS, Scenario, TaskDefinition
 

@@ -26,8 +26,7 @@ from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import check, parse_json
-from forgetfree.kinds.kind import Form, Kind
-from forgetfree.kinds.texts import Text, check_texts
+from forgetfree.kinds.kind import Form, Kind, Text, check_texts
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import Metric, accuracy, logits_of
 from forgetfree.tasks import Scenario, TaskDefinition

@@ -1,14 +1,13 @@
 """A graft: a region and the values that a model takes there, to be kept, saved and used elsewhere (paper, §2, eq. 1).
 
-Its file is one safetensors file without pickle:
+Its file is a `forgetfree.tensor_file.TaskFile` with one task:
 
-    graft/name/index    uint32 (s,)   entries within the tensor ``name`` of the model's body, sorted
-    graft/name/value    (s,)          their values, in the parameter's dtype
-    readout/name        …             the tensors that read out the task
-    buffer/name         …             buffers of the body that training changed (BatchNorm's, say)
+    index     uint32 (s,)   flat indices of the entries, sorted
+    value     (s,)          their values, in the space's dtype
+    readout/… the tensors that read out the task
+    buffer/…  buffers of the body that training changed (BatchNorm's, say)
 
-and as metadata: format, schema, the layout of the body's parameter space and its hash, the graft's origin (JSON:
-the task's definition, the readout, the base model's name and fingerprint, the sparsity), and a checksum of all of that.
+The metadata have the layout of the body's parameter space; the task's fields are the graft's origin.
 """
 
 from __future__ import annotations

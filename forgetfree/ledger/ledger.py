@@ -247,6 +247,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 space.
         """
         self.check_new(record.task)
+        record = _own(record, self.space.dtype)
         where = f"Record of task {record.task!r}"
         if record.alone and self.composition != "auto":
             raise LedgerError(f"{where} stands alone, which only a ledger of composition auto says of single tasks.")
@@ -287,7 +288,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             self._owners[unowned] = position + 1
             self._united.append(position)
         self._positions[record.task] = position
-        self._records.append(_own(record))
+        self._records.append(record)
         self._frozen = None
 
     def check_new(self, task: str) -> None:
@@ -302,12 +303,12 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         """Return a ledger with the records of some tasks alone, in their order.
 
         Raises:
+            TaskError: the ledger does not hold one of them.
             LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
         """
         ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding)
-        for record in self.records:
-            if record.task in tasks:
-                ledger.append(record)
+        for position in sorted(map(self.position, tasks)):
+            ledger.append(self._records[position])
         return ledger
 
     def __repr__(self) -> str:
@@ -388,11 +389,11 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return ledger
 
 
-def _own(record: Record) -> Record:
-    """Return a record with its own copies on the CPU, which later changes of the originals cannot reach."""
+def _own(record: Record, dtype: torch.dtype) -> Record:
+    """Return a record with copies on the CPU, which later changes cannot reach; its values are in the space's dtype."""
 
     def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
-    owned = Graft(record.owned.region, record.owned.values.detach().cpu().clone())
+    owned = Graft(record.owned.region, record.owned.values.detach().to("cpu", dtype, copy=True))
     return replace(record, owned=owned, readout=copies(record.readout), buffers=copies(record.buffers))

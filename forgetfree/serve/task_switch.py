@@ -133,7 +133,9 @@ class TaskSwitch:
         if "weight" not in (tensors := record.own_readout):
             raise LedgerError(missing_definition(record.task))
         labels, width = tensors["weight"].shape
-        readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
+        # Its usual first weights would be drawn from the caller's generator.
+        device = next(self._body.parameters()).device
+        readout = nn.Linear(width, labels, device="meta").to_empty(device=device)
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
         every_token = record.definition is not None and not kind_of(record.definition).one_label_a_row

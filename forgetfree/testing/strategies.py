@@ -35,7 +35,13 @@ from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream,
 from forgetfree.training.training_options import TrainingOptions
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
-SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+SMALL: dict[str, Any] = {
+    "steps": 3,
+    "batch_size": 4,
+    "learning_rate": 0.05,
+    "optimizer": "momentum",
+    "weight_decay": 0.1,
+}
 #: Labels are few, so that a memory of few rows has one for each.
 _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
 two_tasks = copies(tiny_stream)

@@ -130,7 +130,7 @@ def learning(
     carried = _carried(ledger, alone)
     own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
-    before = _state(model, {*own, *kept.values()})
+    before = _state(model, {*own, *kept.values(), *persistent_buffers(model)})
     buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
     try:
         with ExitStack() as stack:
@@ -143,7 +143,6 @@ def learning(
             state = _state(model, kept.values())
             values = vector.values.detach().to("cpu", ledger.space.dtype)
     finally:
-        _load(body, buffers)
         _load(model, before)
     if not has_weights(ledger, body):
         raise LedgerError(

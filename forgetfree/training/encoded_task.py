@@ -60,10 +60,6 @@ class EncodedTask:
         """Return the number of updates that the options give the task."""
         return options.updates(max(1, len(self.definition.labels)), self.shots, len(self.train))
 
-    def gain(self, score: float) -> float:
-        """Return a score of the task, or its negative where lower is better."""
-        return score if self.kind.metric(self.definition.metric).higher_is_better else -score
-
     @property
     def unanswered(self) -> Answers:
         """The test rows, all with the same answer: for what depends on their labels alone."""

@@ -168,21 +168,6 @@ def _most_similar(known: Sequence[str], queries: Sequence[str]) -> list[int] | N
     return [int((words.transform([text]) @ features.T).toarray().argmax()) for text in queries]
 
 
-def linear_probe(
-    tasks: Sequence[EncodedTask],
-    model: ReadoutModel,
-    *,
-    task_known: bool = True,
-    batch_size: int = 64,
-    precision: str = "fp32",
-) -> list[float | None]:
-    """Return the score on each task of a linear readout on the model's features as they are, see `linear_probes`."""
-    scores = linear_probes(
-        tasks, model, places=("linear_probe",), task_known=task_known, batch_size=batch_size, precision=precision
-    )
-    return scores["linear_probe"]
-
-
 def linear_probes(
     tasks: Sequence[EncodedTask],
     model: ReadoutModel,

@@ -36,6 +36,8 @@ from forgetfree.training.training_options import TrainingOptions
 MASK_EVALUATIONS = 2
 #: Validation rows, at most, by which a mask or a composition is chosen.
 VALIDATION_ROWS = 512
+#: Training rows, at most, whose mean gradient chooses a region, and those whose gradients `fisher` reads one by one.
+GRADIENT_ROWS, FISHER_ROWS = 64, 256
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
@@ -54,9 +56,6 @@ class LocalizationOptions(TrainingOptions):
         "how γ is chosen: mask learns S from γ_base, as in the paper. The others take what scores highest, with "
         "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
         "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
-    )
-    gradient_rows: int = option(
-        256, "training rows whose mean gradient region_from reads, at most; fisher reads them one by one", at_least=1
     )
     base_fraction: float = option(
         0.1,
@@ -148,7 +147,7 @@ def score_entries(
         rows: the task's training rows.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        options: how many rows are read, spread evenly, and how.
+        options: the precision of passes.
         seed: for ``random``.
     """
     space, gradient = model.space(), torch.empty(0, device="cpu")
@@ -157,11 +156,10 @@ def score_entries(
         # float32 has too few numbers: entries would be alike.
         gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
     elif kind == "fisher":
-        gradient = diagonal_fisher(
-            model, space, [rows.batch([row]) for row in representative(rows.targets, options.gradient_rows)]
-        )
+        read = representative(rows.targets, FISHER_ROWS)
+        gradient = diagonal_fisher(model, space, [rows.batch([row]) for row in read])
     elif kind != "movement":
-        read = representative(rows.targets, options.gradient_rows)
+        read = representative(rows.targets, GRADIENT_ROWS)
         batches = in_pieces(rows, read, theta_pre.device)
         gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
     return saliency(kind, gradient, theta_pre, theta_ft)

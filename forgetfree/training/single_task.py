@@ -8,19 +8,19 @@ readout it answers with. Those made of θ_pre and θ_ft by a formula have their 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 
-from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
+from forgetfree.core.mask import LearnedRegion, learn_region
+from forgetfree.core.parameters import write_
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import budget, most_moved, most_salient
 from forgetfree.core.tensors import tensors_of
-from forgetfree.core.trained import RegionParameters, TrainedParameters, write_
+from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
@@ -34,7 +34,6 @@ from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, encode_task
-from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.localization import (
     VALIDATION_ROWS,
     LocalizationOptions,
@@ -47,6 +46,7 @@ from forgetfree.training.localization import (
 )
 from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.training.monitor import Monitor, Phase
+from forgetfree.training.step import layer_checkpoints
 from forgetfree.training.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
 
 #: Updates of a linear readout alone before γ is chosen, where `region_from` needs no θ_ft.
@@ -151,25 +151,17 @@ class SingleTask:
             self.train_(options, "fine_tune", nothing, READOUT_STEPS, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
 
-    def regions(
-        self,
-        fine_tuned: ModelState,
-        options: LocalizationOptions,
-        sparsities: Sequence[float] | None = None,
-        base: Region | None = None,
-    ) -> list[Region]:
-        """Choose γ as ``region_from`` says: one for each sparsity, independent of the others.
+    def region(self, fine_tuned: ModelState, options: LocalizationOptions) -> Region:
+        """Choose γ as ``region_from`` says.
 
         Args:
             fine_tuned: θ_ft; its readout counts alone where γ is chosen at θ_pre.
             options: how to choose.
-            sparsities: the shares that the regions may have; default: that of the options.
-            base: γ_base of ``region_from=mask``, see `localized`.
         """
         options = for_model(options, self.model, self.task.train)
         if (kind := options.region_from) == "mask":
-            return [each.region for each in self.localized(fine_tuned, options, sparsities, base)]
-        counts = [budget(len(self.space), share) for share in sparsities or [options.sparsity]]
+            return self.localized(fine_tuned, options).region
+        count = budget(len(self.space), options.sparsity)
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
         seed = derive_seed(self.seed_of("localize"), "base")
         with (
@@ -179,65 +171,27 @@ class SingleTask:
         ):
             scores = score_entries(kind, self.model, self.task.train, theta_pre, theta_ft, options, seed)
             on_step(1, math.nan)
-            return [most_salient(scores, count) for count in counts]
+            return most_salient(scores, count)
 
-    def localized(
-        self,
-        fine_tuned: ModelState,
-        options: LocalizationOptions,
-        sparsities: Sequence[float] | None = None,
-        base: Region | None = None,
-    ) -> list[LearnedRegion]:
-        """Find γ by eqs. 3 and 4: one for each sparsity, independent of the others.
+    def localized(self, fine_tuned: ModelState, options: LocalizationOptions) -> LearnedRegion:
+        """Find γ by eqs. 3 and 4.
 
-        Args:
-            fine_tuned: θ_ft.
-            options: how to localize.
-            sparsities: the shares that the regions may have; default: that of the options.
-            base: γ_base, cut to its most moved entries if too large. Default: of the size that the options say.
-        """
-        options = for_model(options, self.model, self.task.train)
-        wanted = [options.sparsity] if sparsities is None else list(sparsities)
-        for sparsity in wanted:
-            check_localization(replace(options, sparsity=sparsity), self.space)
-        mask = mask_options(options, len(self.task.train), self.task.full_steps(options))
-        with self.monitor.phase(self.task.name, "localize", mask.steps * len(wanted)) as on_step:
-            self.monitor.log_rate(lambda step: mask.learning_rate)
-            regions = list[LearnedRegion]()
-            for number, sparsity in enumerate(wanted):
-
-                def on_step_of_search(step: int, loss: float, before: int = number * mask.steps) -> None:
-                    on_step(before + step, loss)
-
-                regions.append(self._search(fine_tuned, options, mask, sparsity, base, on_step_of_search))
-            return regions
-
-    def _search(
-        self,
-        fine_tuned: ModelState,
-        options: LocalizationOptions,
-        mask: MaskOptions,
-        sparsity: float,
-        base: Region | None,
-        on_step: OnStep,
-    ) -> LearnedRegion:
-        """Learn S on the training rows, with the readout and the buffers of θ_ft; validation rows choose between hard masks.
-
+        S is learned on the training rows, with the readout and the buffers of θ_ft; validation rows choose between hard masks.
         A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
         """
-        seed, count = self.seed_of("localize"), budget(len(self.space), sparsity)
+        options = for_model(options, self.model, self.task.train)
+        check_localization(options, self.space)
+        mask = mask_options(options, len(self.task.train), self.task.full_steps(options))
+        seed, count = self.seed_of("localize"), budget(len(self.space), options.sparsity)
         readout = fine_tuned.readouts[self.task.name]
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
         validation = self.task.validation.subset(representative(self.task.validation.targets, VALIDATION_ROWS))
-
-        def score() -> float:
-            return quality_of(self.model, self.task, validation, options)[0]
-
-        if base is None:
-            base = most_moved(theta_pre, theta_ft, base_size(options, mask, count))
-        elif len(base) > count:
-            base = most_moved(theta_pre, theta_ft, count, among=base)
-        with self._reading_as(fine_tuned), layer_checkpoints(self.model, options.gradient_checkpointing):
+        with (
+            self.monitor.phase(self.task.name, "localize", mask.steps) as on_step,
+            self._reading_as(fine_tuned),
+            layer_checkpoints(self.model, options.gradient_checkpointing),
+        ):
+            self.monitor.log_rate(lambda step: mask.learning_rate)
             return learn_region(
                 self.model.backbone,
                 self.space,
@@ -245,10 +199,10 @@ class SingleTask:
                 theta_ft,
                 mask_batches(self.task.train, mask, derive_seed(seed, "batches"), self.device),
                 mask_loss(self.model, options),
-                sparsity=sparsity,
-                base=base,
+                sparsity=options.sparsity,
+                base=most_moved(theta_pre, theta_ft, base_size(options, mask, count)),
                 options=mask,
-                validate=score,
+                validate=lambda: quality_of(self.model, self.task, validation, options)[0],
                 on_step=on_step,
                 checkpoint=self.monitor.checkpoint(),
                 about=(seed, recorded(options), self.task.train.labels, sorted(readout.items())),

@@ -1,13 +1,11 @@
 """The one training step, which the plain loop and Avalanche's take alike, and the batches that it takes.
 
-A step is one update of what a task trains, by the gradients of one batch. The batch may come in parts, one forward pass each,
-to save memory: the update is the same.
+A step is one update of what a task trains, by the gradients of one batch.
 
     step = TrainingStep(model, trained, readout, options, steps)
     for batch in plan(rows.lengths, options, steps, seed):
         step.zero_grad()
-        for part in parts(batch, options.accumulation):
-            step.backward(loss(part.rows), part.share)
+        step.backward(loss(batch))
         loss = step.update()
 """
 
@@ -16,18 +14,23 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as checkpointed
 
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.core.batch_loss import check_loss
+from forgetfree.core.body import body_of
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors
 from forgetfree.data.sampling import plan_batches
+from forgetfree.errors import OptionError
 from forgetfree.seeds import derive_seed
 from forgetfree.training.training_options import TrainingOptions, build_optimizer, rate_at
 
@@ -37,35 +40,6 @@ from forgetfree.training.training_options import TrainingOptions, build_optimize
 def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
     """Return the row numbers of every batch of a training phase."""
     return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
-
-
-@dataclass(frozen=True)
-class Part:
-    """The input of one forward pass: rows, their share of the batch, and whether they open or close an update."""
-
-    rows: Sequence[int]
-    share: float
-    first: bool
-    last: bool
-
-
-#: What a forward pass takes of a batch that is not cut.
-WHOLE = Part((), 1.0, True, True)
-
-
-def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None = None) -> Iterator[Part]:
-    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows.
-
-    Args:
-        batch: the numbers of its rows.
-        accumulation: how many parts.
-        counts: the labels of each row of the data, by which a part has its share; default: one for each.
-    """
-    count = min(accumulation, len(batch))
-    labels = [1 if counts is None else counts[row] for row in batch]
-    for i in range(count):
-        begin, end = len(batch) * i // count, len(batch) * (i + 1) // count
-        yield Part(batch[begin:end], sum(labels[begin:end]) / sum(labels), i == 0, i == count - 1)
 
 
 def training_mode(model: nn.Module, dropout: bool) -> None:
@@ -81,7 +55,7 @@ def training_mode(model: nn.Module, dropout: bool) -> None:
 
 
 class TrainingStep:
-    """One optimizer with its schedule, penalty and precision: `backward` for each part of a batch, then `update`.
+    """One optimizer with its schedule, penalty and precision: `backward` for a batch, then `update`.
 
     It can be kept and resumed, see `forgetfree.checkpoint.Resumable`: what is trained, the optimiser, schedule and scale of
     losses, the model's buffers, the generators.
@@ -127,8 +101,9 @@ class TrainingStep:
             self.optimizer = optimizer(groups)
         elif callable(options.optimizer):
             self.optimizer = build_optimizer(options.optimizer, groups)
-        elif options.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
+        elif options.optimizer in ("sgd", "momentum"):
+            momentum = 0.9 if options.optimizer == "momentum" else 0.0
+            self.optimizer = torch.optim.SGD(groups, momentum=momentum, weight_decay=decay)
         else:  # one pass over memory an update, where the device has it
             fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
             self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=fused)
@@ -156,19 +131,14 @@ class TrainingStep:
         """Forget the gradients of the last batch."""
         self.optimizer.zero_grad()
 
-    def backward(self, loss: Tensor, share: float = 1.0) -> None:
-        """Add the gradients of a part of a batch.
-
-        Args:
-            loss: the mean over the part.
-            share: the part's share of the batch.
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a batch from its mean loss.
 
         Raises:
             TrainingError: the loss is not finite.
         """
-        loss = loss * share
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._loss += check_loss(loss, self.done + 1)
+        self._loss = check_loss(loss, self.done + 1)
 
     def update(self) -> float:
         """Move what is trained, and return the loss of the batch."""
@@ -188,8 +158,7 @@ class TrainingStep:
             self._schedule.step()
         self._trained.write()
         self.done += 1
-        loss, self._loss = self._loss, 0.0
-        return loss
+        return self._loss
 
     def keep(self) -> None:
         """Keep where the training stands, now and then."""
@@ -240,3 +209,53 @@ def set_generators(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])
+
+
+# -- Gradient checkpoints ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def layer_checkpoints(model: ReadoutModel, wanted: bool) -> Iterator[None]:
+    """Inside, passes with gradients keep of each layer what enters it, if ``wanted``: the backward pass computes the rest.
+
+    Dropout draws the same numbers again, so gradients have the same bits (arXiv:1604.06174). Transformers' own switch works in
+    training mode alone, and a model without dropout is not in it.
+
+    Args:
+        model: whose backbone has lists of layers of one class.
+        wanted: else nothing happens.
+
+    Raises:
+        OptionError: the backbone has none.
+    """
+    if not wanted:
+        yield
+        return
+    layers = [layer for stack in stacks_of(model.backbone) for layer in stack]
+    if not layers:
+        raise OptionError(
+            f"gradient_checkpointing needs a list of layers of one class, and {type(model.backbone).__name__} has none. "
+            "Leave it out."
+        )
+    with ExitStack() as undo:
+        for layer in layers:
+            vars(layer)["forward"] = partial(_recomputed, layer.forward)
+            undo.callback(vars(layer).pop, "forward")
+        config: Any = getattr(body_of(model), "config", None)
+        if getattr(config, "use_cache", False):  # a layer that is computed twice would put its keys there twice
+            config.use_cache = False
+            undo.callback(setattr, config, "use_cache", True)
+        yield
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpointed(forward, *args, use_reentrant=False, **kwargs)
+
+
+def stacks_of(backbone: nn.Module) -> list[nn.ModuleList]:
+    """Return the outermost lists of at least two modules of one class."""
+    if isinstance(backbone, nn.ModuleList) and len(backbone) > 1 and len({type(each) for each in backbone}) == 1:
+        return [backbone]
+    return [stack for child in backbone.children() for stack in stacks_of(child)]

@@ -9,24 +9,6 @@ import pytest
 from forgetfree import cli
 
 
-def completed(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
-    assert cli.main(["__complete", *words]) == 0
-    return capsys.readouterr().out.split("\x1fbegin\n")[1].split()
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["run", ""], "qnli-agnews-sst2"),
-        (["run", "sst2", "--strategy", ""], "grafting-continual"),
-        (["graft", ""], "sst2"),
-        (["graft", "sst2", "--model", ""], "minilm"),
-    ],
-)
-def test_names_are_completed(capsys: pytest.CaptureFixture, words: list[str], name: str) -> None:
-    assert name in completed(capsys, *words)
-
-
 def test_the_completion_is_installed_for_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

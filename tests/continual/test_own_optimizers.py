@@ -81,8 +81,8 @@ def test_what_is_recorded_is_a_name_and_what_has_one_is_found_by_it() -> None:
     [
         ("nowhere.at.all:made", "optimizer: 'nowhere.at.all:made' cannot be imported: No module named 'nowhere'"),
         ("torch:__version__", "optimizer: 'torch:__version__' is no function, but"),
-        ("rmsprop", "optimizer must be sgd or adamw or package.module:function, got 'rmsprop'."),
-        (3, "optimizer must be sgd or adamw or package.module:function, got 3."),
+        ("rmsprop", "optimizer must be sgd or momentum or adamw or package.module:function, got 'rmsprop'."),
+        (3, "optimizer must be sgd or momentum or adamw or package.module:function, got 3."),
     ],
 )
 def test_what_is_no_function_is_refused_once(wrong: Any, message: str) -> None:

@@ -67,18 +67,20 @@ def test_a_strategy_runs_on_a_gpu_where_there_is_one(tiny_stream: Any, monkeypat
 
 def test_options_may_start_from_the_recipe() -> None:
     cls = registry.strategy("grafting-continual").Options
-    recipe = RunConfig(stream="sst2", strategies=("grafting-continual",), steps=7, settings={"momentum": 0.5}).check()
-    assert cls.for_model("minilm", steps=7, momentum=0.5) == recipe.options["grafting-continual"]
+    recipe = RunConfig(
+        stream="sst2", strategies=("grafting-continual",), steps=7, settings={"weight_decay": 0.5}
+    ).check()
+    assert cls.for_model("minilm", steps=7, weight_decay=0.5) == recipe.options["grafting-continual"]
     assert cls.for_model("minilm", optimizer="sgd") == cls(optimizer="sgd")
-    assert cls.for_model("smollm2").mask_batch_size == 256
+    assert cls.for_model("smollm2", region_from="mask").mask_batch_size == 256
     texts = cls.for_model("smollm2", strategy="grafting-continual")
     assert (texts.region_from, texts.region_rate_factor, texts.composition) == ("gradient", 3, "alone")
     assert cls.for_model("smollm2", region_from="mask").region_rate_factor == 1
     assert cls.for_model("roberta-base") == cls()
     ewc = registry.strategy("ewc").Options
     assert ewc.for_model("minilm", strategy="ewc").ewc_lambda == 1e5
-    with pytest.raises(UnknownNameError, match="Did you mean 'momentum'"):
-        cls.for_model("minilm", momentun=0.5)
+    with pytest.raises(UnknownNameError, match="Did you mean 'warmup'"):
+        cls.for_model("minilm", warmupp=0.5)
 
 
 def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:

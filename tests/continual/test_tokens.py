@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,9 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
-from forgetfree.models.loading import load_model
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.testing.streams import check_stream
 from forgetfree.testing.tiny import tiny_model, tiny_task
-from forgetfree.training.loop import fine_tune, predict
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.loop import predict
 
 KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")
 
@@ -70,14 +66,6 @@ def test_what_needs_one_label_a_row_is_refused_before_any_work(name: str) -> Non
         registry.strategy(name)(stream=tagged_stream())
 
 
-def test_sentences_of_one_word_are_refused_too() -> None:
-    task = tagged_task("people", PEOPLE)
-    rows = Rows(("a",) * 8, (), ((1,), (0,)) * 4)
-    stream = make_stream("short", [replace(task, train=rows, validation=rows, test=rows)], tiny_model())
-    with pytest.raises(UsageError, match="task 'people' has one for each word"):
-        registry.strategy("gem")(stream=stream)
-
-
 @pytest.mark.sampled("joint")
 @pytest.mark.parametrize(
     "name", ["o-lora", "replay", "agem", "gdumb", "ewc", "si", "mas", "rwalk", "cumulative", "joint"]
@@ -85,10 +73,6 @@ def test_sentences_of_one_word_are_refused_too() -> None:
 def test_the_other_baselines_learn_such_streams(name: str) -> None:
     strategy, rows = learned(name, tagged_stream(), **({"optimizer": "sgd"} if name == "si" else {}))
     assert all(np.isfinite(answers.logits).all() for answers in rows[-1].values()) and strategy.bytes_kept() > 0
-
-
-def test_a_stream_is_sound() -> None:
-    check_stream(tagged_stream())
 
 
 def domains(scenario: Any = "domain") -> Stream:
@@ -197,21 +181,6 @@ def test_words_that_are_cut_off_are_answered_by_o() -> None:
     assert (unread.argmax(1) == 0).all() and (unread[:, 0] == 0).all() and np.isfinite(answers.ece)
     assert (answers.logits[:18, 0] != 0).all() and (answers.logits[61:, 0] != 0).all()
     assert answers.sentences is not None and answers.sentences.lengths.tolist() == [61, 2]
-
-
-def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
-    """The update is that of the whole batch, whose loss is the mean over its words, not over its sentences."""
-    losses: dict[int, list[float]] = {1: [], 3: []}
-
-    def note(accumulation: int, step: int, loss: float) -> None:
-        losses[accumulation].append(loss)
-
-    for accumulation in (1, 3):
-        loaded = load_model(str(model_directory("bert")), "linear")  # whose layers know nothing of the batch
-        stream = make_stream("people", [tagged_task("people", PEOPLE)], loaded)
-        options = TrainingOptions(batch_size=6, accumulation=accumulation, dropout=False, learning_rate=0.1)
-        fine_tune(stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=partial(note, accumulation))
-    assert losses[1] == pytest.approx(losses[3], rel=1e-4)
 
 
 def test_fisher_information_is_that_of_a_whole_sentence() -> None:

@@ -440,20 +440,6 @@ def test_a_small_base_with_the_best_validation_score_does_not_shrink_the_region(
     assert learned.step == len(batches)
 
 
-def test_validation_may_give_the_tensors_other_storage() -> None:
-    model, space, pre, ft, batches = problem(steps=4)
-
-    def validate() -> float:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
-        return 0.0
-
-    never = learn(model, space, pre, ft, batches, Region.empty(), validate=lambda: 0.0, evaluate_every=1)
-    moved = learn(model, space, pre, ft, batches, Region.empty(), validate=validate, evaluate_every=1)
-    assert moved.losses == never.losses
-    assert torch.equal(moved.scores, never.scores)
-
-
 def test_dropout_stays_off_if_validation_leaves_the_model_in_training_mode() -> None:
     model, space, pre, ft, batches = problem()
     modes = []

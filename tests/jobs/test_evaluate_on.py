@@ -47,11 +47,11 @@ def test_a_label_with_a_single_validation_row_is_refused() -> None:
     assert task_of((0, 0, 0)).evaluated_on("validation").test.labels == (0,)
 
 
-def test_the_remedy_fits_splits_that_were_held_out_here() -> None:
-    """Of ten rows a label, one is held out for validation; there is no file of such rows to add to."""
+def test_the_remedy_fits_splits_that_were_split_off_here() -> None:
+    """Of ten rows a label, one is split off for validation; there is no file of such rows to add to."""
     task = TaskDefinition("own", "single", ("no", "yes"))
     rows = Rows(tuple(f"text {i}" for i in range(20)), (), tuple(i % 2 for i in range(20)))
-    with pytest.raises(DataError, match=r"held out from the training rows: give about 20 rows of that label"):
+    with pytest.raises(DataError, match=r"split off from the training rows: give about 20 rows of that label"):
         complete(task, {"train": rows}).evaluated_on("validation")
     with pytest.raises(DataError, match=r"Add validation rows of that label\.$"):
         task_of((0, 0, 0, 1)).evaluated_on("validation")
@@ -184,7 +184,7 @@ def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_dir
 
     def region(rows: TaskRows) -> list[int]:
         bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows)
-        (found,) = bench.localized(bench.fine_tuned(options), options)
+        found = bench.localized(bench.fine_tuned(options), options)
         return found.region.indices.tolist()
 
     assert region(replace(rows, test=opposite(rows.test))) == region(rows)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.jobs import environment, stream_loading
 from forgetfree.jobs.unit import History
 from forgetfree.options import build
 from forgetfree.registry import strategy
@@ -61,11 +60,6 @@ def test_a_phase_that_tells_no_rate_has_none(tmp_path: Path) -> None:
     assert [line.get("rate") for line in lines(tmp_path)] == [0.1, None]
 
 
-def test_packages_that_are_not_here_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_PACKAGES", ("torch", "no-such-package"))
-    assert list(environment.environment("cpu")["versions"]) == ["forgetfree", "python", "torch"]
-
-
 def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phases of 1 and 3 seconds, and one of 2 that fails."""
     heard: list[object] = []
@@ -98,17 +92,3 @@ def test_a_stopwatch_counts_updates_that_were_done_before_a_unit_was_resumed(hea
         for step in heard:
             on_step(step, 0.5)
     assert watch.updates == {"sst2": updates}
-
-
-def test_of_many_shared_labels_only_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    def task(name: str, labels: list[str]) -> Any:
-        described = SimpleNamespace(name=name, labels=tuple(labels))
-        return SimpleNamespace(task=described, notes=(), shared_note=lambda scored: "")
-
-    config: Any = SimpleNamespace(common=SimpleNamespace(evaluate_on="test", scenario="domain"))
-    tasks = [task("first", [f"label {number}" for number in range(99)]), task("second", ["x"] * 99)]
-    stream_loading._tell_of_rows([*tasks, tasks[0]], config)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "(first: label 0, label 1, " in line and "; second: x, " in line and len(line) < 400
-    stream_loading._tell_of_rows([tasks[0], tasks[0]], config)
-    assert capsys.readouterr().err == ""

@@ -17,7 +17,6 @@ from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import autocast
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.jobs.config import Execution, RunConfig, prepared, with_precision
-from forgetfree.jobs.preflight import plan_of
 from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
@@ -108,7 +107,7 @@ def test_another_machine_model_or_number_of_threads_is_measured_anew(
     assert is_measured() and not is_measured()
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"precision": "fp16"}', "\0"])
+@pytest.mark.parametrize("damage", ["", '{"precision": "fp16"}'])
 def test_a_damaged_file_is_measured_anew(damage: str, bf16_takes: Any, cache: Path) -> None:
     bf16_takes(0.5)
     model = tiny_stream().model
@@ -219,23 +218,6 @@ def test_the_options_are_checked_before_a_model_is_loaded(tmp_path: Path) -> Non
     )
     with pytest.raises(UsageError, match="steps must be at least 1"):
         with_precision(config)
-
-
-def test_a_check_reckons_with_what_will_be_taken(
-    faster: str, model_directory: Any, data_directory: Path, tmp_path: Path
-) -> None:
-    config = RunConfig(
-        stream="sst2",
-        strategies=("fine-tune",),
-        model=str(model_directory("bert")),
-        data=str(data_directory),
-        shots=4,
-        steps=1,
-        device="cpu",
-        out=str(tmp_path / "out"),
-    )
-    plans = [plan_of(replace(config, settings={"precision": each})) for each in ("auto", faster)]
-    assert plans[0]["total"]["memory_bytes"] == plans[1]["total"]["memory_bytes"]
 
 
 def test_training_in_bf16_answers_in_the_dtype_of_the_weights() -> None:

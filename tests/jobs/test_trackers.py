@@ -79,15 +79,6 @@ def test_tensorboard_has_every_step_and_all_scores(run: Any) -> None:
     assert run("--log", "tensorboard", "--resume")[1] == 0
 
 
-@pytest.mark.sampled(share=0.2)
-@pytest.mark.slow
-@needs("tensorboard")
-def test_workers_log_too(run: Any) -> None:
-    out, code = run("--log", "tensorboard", "--jobs", "2")
-    assert code == 0
-    assert all(list((out / "logs/continual-ft" / f"seed-{seed}").glob("events.out.tfevents.*")) for seed in (0, 1))
-
-
 @pytest.mark.sampled(share=0.3)
 @needs("wandb")
 def test_wandb_works_without_a_network(run: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -45,13 +44,6 @@ def grafts(data_directory: Path, model_directory: Any) -> list[str]:
     ]  # fmt: skip
 
 
-def results_of(out: Path) -> dict[str, Any]:
-    results = json.loads((out / "results.json").read_text())
-    for run in results["runs"]:
-        del run["seconds"]  # a fine-tuned model counts for the unit that makes it
-    return results
-
-
 def none_is_left() -> bool:
     """Whether all workers end, within ten seconds."""
     for _ in range(100):
@@ -59,22 +51,6 @@ def none_is_left() -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-@pytest.mark.sampled(share=0.2)
-def test_units_side_by_side_have_the_outcome_of_units_one_by_one(
-    grafts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*grafts, "--jobs", "1", "--out", str(tmp_path / "one" / "out")]) == 0
-    capfd.readouterr()
-    assert cli.main([*grafts, "--jobs", "2", "--out", str(tmp_path / "two" / "out")]) == 0
-    told = capfd.readouterr().err
-    assert results_of(tmp_path / "two" / "out") == results_of(tmp_path / "one" / "out")
-    assert {run["seed"] for run in results_of(tmp_path / "two" / "out")["runs"]} == {0, 1, 2, 3}
-    assert "100 % (0:00 left) · " in told and "bare-graft seed 1 done" in told
-    assert "Warning" not in told
-    one, two = ({file.name for file in (tmp_path / each / "out" / "fine-tuned").iterdir()} for each in ("one", "two"))
-    assert one == two
 
 
 def test_an_error_of_a_worker_is_told_as_one_paragraph(
@@ -146,19 +122,6 @@ def group_is_gone(running: subprocess.Popen[str]) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-@pytest.mark.sampled(share=0.2)
-def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
-    os.killpg(busy.pid, signal.SIGINT)
-    _, error = busy.communicate(timeout=60)
-    assert busy.returncode == 1
-    assert "error: Interrupted." in (last := error.strip().splitlines()[-1])
-    assert "--resume --out" in last
-    for seed in (0, 1):  # in the search for the mask, or a moment before it
-        assert re.search(f"begun: [^;]*seed {seed}", last)
-    assert "Traceback" not in error
-    assert group_is_gone(busy)
 
 
 @pytest.mark.sampled(share=0.2)

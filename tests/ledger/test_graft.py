@@ -11,8 +11,8 @@ import pytest
 import tiny
 import torch
 import transformers
-from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told, u32
-from safetensors.torch import save
+from damage import Change, drop, note, rewrite, sealed, told
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_fingerprint, body_of, body_space
@@ -70,6 +70,7 @@ def file(graft: Graft, tmp_path: Path) -> Path:
 
 def test_saving_and_loading_lose_nothing(graft: Graft, file: Path) -> None:
     loaded = Graft.load(str(file))
+    assert load_file(file).keys() == {"0/index", "0/value", "0/readout/weight", "0/readout/bias"}
     assert (loaded.region, loaded.space, loaded.origin) == (graft.region, graft.space, graft.origin)
     assert same_bits(loaded.values, graft.values)
     assert list(loaded.readout) == ["bias", "weight"]
@@ -120,13 +121,7 @@ def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> No
 # -- Damage ----------------------------------------------------------------------------------------------
 
 DAMAGE: dict[str, tuple[Change, str]] = {
-    "another readout": (put("0/readout/bias", torch.tensor([1.0, 2.0])), "do not match their checksum"),
     "another model": (told(0, model="minilm"), "do not match their checksum"),
-    "values of another dtype": (sealed(put("0/value", torch.zeros(60).double())), "got torch.float64 of shape"),
-    "unsorted indices": (sealed(put("0/index", u32(5, 0))), "sorted"),
-    "an index out of bounds": (sealed(put("0/index", u32(0, 2**31))), "do not fit a parameter space"),
-    "indices without values": (sealed(drop("0/value")), r"'value' must be torch.float32 of shape \(60,\), got none"),
-    "NaN": (sealed(put("0/readout/bias", torch.tensor([float("nan"), 1.0]))), "hold NaN or infinity, in 'readout/bias'"),
     "an unreadable layout": (sealed(note("layout", "{")), "its layout cannot be read"),
     "an origin of more": (sealed(told(0, colour="green")), "its origin cannot be read"),
     "an origin of another kind": (sealed(told(0, model=3)), "its origin cannot be read"),
@@ -144,12 +139,6 @@ def test_a_damaged_file_is_refused_with_the_reason(file: Path, damage: str) -> N
         Graft.load(file)
     assert str(caught.value).startswith(f"{file} is not a sound graft: ")
     assert str(caught.value).endswith("Restore it from a copy, or make the graft again.")
-
-
-def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
-    """A bit is flipped in every seventh byte, and each time the error is a GraftError."""
-    size = file.stat().st_size
-    assert accepted_flips(file, Graft.load, GraftError, [*range(8), *range(8, size, 7)]) == []
 
 
 def test_a_missing_file_and_a_file_of_another_kind_are_refused(tmp_path: Path) -> None:

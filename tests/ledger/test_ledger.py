@@ -208,6 +208,23 @@ def test_what_does_not_fit_is_refused_and_the_ledger_stays(model: Toy, changes: 
     ledger.append(record("two"))
 
 
+def test_a_value_that_the_models_dtype_does_not_hold_is_refused() -> None:
+    """Not when the file is read: 70,000 is infinite in float16, and 65,504 is its largest number."""
+    ledger = Ledger(ParameterSpace.of(Toy().half()), "f" * 64)
+    region = Region.of([0, 5])
+    with pytest.raises(LedgerError, match="'values' holds NaN or infinity"):
+        ledger.append(Record("one", region, Graft(region, torch.tensor([1.0, 70_000.0])), 0.1))
+    ledger.append(Record("one", region, Graft(region, torch.tensor([1.0, 65_504.0])), 0.1))
+    assert ledger.records[0].owned.values.dtype == torch.float16
+
+
+def test_a_ledger_of_some_tasks_names_one_that_is_missing(ledger: Ledger) -> None:
+    assert ledger.of_tasks(["two", "one"]).tasks == ["one", "two"]
+    for unknown in (["one", "oen"], "one"):  # a text is no list of tasks
+        with pytest.raises(TaskError, match="The ledger holds no task"):
+            ledger.of_tasks(unknown)
+
+
 def test_what_the_caller_does_to_its_tensors_later_cannot_reach_the_ledger(model: Toy) -> None:
     made = record("one")
     ledger = ledger_of(model, [])
@@ -238,7 +255,7 @@ def test_saving_and_loading_loses_nothing(model: Toy, ledger: Ledger, tmp_path: 
 
 def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(tmp_path: Path) -> None:
     """Denormals, signed zeros and values that no decimal print would keep; bfloat16 stays bfloat16."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn):
         model = Toy().to(dtype)
         values = torch.tensor([1e-40, -0.0, 0.1]).to(dtype)
         ledger = Ledger(ParameterSpace.of(model), fingerprint_of(model))

@@ -58,7 +58,7 @@ def test_a_family_is_grafted_and_written(
     bench = SingleTask.of(loaded, load_task("qnli", str(data_directory)), shots=8)
     options = LocalizationOptions(steps=3, learning_rate=0.1, sparsity=0.05, mask_steps=2, mask_batch_size=8)
     fine_tuned = bench.fine_tuned(options)
-    (found,) = bench.localized(fine_tuned, options)
+    found = bench.localized(fine_tuned, options)
     assert len(found.region)
     bench.graft(fine_tuned, found.region, 0.05).save(tmp_path / "graft.safetensors")
     graft = Graft.load(tmp_path / "graft.safetensors")

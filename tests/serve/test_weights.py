@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 import torch
 import transformers
@@ -22,7 +18,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
-from forgetfree.cli.predict import TextRow, rows_of_file
 from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
@@ -259,7 +254,9 @@ def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
     predictor = Predictor.of_run(run, strategy=strategy)
     switch = TaskSwitch(run / strategy / "seed-0" / "ledger.safetensors", model)
     for task in ("sst2", "qnli", "ag_news"):
+        drawn = torch.get_rng_state()
         switch.to(task)
+        assert torch.equal(torch.get_rng_state(), drawn)
         texts = list(zip(rows[task].first, rows[task].second, strict=True)) if task == "qnli" else rows[task].first
         one = [tokenizer(*([text] if task != "qnli" else text), return_tensors="pt") for text in texts]
         with torch.no_grad():
@@ -337,8 +334,6 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
     ("name", "content"),
     [
         ("rows.csv", 'label,text\n1,"a joy, truly"\n0,a dull film\n'),
-        ("rows.csv", 'id,Review,sentiment\n1,"a joy, truly",good\n2,a dull film,bad\n'),
-        ("rows.tsv", 'text\tby\n"a joy, truly"\t"x\ty"\na dull film\t\n'),
         ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n{"text": "a dull film"}\n'),
         ("rows.txt", "a joy, truly\r\na dull film\r\n"),
     ],
@@ -360,22 +355,6 @@ def test_texts_come_from_a_file_and_go_into_a_table(
     assert [each["label"] for each in table] == [answer.label for answer in expected]
 
 
-def test_predict_reads_and_keeps_columns_of_any_format(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
-    columns = {"text": ["a joy", "a dull film"], "on": [date(2024, 2, 1), None], "score": [math.nan, 0.5]}
-    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    lines = '{"text": "a joy", "on": "2024-02-01", "score": null}\n{"text": "a dull film", "on": null, "score": 0.5}'
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    asked = ["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--json"]
-    for name in ("rows.parquet", "rows.jsonl.gz"):
-        assert cli.main([*asked, "--file", str(tmp_path / name), "--keep", "on", "--keep", "score"]) == 0
-        said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        expected = [("a joy", "2024-02-01", None), ("a dull film", None, 0.5)]
-        assert [(each["text"], each["on"], each["score"]) for each in said] == expected
-    (tmp_path / "rows.csv").write_text("text\na joy, truly\n")
-    assert cli.main([*asked, "--file", str(tmp_path / "rows.csv")]) == 1
-    assert "row 1, column 2: expected a cell for the one column (text), got 2" in capsys.readouterr().err
-
-
 def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
     run, file = run_of(finished_run, "bert"), tmp_path / "rows.jsonl"
     file.write_text('{"id": 7, "text": "a joy", "who": {"name": "Ada"}}\n{"id": null, "text": " ", "who": "é"}\n')
@@ -393,18 +372,6 @@ def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, t
     assert "has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'" in capsys.readouterr().err
 
 
-def test_a_file_of_texts_is_read_as_it_is_written_and_a_note_says_so(
-    finished_run: MakeRun, tmp_path: Path, capsys: Any
-) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_bytes("id;text\n1;a naïve, dull film\n2;a café\n".encode("cp1252"))
-    asked = ["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--json"]
-    assert cli.main([*asked, "--file", str(file)]) == 0
-    out, error = capsys.readouterr()
-    assert "naïve, dull film" in out or "na\\u00efve, dull film" in out
-    assert "note: rows.csv is read in Windows-1252, as in 'naïve'; the cells of rows.csv are separated by semi" in error
-
-
 def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
     run = run_of(finished_run, "bert")
     (tmp_path / "a.csv").write_text("text_b,text_a\nit was,who\n")
@@ -418,12 +385,6 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
     (tmp_path / "e.csv").write_text("review,sentiment\nwho,joyful\n")  # a label is no second text
     assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / "e.csv")]) == 1
     assert "has the columns 'review', 'sentiment', and the task reads text_a and text_b" in capsys.readouterr().err
-
-
-def test_a_lone_column_is_a_text_and_one_beside_others_may_be_the_label(tmp_path: Path) -> None:
-    for table in ("topic\nwho", "about,topic\nwho,0"):
-        (tmp_path / "a.csv").write_text(table)
-        assert list(rows_of_file(tmp_path / "a.csv", None)) == [TextRow(("who",))]
 
 
 def test_a_stream_is_answered_line_by_line(finished_run: MakeRun, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ from forgetfree.training.monitor import Monitor
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1, "momentum": 0.0},
-    "momentum": {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1, "momentum": 0.9},
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1},
+    "momentum": {"optimizer": "momentum", "learning_rate": 0.05, "weight_decay": 0.1},
     "adamw": {"optimizer": "adamw", "learning_rate": 0.005, "weight_decay": 0.1, "l1": 1e-3},
 }
 #: Strategies on a ledger, by what a task is answered with.
@@ -299,12 +300,12 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
 @pytest.mark.parametrize(
     "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "lora", "o-lora", "fine-tune"]
 )
-def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeStream, name: str) -> None:
+def test_evaluating_between_batches_changes_nothing(tiny_stream: MakeStream, name: str) -> None:
     """Weights and answers are those of an undisturbed run, dropout included, and learned tasks are answered as ever."""
 
     def run(**periodic: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         stream = tiny_stream("bert", "linear", stream="qnli,sst2")
-        strategy = make(name, stream, accumulation=2, lora_dropout=0.2, **periodic)
+        strategy = make(name, stream, lora_dropout=0.2, **periodic)
         for experience in stream.benchmark.train_stream:
             strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
         within = {task: torch.from_numpy(answers.logits) for task, answers in strategy.predictions.items()}
@@ -349,8 +350,7 @@ def test_a_ledger_of_other_weights_is_refused_and_nothing_changed(tiny_stream: M
 @pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [(kind, changes) for kind in MODELS for changes in OPTIMIZERS.values()]
-    + [("bert", {"accumulation": 2}), ("bert", {"dropout": False})],
+    [(kind, changes) for kind in MODELS for changes in OPTIMIZERS.values()] + [("bert", {"dropout": False})],
     ids=str,
 )
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
@@ -376,7 +376,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
 
 
 @pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("changes", [{}, {"accumulation": 2}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
@@ -502,18 +502,12 @@ class Count(SupervisedPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        for name in dir(SupervisedPlugin):
+            if name.startswith(("before_", "after_")):
+                setattr(self, name, partial(self.count, name))
 
-
-def _counting(name: str) -> Callable[..., None]:
-    def callback(self: Count, strategy: Any, *args: Any, **kwargs: Any) -> None:
+    def count(self, name: str, *_: Any, **__: Any) -> None:
         self.calls[name] += 1
-
-    return callback
-
-
-for _name in dir(SupervisedPlugin):
-    if _name.startswith(("before_", "after_")):
-        setattr(Count, _name, _counting(_name))
 
 
 class Gradients(SupervisedPlugin):
@@ -536,7 +530,7 @@ def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> No
     """They find each tensor's gradient in its place, and what they leave there is what moves a region."""
     stream = tiny_stream("bert", "linear")
     gradients, watch = Gradients(zero), Watch()
-    how = {"optimizer": "sgd", "weight_decay": 0.0, "momentum": 0.0}
+    how = {"optimizer": "sgd", "weight_decay": 0.0}
     strategy = make("grafting-continual", stream, plugins=[watch, gradients], **how)
     strategy.train(stream.benchmark.train_stream[0])
     assert gradients.matrices > 0 and watch.updates > 0
@@ -546,16 +540,16 @@ def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> No
 @pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
 def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None:
-    """Per task: one experience, one epoch, a forward pass for each of the 2 parts of a batch, an update a batch."""
+    """Per task: one experience, one epoch, a forward pass and an update a batch."""
     count = Count()
     stream = tiny_stream("bert", "linear")
-    strategy = make(name, stream, plugins=[count], accumulation=2, evaluation_batch_size=8)
+    strategy = make(name, stream, plugins=[count], evaluation_batch_size=8)
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
     assert count.calls["before_training"] == count.calls["after_training_exp"] == 3
     assert count.calls["before_training_epoch"] == count.calls["after_training_epoch"] == 3
     for callback in ("training_iteration", "forward", "backward"):
-        assert count.calls[f"before_{callback}"] == count.calls[f"after_{callback}"] == 3 * STEPS * 2
+        assert count.calls[f"before_{callback}"] == count.calls[f"after_{callback}"] == 3 * STEPS
     assert count.calls["before_update"] == count.calls["after_update"] == 3 * STEPS
     assert count.calls["before_eval"] == 0
     strategy.evaluate()

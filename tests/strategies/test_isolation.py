@@ -242,14 +242,6 @@ def test_wsn_learns_a_mask_that_is_not_the_one_it_drew(tiny_stream: MakeStream) 
     assert len(region - Region.from_mask(first.mask)) > 0.3 * len(region)
 
 
-def test_wsn_keeps_to_its_capacity(tiny_stream: MakeStream) -> None:
-    strategy = learn(make("wsn", tiny_stream()))
-    for record in strategy.ledger.records:
-        sizes = {i: len(local) for i, local, _ in strategy.space.split(record.region.indices)}
-        assert set(sizes) <= set(weight_matrices(strategy.space))
-        assert all(0 < count <= 0.2 * strategy.space.tensors[i].size for i, count in sizes.items())
-
-
 # -- BitFit and graft re-training ------------------------------------------------------------------------
 
 

@@ -126,7 +126,7 @@ def test_scores_and_regions_in_training_are_float32(kind: str) -> None:
     stream = STREAMS[kind]()
     learner = make("grafting-continual", stream)
     space, task = stream.model.space(), stream.tasks[0]
-    (found,) = learner.bench(task).localized(learner.fine_tuned(task), learner.options)
+    found = learner.bench(task).localized(learner.fine_tuned(task), learner.options)
     assert found.scores.dtype == torch.float32
     assert len(found.scores.unique()) > 100  # steps of all sizes, not those of an 8-bit mantissa
     assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == torch.float32

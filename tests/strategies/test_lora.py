@@ -32,23 +32,6 @@ MakeStream = Callable[..., Any]
 # -- θ_pre and earlier adapters ----------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("lora")
-@pytest.mark.parametrize("name", BOTH)
-def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: MakeStream, name: str) -> None:
-    class Watch(SupervisedPlugin):
-        def before_update(self, strategy: Any, **_: Any) -> None:
-            named = strategy.model.named_parameters()
-            wanting = {key for key, parameter in named if parameter.requires_grad}
-            newest = {key for key in wanting if f".{strategy.adapters.newest}." in key and ".lora_" in key}
-            label = strategy.task.label
-            assert wanting - newest == {f"linears.{label}.weight", f"linears.{label}.bias"}
-            assert len(newest) == 8  # A and B of query and value in two layers
-            with_gradient = {k for k, p in strategy.model.named_parameters() if p.grad is not None}
-            assert with_gradient == wanting
-
-    learned_rows(make(name, tiny_stream("bert", "linear"), plugins=[Watch()]))
-
-
 def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("gpt2-lm", "causal")
     strategy = make("o-lora", stream, optimizer="adamw", learning_rate=0.005)
@@ -111,12 +94,6 @@ def test_the_layers_to_adapt_can_be_named(tiny_stream: MakeStream) -> None:
     assert list(strategy.adapters.adapters.projections("task-0")) == ["encoder.layer.0.intermediate.dense"]
 
 
-def test_graftable_bounds_the_adapters_too(tiny_stream: MakeStream) -> None:
-    stream = tiny_stream("bert", "linear", graftable=r"layer\.1\.attention")
-    names = targets(stream.model.backbone, stream.model.space())
-    assert names == [f"encoder.layer.1.attention.self.{part}" for part in ("query", "value")]
-
-
 def test_adapters_share_every_tensor_with_the_backbone(tiny_stream: MakeStream) -> None:
     backbone = tiny_stream("bert", "linear").model.backbone
     adapters = LoraAdapters(backbone)
@@ -176,27 +153,6 @@ def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> 
     assert seen[0] == pytest.approx(seen[1], rel=1e-4) and seen[1] > 0.01
 
 
-@pytest.mark.sampled(share=0.2)
-def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) -> None:
-    def largest_cosine(strength: float) -> float:
-        strategy = make(
-            "o-lora",
-            tiny_stream("bert", "linear", stream="qnli,sst2"),
-            optimizer="adamw",
-            lora_learning_rate=0.02,
-            weight_decay=0.0,
-            orthogonality=strength,
-            steps=60,
-        )
-        learned_rows(strategy)
-        first, second = (strategy.adapters.adapters.projections(f"task-{k}") for k in range(2))
-        unit = nn.functional.normalize
-        return max((unit(first[layer]) @ unit(second[layer]).T).abs().max().item() for layer in first)
-
-    assert largest_cosine(0.0) > 0.3
-    assert largest_cosine(100.0) < 0.02
-
-
 @pytest.mark.sampled("2.0-False")
 @pytest.mark.parametrize(("share", "stable"), [(0.5, True), (2.0, False)])
 def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float, stable: bool) -> None:
@@ -204,7 +160,7 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
     torch.manual_seed(0)
     stream = benchmark_stream(_benchmark(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     first, second = stream.benchmark.train_stream
-    constant = {"momentum": 0.0, "schedule": "constant", "steps": 40}
+    constant = {"optimizer": "sgd", "schedule": "constant", "steps": 40}
     strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)
     strategy.train(first)
     (projection,) = strategy.adapters.adapters.projections("task-0").values()

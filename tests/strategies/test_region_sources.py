@@ -18,6 +18,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
+from forgetfree.training import localization
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS
 
@@ -102,10 +103,12 @@ def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream
 
 
 @pytest.mark.parametrize("source", ["gradient", "snip", "fisher"])
-def test_gradients_are_those_of_as_many_rows_as_gradient_rows_says(
+def test_gradients_are_those_of_a_limited_number_of_rows(
     tiny_stream: MakeStream, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source, gradient_rows=3)
+    strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source)
+    monkeypatch.setattr(localization, "GRADIENT_ROWS", 3)
+    monkeypatch.setattr(localization, "FISHER_ROWS", 3)
     task, read, batch = strategy.stream.tasks[0], list[int](), EncodedRows.batch
     tuned = strategy.fine_tuned(task)
 
@@ -133,16 +136,6 @@ def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: M
 
 def owned(strategy: Any) -> list[Any]:
     return [record.owned for record in strategy.ledger.records]
-
-
-def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
-    """The same bits as graft-retrain's from the fine-tuned values, whatever was learned before."""
-    one = learn(tiny_stream(), 2, **TRAINED, composition="alone")
-    other = learn(tiny_stream(), 2, "graft-retrain", **TRAINED, region_start="fine-tuned")
-    union = learn(tiny_stream(), 2, **TRAINED)
-    for mine, theirs in zip(owned(one), owned(other), strict=True):
-        assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
-    assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
 
 
 class Modes(SupervisedPlugin):

@@ -234,6 +234,27 @@ def test_each_task_has_its_own_head() -> None:
         assert skill.heads == ("classifier",)
 
 
+class Normalised(BertForSequenceClassification):
+    """A classifier with a norm outside of body and head, whose running statistics follow the rows."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.norm = nn.BatchNorm1d(config.hidden_size, affine=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        self.norm(self.bert(input_ids).last_hidden_state[:, 0])
+        return super().forward(input_ids, labels=labels)
+
+
+def test_buffers_outside_of_the_body_are_what_they_were() -> None:
+    model = pre_trained(lambda: Normalised(bert_config(60)))
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01, heads=["classifier"]):
+        train(model, labelled(2))
+        assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
+    assert_same(model, before)
+
+
 def test_a_ledger_is_the_same_with_any_head() -> None:
     causal = language_model()
     reader = pre_trained(lambda: GPT2ForSequenceClassification(tiny.gpt2_config(60)))

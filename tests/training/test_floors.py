@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import floors
 from forgetfree.training.encoded_task import encode_task, sampled
-from forgetfree.training.floors import bag_of_words, linear_probe, word_answers
+from forgetfree.training.floors import bag_of_words, linear_probes, word_answers
 
 TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels
 
@@ -82,17 +81,9 @@ def test_rows_without_a_word_have_no_bag_of_words() -> None:
     assert word_answers([silent], np.array([0, 1]), [silent, silent]) == [None, None]
 
 
-def test_many_labels_of_few_rows_are_no_cause_for_a_warning() -> None:
-    rows, labels = Rows(tuple(f"word{i}" for i in range(40)), (), tuple(range(40))), np.arange(40)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (predicted,) = word_answers([rows], labels, [rows])
-    assert predicted is not None and (predicted == labels).all()
-
-
 def test_a_probe_is_a_logistic_regression_on_standardised_features(known: Any) -> None:
     tasks, model, *_ = known
-    found = linear_probe(tasks, model, batch_size=3)
+    found = linear_probes(tasks, model, batch_size=3)["linear_probe"]
     model.eval()
     for task, score in zip(tasks, found, strict=True):
         with torch.no_grad():
@@ -111,7 +102,7 @@ def test_where_the_task_is_withheld_one_classifier_knows_all_labels(known: Any) 
     for task, predicted, score in zip(tasks, answers, together, strict=True):
         assert score == (predicted == task.test.labels.numpy()).mean()
     assert together != bag_of_words(tasks, train, test)
-    assert linear_probe(tasks, model, task_known=False) != linear_probe(tasks, model)
+    assert linear_probes(tasks, model, task_known=False)["linear_probe"] != linear_probes(tasks, model)["linear_probe"]
 
 
 def test_a_classifier_is_fitted_to_so_many_rows_and_a_single_label_is_all_it_knows(
@@ -126,7 +117,7 @@ def test_a_classifier_is_fitted_to_so_many_rows_and_a_single_label_is_all_it_kno
 def test_other_readouts_have_no_probe(data_directory: Path, model_directory: Any) -> None:
     (rows,) = load_tasks("sst2", str(data_directory))
     loaded = load_model(str(model_directory("roberta-mlm")), "prompt")
-    assert linear_probe([encode_task(rows, loaded, shots=4)], loaded.model) == [None]
+    assert linear_probes([encode_task(rows, loaded, shots=4)], loaded.model)["linear_probe"] == [None]
 
 
 def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
@@ -150,7 +141,7 @@ def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
         predicted += found + [0] * (length - len(found))  # words that were cut off are answered by O
     sentences = Sentences(task.definition.labels, np.array(lengths))
     expected = entity_f1(np.array(predicted), task.test.labels.numpy(), sentences)
-    (score,) = linear_probe([task], stream.model)
+    (score,) = linear_probes([task], stream.model)["linear_probe"]
     assert score is not None and score == pytest.approx(expected, abs=0.06)  # one word may fall otherwise in a batch
 
 

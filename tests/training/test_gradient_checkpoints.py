@@ -13,7 +13,7 @@ from forgetfree import registry
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import OptionError
 from forgetfree.models.task_model import ModuleModel
-from forgetfree.training.layers import layer_checkpoints
+from forgetfree.training.step import layer_checkpoints
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {"steps": 3, "batch_size": 4, "sparsity": 0.01, "mask_steps": 2, "mask_batch_size": 8}

@@ -19,7 +19,7 @@ from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.training.loop import fine_tune, predict
-from forgetfree.training.step import TrainingStep, parts, plan
+from forgetfree.training.step import TrainingStep, plan
 from forgetfree.training.training_options import TrainingOptions, paper_steps
 
 ModelDirectory = Callable[[str], Path]
@@ -104,7 +104,7 @@ def test_plain_sgd_by_hand() -> None:
 
 def test_sgd_with_momentum_weight_decay_and_linear_schedule() -> None:
     """v ← 0.9·v + g + 0.01·θ; θ ← θ − lr·v with lr = 0.1, 0.1·2/3, 0.1·1/3."""
-    options = TrainingOptions(learning_rate=0.1, momentum=0.9, weight_decay=0.01)
+    options = TrainingOptions(optimizer="momentum", learning_rate=0.1, weight_decay=0.01)
     theta, velocity = START.double(), torch.zeros(3, dtype=torch.float64)
     for i, (gradient, got) in enumerate(zip(GRADIENTS, run(options, GRADIENTS, START), strict=True)):
         velocity = 0.9 * velocity + gradient.double() + 0.01 * theta
@@ -203,7 +203,7 @@ def test_steps_are_a_number_or_follow_a_rule(steps: Any, rows: int, batch_size: 
 def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, model_directory: ModelDirectory) -> None:
     """Written out with torch's own SGD, without dropout: the same weights up to rounding, the same losses."""
     rows = rows_for(bert)
-    options = TrainingOptions(learning_rate=0.1, momentum=0.9, batch_size=4, dropout=False, schedule="constant")
+    options = TrainingOptions(optimizer="momentum", learning_rate=0.1, batch_size=4, dropout=False, schedule="constant")
     losses: list[float] = []
     fine_tune(bert, rows, options, steps=7, seed=3, on_step=lambda step, loss: losses.append(loss))
 
@@ -226,7 +226,7 @@ def test_only_layers_and_the_tasks_readout_move(model: TaskModel) -> None:
     """Embeddings, LM head and the other task's readout stay bit for bit, under momentum and weight decay."""
     before, rows = state(model), rows_for(model)
     graftable = {f"backbone.{spec.name}" for spec in model.space().tensors}
-    options = TrainingOptions(learning_rate=0.05, momentum=0.9, weight_decay=0.1, batch_size=4)
+    options = TrainingOptions(optimizer="momentum", learning_rate=0.05, weight_decay=0.1, batch_size=4)
     fine_tune(model, rows, options, steps=3, seed=0)
     moved = {name for name, tensor in state(model).items() if not torch.equal(tensor, before[name])}
     own = {"linears.1.weight", "linears.1.bias"} if model.readout == "linear" else set()
@@ -252,30 +252,6 @@ def test_trainable_puts_everything_back_after_an_error(bert: TaskModel) -> None:
         raise ZeroDivisionError
     assert all(p.requires_grad for p in bert.parameters())
     assert weight.grad is None
-
-
-@pytest.mark.sampled("2")
-@pytest.mark.parametrize("accumulation", [2, 3, 8, 50])
-def test_accumulation_is_the_same_update(bert: TaskModel, model_directory: ModelDirectory, accumulation: int) -> None:
-    rows = rows_for(bert)
-    plain: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 8, "dropout": False}
-    twin = load(model_directory("bert"), "linear")
-    whole: list[float] = []
-    cut: list[float] = []
-    fine_tune(bert, rows, TrainingOptions(**plain), steps=4, seed=0, on_step=lambda _, loss: whole.append(loss))
-    options = TrainingOptions(**plain, accumulation=accumulation)
-    fine_tune(twin, rows, options, steps=4, seed=0, on_step=lambda _, loss: cut.append(loss))
-    assert cut == pytest.approx(whole, rel=1e-6)
-    for name, tensor in state(bert).items():
-        torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
-
-
-def test_parts_cover_a_batch_with_shares_that_add_up() -> None:
-    found = list(parts([4, 5, 6, 7, 8], 2))
-    assert [list(part.rows) for part in found] == [[4, 5], [6, 7, 8]]
-    assert [part.share for part in found] == [0.4, 0.6]
-    assert [(part.first, part.last) for part in found] == [(True, False), (False, True)]
-    assert len(list(parts([1, 2], 5))) == 2
 
 
 def test_the_seed_alone_decides(bert: TaskModel, model_directory: ModelDirectory) -> None:

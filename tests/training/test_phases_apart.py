@@ -63,7 +63,7 @@ def fine_tuned(bench: SingleTask, options: LocalizationOptions, start: ModelStat
 
 
 def searched(bench: SingleTask, options: LocalizationOptions, start: ModelState) -> Tensor:
-    return bench.localized(start, options)[0].scores
+    return bench.localized(start, options).scores
 
 
 @pytest.mark.sampled("batch size-fine_tuned")
