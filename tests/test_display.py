@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from forgetfree import display, options, registry
-from forgetfree.cli import predict
 from forgetfree.cli.usage import fail, silence
 from forgetfree.display import escaped, json_text, stderr, tell, tell_note
 from forgetfree.jobs.progress import Ended, make_progress
@@ -35,7 +34,7 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("module", [display, options, registry, predict])
+@pytest.mark.parametrize("module", [display, options, registry])
 def test_examples_in_docstrings_are_true(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

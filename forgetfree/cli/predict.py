@@ -29,7 +29,7 @@ from forgetfree.data.columns import (
     is_label,
 )
 from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
-from forgetfree.data.tables import Columns, Table
+from forgetfree.data.tables import Columns
 from forgetfree.display import Screen, counted, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of
@@ -39,22 +39,11 @@ from forgetfree.tasks import TaskDefinition
 STDIN = "/dev/stdin"
 #: What a line of --json or --csv holds itself.
 _OURS = {
-    "text",
-    *PAIR,
-    "prompt",
-    "task",
-    "label",
-    "probability",
-    "probabilities",
-    "words",
-    "tags",
-    "cut_tokens",
-    "entities",
+    *("text", *PAIR, "prompt", "task", "label", "probability", "probabilities", "words", "tags"),
+    *("cut_tokens", "entities"),
 }
 #: Rows that are answered together.
 _ROWS = 256
-#: What a spreadsheet takes for a formula begins with one of these.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 Row = tuple[str, ...]
 
 
@@ -116,16 +105,13 @@ def command(
         raise UsageError("--json and --csv are both given. Give one of them.")
     if file is not None and texts:
         raise UsageError("--file and texts are both given. Give one of them.")
-    if text_column and (file is None or is_plain(file)):
+    if (text_column or keep) and (file is None or is_plain(file)):
+        flag = "--text-column" if text_column else "--keep"
         raise UsageError(
-            "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet. Give one, or leave it "
-            "out."
+            f"{flag} names a column of --file, which must be a csv, tsv, json, jsonl or parquet. Give one, or leave it out."
         )
-    if keep and (file is None or is_plain(file) or not (as_json or as_csv)):
-        raise UsageError(
-            "--keep names a column of --file, which must be a csv, tsv, json, jsonl or parquet, and is written by --json "
-            "or --csv. Give both, or leave it out."
-        )
+    if keep and not (as_json or as_csv):
+        raise UsageError("--keep is for what --json or --csv writes. Give one of them, or leave it out.")
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
@@ -272,13 +258,9 @@ def rows_of_file(
             f"{path} has no column {lacking[0]!r}, which --keep names; it has {', '.join(map(repr, header))}. Name one of them."
         )
     for i, number in enumerate(table.numbers):
-        record = Columns(header, partial(_cell, table, i))
+        record = Columns(header, lambda name, i=i: table.columns[name][i])  # type: ignore[misc]
         row = _texts(f"{path}, row {number}", record, names, task)
         yield TextRow(row, {name: _json_value(record[name]) for name in keep})
-
-
-def _cell(table: Table, i: int, name: str) -> Any:
-    return table.columns[name][i]
 
 
 def is_plain(path: Path) -> bool:
@@ -352,7 +334,7 @@ class _Csv:
         self._task, self._kind = tasks[0], kind_of(tasks[0])
         self._texts = self._kind.names(self._task) if size == 1 else PAIR
         self._columns = list(dict.fromkeys(column for each in tasks for column in kind_of(each).columns(each)))
-        self._header = [_as_text([*keep, *self._texts, *self._columns])]
+        self._header = [[*keep, *self._texts, *self._columns]]
         self._table = csv.writer(sys.stdout, lineterminator="\n")
 
     def begin(self) -> None:
@@ -364,24 +346,4 @@ class _Csv:
         self.begin()
         cells, missing = self._kind.cells(self._task, answer), [""] * (len(self._texts) - len(row.texts))
         answered = [cells.get(column, "") for column in self._columns]
-        self._table.writerow(_as_text([*row.extra.values(), *row.texts, *missing, *answered]))
-
-
-def _as_text(cells: Iterable[Any]) -> list[Any]:
-    """Return cells that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe before it.
-
-    >>> _as_text(["=1+1", "-0.5", "fine", 0.5])
-    ["'=1+1", '-0.5', 'fine', 0.5]
-    """
-    return [
-        f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) and not _is_number(cell) else cell
-        for cell in cells
-    ]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        self._table.writerow([*row.extra.values(), *row.texts, *missing, *answered])

@@ -28,8 +28,8 @@ class BadRow:
         column: the column; empty where the row itself is not as it must be.
         what: what is wrong, in a few words, the same for all rows of which it is true.
         text: a piece of what stands there.
-        message: a paragraph with all this, what was expected, and the remedy.
-        remedy: what helps where many rows are like this, if there is something.
+        fault: what is wrong, with what was expected, as a sentence without its full stop.
+        remedy: what helps beside mending the row, if there is something.
     """
 
     file: str
@@ -37,16 +37,23 @@ class BadRow:
     column: str
     what: str
     text: str
-    message: str
+    fault: str
     remedy: str = ""
+
+    @property
+    def message(self) -> str:
+        """A paragraph with all this."""
+        column = f", column {self.column!r}" if self.column else ""
+        fault = f"{self.file}, row {self.row}{column}: {self.fault}."
+        return " ".join(filter(None, [fault, self.remedy, "Fix or remove the row."]))
 
 
 class RowError(DataError):
-    """A fault of one row, before it is known where it stands; ``what`` and ``remedy`` are as in `BadRow`."""
+    """A fault of one row, before it is known where it stands; the arguments are as in `BadRow`."""
 
-    def __init__(self, what: str, message: str, remedy: str = "") -> None:
-        self.what, self.remedy = what, remedy
-        super().__init__(message)
+    def __init__(self, what: str, fault: str, remedy: str = "") -> None:
+        self.what, self.fault, self.remedy = what, fault, remedy
+        super().__init__(f"{fault}. {remedy}".rstrip())
 
 
 class BadRows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgetfree.data.bad_rows import RowError
-from forgetfree.data.encoding import LEAD
+from forgetfree.data.encoding import token_ids
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
@@ -233,10 +233,10 @@ class ChatTemplate:
                 continue
             after = one[len(one) - _shared(one[::-1], other[::-1]) :]
             known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
-            for token in self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else ():
+            for token in token_ids(self._tokenizer, [after], special=True)[0]:
                 text = str(self._tokenizer.convert_ids_to_tokens(token))
                 if token in known and text in after:
-                    return after[after.index(text) :], int(token)
+                    return after[after.index(text) :], token
             return after, None
         return "", None
 
@@ -256,7 +256,7 @@ class ChatTemplate:
             raise RowError(
                 "special token in a text",
                 f"expected texts without {token[0]!r}, which is a special token, since the model's chat template changes texts "
-                "that have it. Remove it from the text, or remove the row.",
+                "that have it",
             )
         return marked
 
@@ -331,7 +331,7 @@ class ChatTemplate:
             raise RowError(
                 "answer does not begin as the template's prompt ends",
                 f"expected an answer that begins with {brief(left)}, since the model's chat template ends the prompt with "
-                f"that, got {brief(content)}. Write it at the beginning, or remove the row.",
+                f"that, got {brief(content)}",
                 f"Begin answers with {brief(left)}.",
             )
         return str(self._broken(content))
@@ -348,7 +348,7 @@ class ChatTemplate:
         raise RowError(
             "answer ends otherwise",
             f"expected an answer that the model's chat template ends as it ends others, with {brief(self.ending)}, got "
-            f"{brief(added[-60:])}. Change or remove the row.",
+            f"{brief(added[-60:])}",
         )
 
     def _broken(self, value: Any) -> Any:
@@ -367,8 +367,7 @@ class ChatTemplate:
             roles = ", ".join(turn["role"] for turn in chat.turns)
             raise RowError(
                 "chat that the template refuses",
-                "expected a chat that the model's chat template can put together, got turns of "
-                f"{roles}: {brief(str(error), 200)}. Change or remove the row, or take a model whose template takes it.",
+                f"expected a chat that the model's chat template can put together, got turns of {roles}",
                 f"The model's chat template says {brief(str(error), 200)}.",
             ) from error
 
@@ -394,27 +393,16 @@ class ChatTemplate:
             inside: whether it stands after another.
         """
         first, *others = text.split(_BREAK)
-        return [
-            *self._piece(first, inside=inside),
-            *(token for each in others for token in self._piece(each, inside=True)),
-        ]
-
-    def _piece(self, text: str, *, inside: bool) -> list[int]:
-        def ids(piece: str) -> list[int]:
-            found: Sequence[int] = self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-            return list(found)
-
-        if not inside or not text:
-            return ids(text) if text else []
-        lead, whole = ids(LEAD), ids(LEAD + text)
-        return whole[len(lead) :] if whole[: len(lead)] == lead else ids(text)
+        pieces = token_ids(self._tokenizer, [first], inside=inside, special=True)
+        pieces += token_ids(self._tokenizer, others, inside=True, special=True)
+        return [token for piece in pieces for token in piece]
 
 
 def _left_out(key: str, what: str) -> RowError:
     return RowError(
         f"{key} that the template leaves out",
-        f"expected nothing in the {what} that the model's chat template leaves out, got {key!r}. Take a model whose template "
-        "shows it, write it into a content, or remove it.",
+        f"expected nothing in the {what} that the model's chat template leaves out, got {key!r}",
+        "Take a model whose template shows it, or write it into a content.",
     )
 
 

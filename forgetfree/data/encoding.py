@@ -233,21 +233,26 @@ def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> Task
 
 
 #: The text before a text that does not begin its row.
-LEAD = "a"
+_LEAD = "a"
 
 
-def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
-    """Ids of texts without special tokens; ``inside`` a row, as they are after other text.
+def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False, special: bool = False) -> list[list[int]]:
+    """Ids of texts, to which no special token is added.
 
-    Some tokenizers (SentencePiece's) put a space, "▁", before each text, which a row does not have there.
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        texts: the texts.
+        inside: a row, as they are after other text. Some tokenizers (SentencePiece's) put a space, "▁", before each text,
+            which a row does not have there.
+        special: whether a text that spells a special token ("[SEP]") becomes one, as in a template. A text of a user must
+            not: ids alone tell the model where it is.
     """
-    # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
-    settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    settings = {"add_special_tokens": False, "verbose": False} | ({} if special else {"split_special_tokens": True})
     if not texts or not inside:
         return [list(ids) for ids in tokenizer(list(texts), **settings)["input_ids"]] if texts else []
-    lead, *whole = tokenizer([LEAD, *(LEAD + text for text in texts)], **settings)["input_ids"]
+    lead, *whole = tokenizer([_LEAD, *(_LEAD + text for text in texts)], **settings)["input_ids"]
     return [
-        ids[len(lead) :] if ids[: len(lead)] == lead else token_ids(tokenizer, [text])[0]
+        ids[len(lead) :] if ids[: len(lead)] == lead else token_ids(tokenizer, [text], special=special)[0]
         for ids, text in zip(whole, texts, strict=True)
     ]
 

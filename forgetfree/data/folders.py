@@ -139,9 +139,10 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
             )
         if named:
             files[split] = named[0]
-    if files and (parts := [path.name for path in every if _is_part(path.name)]):
+    parts = [match for path in every if (match := _PART.fullmatch(path.name)) and format_of(path.name)[1]]
+    if files and (of_splits := [match[0] for match in parts if split_of(match[1].rstrip("-_."))]):
         raise DataError(
-            f"{folder} holds {' and '.join(path.name for path in files.values())}, and {parts[0]}, which is one of several "
+            f"{folder} holds {' and '.join(path.name for path in files.values())}, and {of_splits[0]}, which is one of several "
             "parts of a split. Remove what is not meant."
         )
     if "train" not in files:
@@ -218,12 +219,6 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
 
 
 # -- What is missing ---------------------------------------------------------------------------------------
-
-
-def _is_part(name: str) -> bool:
-    """True if the name of a file is that of one of several parts of a split."""
-    match = _PART.fullmatch(name)
-    return bool(match and split_of(match[1].rstrip("-_.")) and format_of(name)[1])
 
 
 def part_note(path: Path) -> str:

@@ -208,7 +208,7 @@ def check_alike(
 
     def described(group: Sequence[str]) -> str:
         each = [f"{shown(name)} ({_rows_of(name, counts[name], rows[cells.index(name)])})" for name in group]
-        return f"{' and '.join(each)}, which differ in {_difference(group)} alone"
+        return f"{' and '.join(each)}, which look alike"
 
     more = f"; and {len(groups) - _MOST_NAMES} more groups" if len(groups) > _MOST_NAMES else ""
     raise DataError(
@@ -234,17 +234,6 @@ def folded(name: str) -> str:
     seen = " ".join(unicodedata.normalize("NFKC", without_invisible(name)).casefold().split())
     seen = unicodedata.normalize("NFKC", seen)
     return seen.removesuffix(".0") if _WHOLE_AS_REAL.fullmatch(seen) else seen
-
-
-def _difference(names: Sequence[str]) -> str:
-    """Difference of names that look alike."""
-    if len({name.casefold() for name in names}) == 1:
-        return "case"
-    if len({without_invisible(name) for name in names}) == 1:
-        return "invisible characters"
-    if any(_WHOLE_AS_REAL.fullmatch(name) for name in names):
-        return "the spelling of a number"
-    return "the code of their characters"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -300,7 +300,8 @@ class PromptEncoder(Encoder):
         """
         read, bad = self._read(rows)
         if bad and not rows.places:
-            raise DataError(next(iter(bad.values())).message)
+            row = next(iter(bad.values()))
+            raise DataError(f"Prompt {row.row}: {row.fault}. {row.remedy}".rstrip())
         faults = DataFaults()
         faults.add(BadRows(bad.values()), len(read))
         faults.report()
@@ -405,8 +406,7 @@ class PromptEncoder(Encoder):
                 raise RowError(
                     "answer does not fit",
                     f"expected an answer that fits into max_length={self._max_length} tokens beside the instruction, the "
-                    f"template and the marks of turns, got one of {len(answer):,} tokens. Set a higher max_length, if the "
-                    "model allows it, or remove the row.",
+                    f"template and the marks of turns, got one of {len(answer):,} tokens",
                     "Set a higher max_length, if the model allows it.",
                 )
             before = prompt.within(self._max_length - max(len(answer), kept))
@@ -428,9 +428,7 @@ class PromptEncoder(Encoder):
 
     def _bad(self, rows: Rows, i: int, error: RowError) -> BadRow:
         file, number = rows.places[i] if rows.places else ("", i + 1)
-        where = f"{file}, row {number}" if file else f"Prompt {number}"
-        text = brief(rows.first[i])
-        return BadRow(file, number, "", error.what, text, f"{where}: {error}", error.remedy)
+        return BadRow(file, number, "", error.what, brief(rows.first[i]), error.fault, error.remedy)
 
     # -- What stands around a prompt -------------------------------------------------------------------------
 
@@ -536,8 +534,7 @@ class PromptEncoder(Encoder):
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _ids(self, piece: str) -> list[int]:
-        ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
-        return ids
+        return token_ids(self.tokenizer, [piece], special=True)[0]
 
 
 @dataclass(frozen=True)

@@ -105,18 +105,15 @@ class TaskRows:
         """Note on rows that are `shared`, if any; ``scored`` is the split that the test rows come from, see `evaluated_on`."""
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
         phrases = [
-            f"1 is also one of the {names[split]} rows" if count == 1 else f"{count:,} are also {names[split]} rows"
+            f"the texts of {count:,} are also in the {names[split]} rows"
             for split, count in self.shared.items()
             if count
         ]
         if not phrases:
             return ""
-        which = f" of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r} "
-        files = not self.split_off and (scored == "test" or self.shared["train"])
-        remedy = "Remove them from one of the files." if files else "Keep each of these texts once."
         return (
-            f"{', and '.join(phrases).replace(' ', which, 1)} (the same texts, whatever their labels), so scores may be "
-            f"higher than on new texts. {remedy}"
+            f"Of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r}, {' and '.join(phrases)} (whatever the "
+            "labels), so scores may be higher than on new texts. Keep each of these texts once."
         )
 
     @property
@@ -293,18 +290,12 @@ def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
     notes = []
     if repeated:
         one, other = repeated[0]
-        verb = "repeats" if len(repeated) == 1 else "repeat"
-        notes.append(
-            f"{counted(len(repeated), 'training row')} {verb} the texts and the label of an earlier one (the first is row "
-            f"{numbers[one]}, as row {numbers[other]})"
-        )
+        again = f"{counted(len(repeated), 'training row')} with the texts and the label of an earlier one"
+        notes.append(f"{again} (the first is row {numbers[one]}, as row {numbers[other]})")
     if differing:
         one, other = next(iter(differing.items()))
-        verb = "stands" if len(differing) == 1 else "stand"
-        notes.append(
-            f"{counted(len(differing), 'text')} {verb} under several labels in the training rows (the first in rows "
-            f"{numbers[one]} and {numbers[other]})"
-        )
+        several = f"{counted(len(differing), 'text')} under several labels in the training rows"
+        notes.append(f"{several} (the first in rows {numbers[one]} and {numbers[other]})")
     return notes
 
 

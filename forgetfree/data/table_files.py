@@ -211,19 +211,19 @@ def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
     reader, begin, number = csv.reader(lines_of(text), strict=True, delimiter=sign, **dialect), 1, 0
     with _long_fields():
         while True:
-            record, fault = None, ""
+            record, fault, remedy = None, "", ""
             try:
                 record = next(reader, None)
             except csv.Error as error:
-                fault = f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
+                fault, remedy = first_line(error), f"{_QUOTE}, and double the quotes inside."
                 if not names or "unexpected end" in str(error):  # after a quote that is not closed there are no rows
-                    raise DataError(fault) from error
+                    raise DataError(f"{path}, line {begin}: {fault}. {remedy}") from error
             if record is None and not fault:
                 break
             if fault:
                 number += 1
-                through = f" to {reader.line_num}" if reader.line_num > begin else ""
-                bad.add(BadRow(str(path), number, "", "broken quotes", f"line {begin}{through}", fault))
+                lines = f"line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
+                bad.add(BadRow(str(path), number, "", "broken quotes", lines, f"{fault} in {lines}", remedy))
             elif record and not names:
                 names = record
                 check_names(str(path), [name for name in names if name])  # a column without a name is not read
@@ -251,12 +251,10 @@ def _long_fields() -> Iterator[None]:
 
 
 def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequence[str], sign: str) -> BadRow:
-    column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
     of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
     fault = f"expected a cell for {of} ({', '.join(names)}), got {len(record)}"
-    message = f"{path}, row {number}, column {column}: {fault}. {_QUOTE}."
     what = "too few cells" if len(record) < len(names) else "too many cells"
-    return BadRow(str(path), number, "", what, shown(sign.join(record)), message)
+    return BadRow(str(path), number, "", what, shown(sign.join(record)), fault, f"{_QUOTE}.")
 
 
 # -- Other formats -----------------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ def _read_jsonl(path: Path, text: str) -> Table:
             numbers.append(number)
         else:
             cell = shown(line.strip())
-            fault = f"{path}, row {number}: expected a JSON object, got {cell}{reason}. Fix or remove the row."
+            fault = f"expected a JSON object, got {cell}{reason}"
             bad.add(BadRow(str(path), number, "", "no JSON object", cell, fault))
     return replace(of_records(str(path), records, numbers), bad=bad)
 
@@ -322,8 +320,8 @@ def _read_conll(path: Path, text: str) -> Table:
         if not is_tagged or (columns and len(cells) != columns):
             expected = f"{columns} columns, as in the lines before" if columns and is_tagged else "a word and its tag"
             cell, what = shown(line.strip()), "other columns" if is_tagged else "no tag"
-            fault = f"{where}, line {number}: expected {expected}, got {cell}. {_CONLL_FORM}"
-            bad.add(BadRow(where, numbers[-1], "", what, cell, fault))
+            fault = f"expected {expected}, got {cell} in line {number}"
+            bad.add(BadRow(where, numbers[-1], "", what, cell, fault, _CONLL_FORM))
             continue
         columns = len(cells)
         tokens[-1].append(cells[0])

@@ -26,7 +26,6 @@ TASKS = (
     "A task here has one label a row, for a text or a pair of texts, a tag for each word of a sentence, or a text that "
     "answers a prompt or a chat; see 'forgetfree list kinds'. "
 )
-_REMEDY = "Make such rows, or name other columns."
 #: The names of splits, ours first.
 _SPLITS = {
     "train": ("train", "training"),
@@ -114,10 +113,7 @@ class Table:
 
     def fault(self, i: int, column: str, what: str, expected: str, got: str, remedy: str = "") -> BadRow:
         """Fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""
-        message = f"{self.where}, row {self.numbers[i]}, column {column!r}: expected {expected}, got {got}."
-        of_row = "" if remedy.endswith(_REMEDY) else "Fix or remove the row."
-        message = " ".join(filter(None, [message, remedy, of_row]))
-        return BadRow(self.where, self.numbers[i], column, what, got, message, remedy)
+        return BadRow(self.where, self.numbers[i], column, what, got, f"expected {expected}, got {got}", remedy)
 
     def check_columns(self, columns: ColumnNames) -> None:
         """Raise ``DataError`` if a column is missing."""
@@ -143,8 +139,7 @@ def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Ta
             good[number] = record
         else:
             text = shown(record)
-            fault = f"{where}, row {number}: expected columns and values, got {text}. Fix or remove the row."
-            bad.add(BadRow(where, number, "", "no columns", text, fault))
+            bad.add(BadRow(where, number, "", "no columns", text, f"expected columns and values, got {text}"))
     names = dict.fromkeys(str(name) for record in good.values() for name in record)
     columns = Columns(names, lambda name: [record.get(name) for record in good.values()])
     return Table(where, columns, [*good], bad=bad)
@@ -377,7 +372,9 @@ def other_form(cell: Any) -> str:
         form = "several labels, or values, a row"
     else:
         return ""
-    return f"The column seems to hold {form}, which is no text and no label. {TASKS}{_REMEDY}"
+    return (
+        f"The column seems to hold {form}, which is no text and no label. {TASKS}Make such rows, or name other columns."
+    )
 
 
 def plain(value: Any) -> Any:

@@ -478,14 +478,11 @@ class _LabelledTable:
                 f"my_{task}, before --data FILE or to its folder."
             )
         if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
-            has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
-            file, row = self.table.where, self.table.numbers[i]
-            message = (
-                f"{file}, row {row}, column {self._label!r}: {cell} is out of range, {has}. Fix the row, or the label_names in "
-                f"source.json.{own}"
+            remedy = (
+                f"Task {task!r} has the {count} labels 0 to {count - 1} ({names}); see label_names in source.json.{own}"
             )
-            remedy = f"{has[0].upper()}{has[1:]}.{own}"
-            return BadRow(file, row, self._label, "unknown label", shown(cell), message, remedy)
+            place = self.table.where, self.table.numbers[i], self._label
+            return BadRow(*place, "unknown label", shown(cell), f"{cell} is out of range", remedy)
         has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows.{own} "
         return self._fault(self._label, i, "unknown label", labels.expected, has)
 

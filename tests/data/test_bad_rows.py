@@ -116,7 +116,7 @@ def test_good_rows_alone_give_the_same_task(data: Path, tmp_path: Path) -> None:
 def test_a_fault_of_every_row_is_one_of_the_table_and_never_left_out(tmp_path: Path) -> None:
     (tmp_path / "mood.csv").write_text("text,label\n" + "".join(f"text {i},{i},more\n" for i in range(30)))
     for options in (ReadOptions(), SKIP):
-        with pytest.raises(DataError, match=r"row 1, .* All 30 rows are like this one\.$") as caught:
+        with pytest.raises(DataError, match=r"row 1: .* All 30 rows are like this one\.$") as caught:
             load_task("mood", str(tmp_path / "mood.csv"), "test", options)
         assert "\n" not in str(caught.value)
 
@@ -155,7 +155,7 @@ def test_what_is_wrong_with_rows_hides_nothing_else(tmp_path: Path) -> None:
     test = [*rows, {"text_a": "z", "text_b": "b", "label": "maybe"}]
     error = refused(None, {"mood": {"train": [*rows, *bad], "test": test}})
     assert [(each.row, each.what) for each in error.rows] == [(40, "no text"), (40, "unknown label")]
-    assert len(error.others) == 1 and "differ in case alone" in error.others[0]
+    assert len(error.others) == 1 and "which look alike" in error.others[0]
     (rest,) = error.rest
     assert rest.task.labels == ("no", "yes") and len(rest.train) + len(rest.validation) == 41 and len(rest.test) == 40
 

@@ -95,31 +95,11 @@ def test_half_of_a_surrogate_pair_is_refused_with_its_place(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-@pytest.mark.parametrize("digits", [19, 5000])
-def test_a_label_of_many_digits_is_told_in_a_message_of_some_length(folder: Path, suffix: str, digits: int) -> None:
+def test_a_label_of_many_digits_is_told_in_a_message_of_some_length(folder: Path, suffix: str) -> None:
     (folder / "train.jsonl").unlink()
-    label = "7" * digits
+    label = "7" * 5000
     text = {"jsonl": f'{{"text": "a", "label": "{label}"}}\n', "csv": f"text,label\na,{label}\n"}[suffix]
     (folder / f"train.{suffix}").write_text(text)
     message = refusal(folder)
     assert message.startswith(f"{folder}/train.{suffix}: every row has label ")
     assert len(message) < 400 + len(str(folder))
-
-
-def test_a_row_that_is_nested_too_deep_is_refused(folder: Path) -> None:
-    (folder / "train.jsonl").write_text('{"text": "a", "label": ' + "[" * 100_000 + "\n")
-    assert "row 1: expected a JSON object" in (message := refusal(folder))
-    assert "nested more than 100 deep" in message
-    (folder / "source.json").write_text("[" * 100_000)
-    assert "source.json is not valid JSON: its lists and objects are nested more than 100 deep" in refusal(folder)
-
-
-def test_names_that_come_twice_are_found_in_one_pass(folder: Path) -> None:
-    names = [f"column {i}" for i in range(20_000)]
-    (folder / "train.jsonl").rename(folder / "train.csv")
-    (folder / "train.csv").write_text(",".join([*names, names[-1]]) + "\n")
-    assert "has column 'column 19999' twice" in refusal(folder)
-    row = ", ".join(f'"{name}": 0' for name in [*names, names[-1]])
-    (folder / "train.csv").rename(folder / "train.jsonl")
-    (folder / "train.jsonl").write_text(f"{{{row}}}\n")
-    assert "the key 'column 19999' stands twice" in refusal(folder)

@@ -130,7 +130,7 @@ def test_prompts_are_put_together_with_their_own_texts_too(template: str, prompt
         (
             "strict",
             [user(), user(), said()],
-            "template can put together, got turns of user, user: 'roles must alternate'",
+            "template can put together, got turns of user, user. The model's chat template says 'roles must alternate'",
         ),
         ("drops", {"messages": [user(), said()], "tools": TOOLS}, "leaves out, got 'tools'"),
         (

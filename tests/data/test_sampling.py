@@ -56,7 +56,21 @@ def lengths_of(n: int) -> list[int]:
 
 LENGTHS = lengths_of(1001)
 #: Rows that a window of 50 batches covers, that lie in several windows, and that leave a last batch of one row.
-SIZES = [(5, 8), (128, 8), (401, 8), (1001, 8), (1500, 1024), (2490, 1024), (3668, 1024), (1600, 16), (2049, 16)]
+SIZES = [
+    (1, 8),
+    (2, 8),
+    (3, 1),
+    (5, 2),
+    (5, 8),
+    (128, 8),
+    (401, 8),
+    (1001, 8),
+    (1500, 1024),
+    (2490, 1024),
+    (3668, 1024),
+    (1600, 16),
+    (2049, 16),
+]
 
 
 def sizes_of(rows: int, batch_size: int) -> list[int]:
@@ -78,7 +92,7 @@ def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool
         assert sorted(i for batch in epoch for i in batch) == list(range(rows))
         sizes = sorted(map(len, epoch))
         assert sizes == sizes_of(rows, batch_size)
-    assert rows <= batch_size or epochs[0] != epochs[1]
+    assert rows < 100 or epochs[0] != epochs[1]
 
 
 @pytest.mark.sampled("False")
@@ -100,14 +114,6 @@ def test_every_row_of_any_length_is_used_equally_often(grouped: bool) -> None:
     for part in (by_length[:20], by_length[-20:]):  # the shortest and the longest rows
         assert sum(used[row] for row in part) == pytest.approx(20 * seeds * share, rel=0.03)
         assert sum(weight[row] for row in part) == pytest.approx(sum(weight) * 20 / 203, rel=0.03)
-
-
-@pytest.mark.parametrize(("rows", "batch_size"), [(1, 8), (3, 1), (5, 2), (2, 8)])
-def test_a_single_row_stays_alone_where_it_must(rows: int, batch_size: int) -> None:
-    plan = plan_batches(lengths_of(rows), batch_size, -(-rows // batch_size), seed=0)
-    assert sorted(map(len, plan)) == sorted(
-        [rows % batch_size or batch_size, *[batch_size] * ((rows - 1) // batch_size)]
-    )
 
 
 def spread(plan: list[list[int]], lengths: list[int]) -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -72,23 +70,17 @@ def test_source_json_describes_an_unregistered_task(tmp_path: Path) -> None:
     assert {key: getattr(task, key) for key in ("template", "causal_template", "metric")}.items() <= notes.items()
 
 
-def test_a_registered_task_keeps_its_prompt(tmp_path: Path) -> None:
+def test_a_registered_task_keeps_its_prompt_and_its_label_words(tmp_path: Path) -> None:
     write_task(tmp_path, "sst2", SINGLES)
     assert load(tmp_path, "sst2").task == registry.tasks()["sst2"]
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["positive", "negative"], ("great", "terrible")),  # words follow labels that the data number differently
-        (["bad", "good"], ("terrible", "great")),  # other names count by their position
-        (["+", "-"], ("terrible", "great")),
-    ],
-)
-def test_label_words_of_a_registered_task(tmp_path: Path, names: list[str], words: tuple[str, ...]) -> None:
-    write_task(tmp_path, "sst2", SINGLES, {"label_names": names})
-    task = load(tmp_path, "sst2").task
-    assert (task.labels, task.label_words) == (tuple(names), words)
+    for names, words in (
+        (("positive", "negative"), ("great", "terrible")),  # words follow labels that the data number differently
+        (("bad", "good"), ("terrible", "great")),  # other names count by their position
+        (("+", "-"), ("terrible", "great")),
+    ):
+        write_task(tmp_path, "sst2", SINGLES, {"label_names": names})
+        task = load(tmp_path, "sst2").task
+        assert (task.labels, task.label_words) == (names, words)
 
 
 # -- Directories: splits ---------------------------------------------------------------------------------
@@ -164,22 +156,12 @@ def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path
     rows = load(tmp_path, "mine")
     assert rows.shared == {"train": 4, "validation": 2}
     assert rows.shared_note().startswith(
-        "4 of 9 test rows of task 'mine' are also training rows, and 2 are also validation rows (the same texts, "
+        "Of 9 test rows of task 'mine', the texts of 4 are also in the training rows and the texts of 2 are also in the val"
     )
     rows = rows.evaluated_on("validation")
     assert rows.test.first == ("i", "j") and rows.shared == {"train": 0, "validation": 0} and rows.shared_note() == ""
-    rows = replace(rows, train=rows.test)
-    expected = "2 of 2 validation rows of task 'mine' are also training rows (the same texts, whatever their labels)"
-    assert rows.shared_note("validation").startswith(expected)
-    one = Rows(rows.test.first[:1], (), (0,))
-    note = replace(rows, train=one, validation=one).shared_note("validation")
-    assert note.startswith(
-        "1 of 2 validation rows of task 'mine' is also one of the training rows, and 1 is also one of"
-    )
-    rows = replace(rows, train=rows.validation, validation=rows.test)
-    assert rows.shared_note("validation").startswith(
-        "2 of 2 validation rows of task 'mine' are also other validation rows ("
-    )
+    note = replace(rows, validation=rows.test).shared_note("validation")
+    assert note.startswith("Of 2 validation rows of task 'mine', the texts of 2 are also in the other")
 
 
 def test_shared_rows_are_found_whatever_their_case_white_space_and_punctuation() -> None:
@@ -211,9 +193,9 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     ({"train.csv": "phrase,label\na,0\n"}, "{folder}/train.csv has no column 'text': expected text (or text_a"),
     ({"train.csv": "text,label\n,0\n ,1\n"}, "{folder}/train.csv: column 'text' is empty in every row"),
     # cells
-    ({"test.csv": 'label,text\n0,a\n1,"b\nb"\n0\n'}, "row 3, column 'text': expected a cell for each of the 2 columns"),
-    ({"train.csv": "label,text\n0,a\n1,b, and c\n"}, "row 2, column 3: expected a cell for each of the 2 columns"),
-    ({"train.csv": "text,label\na,0\n\nb,c,1\n"}, "row 2, column 3: expected a cell for each of the 2 columns"),
+    ({"test.csv": 'label,text\n0,a\n1,"b\nb"\n0\n'}, "row 3: expected a cell for each of the 2 columns"),
+    ({"train.csv": "label,text\n0,a\n1,b, and c\n"}, "row 2: expected a cell for each of the 2 columns"),
+    ({"train.csv": "text,label\na,0\n\nb,c,1\n"}, "row 2: expected a cell for each of the 2 columns"),
     ({"test.csv": 'text,label\na,0\n"b,1\nc,0\n'}, "{folder}/test.csv, line 3: unexpected end of data. Quote texts"),
     ({"test.csv": None, "test.jsonl": '\n{"text": "a", "label": 7}\n'}, "test.jsonl, row 2, column 'label': 7 is out"),
     ({"test.csv": None, "test.jsonl": '{"text": "a", "label": 0}\nnull\n'}, "row 2: expected a JSON object, got "),
@@ -273,7 +255,7 @@ def test_what_does_not_fit_a_registered_task_is_named(tmp_path: Path) -> None:
     assert "no column 'text_a': expected text_a and text_b, and label" in message(tmp_path, "qnli")
     folder = write_task(tmp_path, "sst2", SINGLES, ending="csv")
     (folder / "test.csv").write_text("text,label\na,2\n")
-    assert "2 is out of range, task 'sst2' has the 2 labels 0 to 1 (negative, positive)" in message(tmp_path, "sst2")
+    assert "2 is out of range. Task 'sst2' has the 2 labels 0 to 1 (negative, positive)" in message(tmp_path, "sst2")
     (folder / "source.json").write_text('{"label_names": ["a", "b", "c"]}')
     assert "names 3 labels, but task 'sst2' has 2: negative, positive" in message(tmp_path, "sst2")
 
@@ -320,15 +302,7 @@ def test_a_column_that_appears_twice_is_named(tmp_path: Path) -> None:
     assert expected in message(tmp_path) and "(the key 'label' stands twice)" in message(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("validation.xlsx", "validation"),
-        ("dev.feather", "validation"),
-        ("valid.arrow", "validation"),
-        ("TEST.xls", "test"),
-    ],
-)
+@pytest.mark.parametrize(("name", "split"), [("dev.feather", "validation"), ("TEST.xls", "test")])
 def test_a_file_that_is_meant_for_a_split_is_not_left_out(tmp_path: Path, name: str, split: str) -> None:
     folder = write_task(tmp_path, "mine", SINGLES, ending="csv")
     (folder / f"{split}.csv").rename(folder / name)
@@ -402,15 +376,8 @@ def test_the_default_data_is_the_environments_or_the_hub(monkeypatch: pytest.Mon
 # -- The hub ---------------------------------------------------------------------------------------------
 
 
-class Table:
-    """The part of the result of `datasets.load_dataset` that we use."""
-
-    def __init__(self, **columns: list[Any]) -> None:
-        self._columns = columns
-        self.column_names = list(columns)
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return self._columns[name]
+def rows_of(**columns: list[Any]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict(columns)
 
 
 @pytest.fixture
@@ -434,18 +401,18 @@ def hub_message(name: str) -> str:
 
 def test_the_hub_is_read_by_the_tasks_own_columns_and_splits(hub: dict[Any, Any]) -> None:
     questions = [f"who {i}?" for i in range(20)]
-    table = Table(question=questions, sentence=["I."] * 20, label=[0, 1] * 10, idx=list(range(20)))
+    table = rows_of(question=questions, sentence=["I."] * 20, label=[0, 1] * 10, idx=list(range(20)))
     hub["nyu-mll/glue", "qnli", "train"] = hub["nyu-mll/glue", "qnli", "validation"] = table
     rows = load_tasks("qnli", "hub")[0]
     assert rows.test == Rows(tuple(questions), ("I.",) * 20, (0, 1) * 10)
     assert (len(rows.train), len(rows.validation)) == (18, 2)
-    table = Table(text=["o", "s"] * 10, label=[0, 1] * 10)  # SetFit/subj calls objective 0; here subjective is
+    table = rows_of(text=["o", "s"] * 10, label=[0, 1] * 10)  # SetFit/subj calls objective 0; here subjective is
     hub["SetFit/subj", None, "train"] = hub["SetFit/subj", None, "test"] = table
     assert load_tasks("subj", "hub")[0].test.labels == (1, 0) * 10
 
 
 def test_a_text_may_be_made_of_several_columns_of_the_hub(hub: dict[Any, Any]) -> None:
-    table = Table(
+    table = rows_of(
         premise=["The sun rose."] * 20,
         question=["cause", "effect"] * 10,
         choice1=["It was dawn."] * 20,
@@ -458,16 +425,13 @@ def test_a_text_may_be_made_of_several_columns_of_the_hub(hub: dict[Any, Any]) -
     assert set(test.second) == {"First: It was dawn. Second: It was night."}
 
 
-def test_undecided_rows_of_the_hub_are_left_out(hub: dict[Any, Any]) -> None:
-    table = Table(premise=list("abcd"), hypothesis=list("efgh"), label=[0, -1, 1, 2])
+def test_undecided_rows_of_the_hub_are_left_out_and_wrong_ones_named_by_their_own_number(hub: dict[Any, Any]) -> None:
+    table = rows_of(premise=list("abcd"), hypothesis=list("efgh"), label=[0, -1, 1, 2])
     for split in ("train", "validation", "test"):
         hub["stanfordnlp/snli", None, split] = table
     assert load_tasks("snli", "hub")[0].train == Rows(("a", "c", "d"), ("e", "g", "h"), (0, 1, 2))
-
-
-def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any, Any]) -> None:
     for split in ("train", "validation", "test"):
-        hub["stanfordnlp/snli", None, split] = Table(
+        hub["stanfordnlp/snli", None, split] = rows_of(
             premise=["a", "b", None], hypothesis=["e", "f", "g"], label=[0, -1, 1]
         )
     with pytest.raises(BadDataError) as caught:
@@ -476,16 +440,10 @@ def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any
         f"stanfordnlp/snli:{split}" for split in ("train", "validation", "test")
     ]
     assert "snli:train, row 2, column 'text_a': expected a text, got nothing" in caught.value.rows[0].message
-    for label, fault in (("unsure", ""), (3, ": 3 is out of range")):
-        for split in ("train", "validation", "test"):
-            hub["stanfordnlp/snli", None, split] = Table(premise=["a"], hypothesis=["e"], label=[label])
-        with pytest.raises(BadDataError) as caught:
-            load_tasks("snli", "hub")
-        assert f"stanfordnlp/snli:train, row 0, column 'label'{fault}" in str(caught.value)
 
 
 def test_what_the_hub_does_not_give_is_told(hub: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    hub["fancyzhx/ag_news", None, "train"] = Table(body=["a"], label=[0])
+    hub["fancyzhx/ag_news", None, "train"] = rows_of(body=["a"], label=[0])
     assert "fancyzhx/ag_news:train has no column 'text'; it has body, label" in hub_message("ag_news")
     hub["fancyzhx/ag_news", None, "train"] = ConnectionError("Couldn't reach the Hub.\nlong\nstory")
     assert hub_message("ag_news") == (
@@ -497,8 +455,6 @@ def test_what_the_hub_does_not_give_is_told(hub: dict[Any, Any], monkeypatch: py
 
 
 def test_a_set_in_hub_layout_is_read_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for split in ("train", "test"):
         write_rows(tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet", SINGLES)
@@ -511,25 +467,6 @@ def test_a_set_in_hub_layout_is_read_by_the_datasets_library(tmp_path: Path, mon
         datasets.enable_progress_bars()
     assert rows.test.first == tuple(f"text {i}" for i in range(20))
     assert rows.test.labels == (0, 1) * 10
-
-
-@pytest.mark.sampled(share=0.4)
-def test_without_a_connection_the_hub_fails_at_once_and_says_what_to_do() -> None:
-    code = (
-        "import time, datasets\n"
-        "from forgetfree.data.sources import load_tasks\n"
-        "from forgetfree.errors import DataError\n"
-        "begin = time.perf_counter()\n"
-        "try: load_tasks('ag_news', 'hub')\n"
-        "except DataError as error: print(error)\n"
-        "assert time.perf_counter() - begin < 10\n"
-    )
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent/cache"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Task 'ag_news' cannot be read from the hub (fancyzhx/ag_news, split train): ")
-    assert done.stdout.strip().endswith("give a directory with --data DIR, or --data demo.")
-    assert done.stdout.count("\n") == 1
 
 
 # -- Real data -------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_openai_s_client_gets_the_texts_of_predict(run: Path, openai_client: Any
 
 def test_turns_that_the_chat_template_refuses_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> str:
-        raise RowError("chat that the template refuses", "expected another chat.")
+        raise RowError("chat that the template refuses", "expected another chat")
 
     monkeypatch.setattr(ChatTemplate, "put_together", refuse)
     answer = client.post("/v1/chat/completions", json=ask())

@@ -11,7 +11,7 @@ from forgetfree.display import NULL, PERCENT, PLAIN
 from forgetfree.results.answers import label_scores, shown_rows
 from forgetfree.results.calibration import Reliability, reliability
 from forgetfree.results.evidence import Evidence, forgetting
-from forgetfree.results.metrics import Floats, title_of
+from forgetfree.results.metrics import Floats, limits_of, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
 from forgetfree.results.table import Results, StrategyRuns, mean_of_known
@@ -38,7 +38,7 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
         _outcome(results),
         *([_transfer(results)] if len(results.tasks) > 1 else []),  # of one task there is none
         *_calibration(results),
-        *(_more(results, name) for name in _measured_beside(results)),
+        *_beside(results),
         *([_intervals(results, evidence)] if shares and several else []),
         *(_retention(results, evidence) if shares else ()),
         *_calibration_beside_chance(results),
@@ -83,12 +83,7 @@ def _table(
         for name, seeds in rows
     ]
     names = [*dict.fromkeys(column.legend for column in columns if column.legend), *legend]
-    table = Table(
-        title,
-        (corner, *(column.header for column in columns)),
-        tuple(cells),
-        legend=meanings(*names),
-    )
+    table = Table(title, (corner, *(column.header for column in columns)), tuple(cells), legend=meanings(*names))
     table = with_best(table, [column.better for column in columns])
     return transposed(table, "task") if of_tasks and cells and len(results.tasks) > WIDE else table
 
@@ -110,14 +105,7 @@ def _outcome(results: Results) -> Table:
     scale, runs, several = results.scale, results.runs, len(results.tasks) > 1
     calibrated = not runs or any(run.summary["ece"] is not None for run in runs)
     told, nats = (any(run.knows(name) for run in runs) for name in ("updates", LOSS))
-    unit = _unit_of_scores(results)
-    if several:
-        points = ["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else []
-        points += ["ECE"] if calibrated else []
-        in_points = f"{' and '.join(points)} in percentage points" if points else ""
-        title = titled("After the last task", unit, in_points, "loss in nats a token" if nats else "")
-    else:  # nothing can be forgotten or transferred
-        title = titled("After the last task", unit or "ECE in percentage points")
+    title = titled("After the last task", _unit_of_scores(results), "loss in nats a token" if nats else "")
     beside = [
         *([Column("average", scale.text, results.sign, "average")] if several else []),
         *([Column(LOSS, PLAIN.text, -1, LOSS)] if nats else []),
@@ -185,39 +173,24 @@ def _calibration(results: Results) -> Iterator[Table]:
         yield _table(results, titled(title, "in %"), "strategy", columns, rows, of_tasks=True)
 
 
-def _measured_beside(results: Results) -> list[str]:
-    """Return the names of what kinds of tasks measure beside their scores, but for what follows from another."""
+def _beside(results: Results) -> Iterator[Table]:
+    """Yield what kinds of tasks measure beside their scores, of each task at the end, but for what follows from another."""
     during = results.scores["metric"][results.scores["after"] < len(results.tasks)]
-    return [name for name in during.unique() if name not in (*results.metric, "ece", "perplexity")]
-
-
-def _more(results: Results, name: str) -> Table:
-    """Return what a kind of task measures beside the score: before training, once learned and at the end."""
-    title, unit, show, better = _MORE.get(name, (name.replace("_", " ").capitalize(), "", PLAIN.text, 0))
-    known = [i for i in range(len(results.tasks)) if any(not np.isnan(run.end(name)[i]) for run in results.runs)]
-
-    def numbers(run: Run) -> Numbers:
-        values = run.values(name)
-        stages = values[0, known], np.diagonal(values, -1)[known], values[-1, known]
-        return [*(float(stage.mean()) for stage in stages), *values[-1, known]]
-
-    headers = ["before training", "once learned", "at the end", *(results.tasks[i] for i in known)]
-    return _table(
-        results,
-        titled(title, unit, "means over tasks, and at the end of each"),
-        "strategy",
-        [Column(header, show, better) for header in headers],
-        _by_strategy(results, numbers),
-        of_tasks=True,
-        legend=["once learned", *([name] if name in _MORE else [])],
-    )
-
-
-#: Scores beside a task's own: title, unit, how they are written, and whether more is better.
-_MORE: dict[str, tuple[str, str, Show, int]] = {
-    LOSS: ("Loss on right texts", "nats a token", PLAIN.text, -1),
-    "word_accuracy": ("Accuracy of words", "in %", percent, 1),
-}
+    names = [name for name in during.unique() if name not in (*results.metric, "ece", "perplexity")]
+    places = [
+        (name, i)
+        for name in names
+        for i in range(len(results.tasks))
+        if any(not np.isnan(run.end(name)[i]) for run in results.runs)
+    ]
+    columns = [
+        Column(f"{name} {results.tasks[i]}", percent if limits_of(name) == (0, 1) else PLAIN.text, 0, name)
+        for name, i in places
+    ]
+    if columns:
+        rows = _by_strategy(results, lambda run: [run.end(name)[i] for name, i in places])
+        title = "Measured beside the scores, at the end (loss in nats a token, shares in %)"
+        yield _table(results, title, "strategy", columns, rows, of_tasks=True)
 
 
 # ---- what they are worth --------------------------------------------------------------------------------
@@ -276,11 +249,9 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
 
     def numbers(run: Run) -> Numbers | None:
         diagrams = [reliability(each.logits, each.labels) for each in run.probabilities.values()]
-        return (
-            [float(np.mean([measure(each) for each in diagrams])) for measure in measures.values()]
-            if diagrams
-            else None
-        )
+        if not diagrams:
+            return None
+        return [float(np.mean([measure(each) for each in diagrams])) for measure in measures.values()]
 
     title = "Calibration beside chance (in percentage points; means over tasks)"
     columns = [Column(name, percent, 0, name) for name in measures]
@@ -438,7 +409,7 @@ MEANINGS = {
     "task; the task is scored anew only where a bit of these answers changed",
     "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
     "were forgotten",
-    "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
+    "ECE": "expected calibration error, in %: how far confidence is from accuracy, in 15 bins; the mean over tasks",
     "updates": "of the model's weights or of a region's, over all tasks; those of the fine-tuned models that it stands on "
     "count, too, whoever made them, and those of a search for a mask do not",
     CONSTANT: "the best score that the same answer to every row has: what knows a task is better",
@@ -476,7 +447,6 @@ MEANINGS = {
     "recall": "of the rows that have the label, the share answered with it",
     "F1": "the harmonic mean of both",
     "macro average": "the mean over labels, each counting the same; under F1 it is the metric macro_f1",
-    "once learned": "the score right after the task was learned",
     LOSS: "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
     "held out": "where each task has a model of its own, there is none without a task; the last column is the mean over the "
@@ -486,5 +456,5 @@ MEANINGS = {
 
 
 def meanings(*names: str) -> tuple[tuple[str, str], ...]:
-    """Return the legend of columns by their names."""
-    return tuple((name, MEANINGS[name]) for name in names)
+    """Return the legend of columns by their names, of those that have one."""
+    return tuple((name, MEANINGS[name]) for name in names if name in MEANINGS)
