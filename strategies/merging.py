@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.continual.ledger_model import LEDGER
 from forgetfree.continual.region_strategy import EncodedTask, Region, RegionStrategy, Stream, Training
 from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.core.selection import budget, most_moved
@@ -27,6 +26,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
+from forgetfree.results.unit_folder import LEDGER
 from forgetfree.training.localization import LocalizationOptions
 
 #: The ledger of the grafts that are merged.

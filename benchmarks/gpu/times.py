@@ -128,7 +128,7 @@ def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: in
     step, mask_step = "region step", f"mask step of {count:,} rows"
     trained = RegionParameters(single.model.backbone, single.space, random_region(len(single.space), 1e-4))
     contenders: dict[str, Callable[[], object]] = {
-        mask_step: partial(single.regions, tuned, options),
+        mask_step: partial(single.region, tuned, options),
         step: partial(fine_tune, single.model, single.task.train, options, steps=2, seed=0, trained=trained),
     }
     seconds = alternate(contenders, turns=1 if bench.tiny else 2)

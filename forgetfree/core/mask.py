@@ -268,8 +268,8 @@ def learn_region(
             with grafted(model, space, region, theta_ft[region.indices.to(search.device)]):
                 score = validate()
             search.validation.append((step, score))
-        better = search.best is None or score >= search.best[0]
-        return (score, step, region) if better else search.best
+        found = score, step, region
+        return found if search.best is None or score >= search.best[0] else search.best
 
     mode = model.training
     try:

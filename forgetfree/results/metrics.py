@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
-from forgetfree.display import PERCENT, PLAIN, Scale
+from forgetfree.display import PERCENT, PLAIN, Scale, brief
 from forgetfree.errors import ForgetfreeError, MetricError, first_line
 
 Floats = npt.NDArray[np.float64]
@@ -106,18 +106,12 @@ def title_of(metric: str) -> str:
 
 
 # ---- metrics of predicted labels ------------------------------------------------------------------------
+#
+# Each takes finite logits, shape (n, n_labels), and integers in [0, n_labels), shape (n,), and returns a fraction in [0, 1].
 
 
 def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the share of examples whose largest logit is at the label; on a tie the lower label is the prediction.
-
-    Args:
-        logits: shape (n, n_labels), finite.
-        labels: integers in [0, n_labels), shape (n,).
-
-    Returns:
-        A fraction in [0, 1].
-    """
+    """Return the share of examples whose largest logit is at the label; on a tie the lower label is the prediction."""
     scores = logits_of(logits)
     return mean_of(scores.argmax(axis=1) == labels_of(labels, scores))
 
@@ -125,12 +119,7 @@ def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return F1 of label 1 in a task of two labels, as GLUE scores QQP and MRPC: 2·TP / (2·TP + FP + FN).
 
-    Args:
-        logits: shape (n, 2), finite.
-        labels: 0 or 1, shape (n,).
-
-    Returns:
-        A fraction in [0, 1]; 0.0 where label 1 is neither present nor predicted.
+    It is 0.0 where label 1 is neither present nor predicted.
     """
     scores = logits_of(logits)
     if scores.shape[1] != 2:
@@ -144,15 +133,7 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def macro_f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the mean of the F1 of each label that some example has: rare labels count as much as common ones.
-
-    Args:
-        logits: shape (n, n_labels), finite.
-        labels: integers in [0, n_labels), shape (n,).
-
-    Returns:
-        A fraction in [0, 1].
-    """
+    """Return the mean of the F1 of each label that some example has: rare labels count as much as common ones."""
     from sklearn.metrics import f1_score
 
     scores = logits_of(logits)
@@ -313,9 +294,7 @@ def _check_numbers(array: Floats, name: str, fractions: bool) -> None:
 def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:
     """Return the checked logits of an argument, shape (n, n_labels)."""
     logits = floats_of(values, name)
-    if logits.size == 0:
-        raise MetricError(f"{name} is empty, shape {logits.shape}: there is no metric of no examples.")
-    if logits.ndim != 2 or logits.shape[1] < 2:
+    if logits.size == 0 or logits.ndim != 2 or logits.shape[1] < 2:
         raise MetricError(f"{name} must have shape (n, n_labels) with at least two labels; got shape {logits.shape}.")
     damaged = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     if damaged.size:
@@ -330,13 +309,12 @@ def labels_of(values: npt.ArrayLike, logits: Floats) -> Integers:
     """Return the checked labels of the examples that `logits` (n, n_labels) belong to."""
     labels = np.asarray(values)
     n, n_labels = logits.shape
-    if labels.shape != (n,):
-        raise MetricError(f"labels must have shape ({n},), one per row of logits; got shape {labels.shape}.")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise MetricError(f"labels must be integers; got dtype {labels.dtype}.")
-    outside = labels[(labels < 0) | (labels >= n_labels)]
-    if outside.size:
-        raise MetricError(f"labels must be in [0, {n_labels}), as logits has it; got {outside[0]}.")
+    right = labels.shape == (n,) and np.issubdtype(labels.dtype, np.integer)
+    if not right or ((labels < 0) | (labels >= n_labels)).any():
+        raise MetricError(
+            f"labels must be integers in [0, {n_labels}), one per row of logits, shape ({n},); got shape {labels.shape}, dtype "
+            f"{labels.dtype}: {brief(labels.tolist())}."
+        )
     return labels.astype(np.int64)
 
 

@@ -112,12 +112,6 @@ class UnitFacts(_Facts):
         """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
         return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
 
-    @property
-    def all_seconds(self) -> float | None:
-        """The time of all phases, with that of fine-tuned models that others made; ``None`` where that is not known."""
-        known = [seconds for seconds in self.seconds.values() if seconds is not None]
-        return sum(known) if len(known) == len(self.seconds) else None
-
 
 class Floors(_Facts):
     """Scores that take no fine-tuning, by task; those that are fitted to training rows by seed."""
@@ -273,13 +267,11 @@ class RunRecord:
         about: what is known of the whole.
         runs: those of its units that have ended well.
         source: where it was read; empty where it was read from nowhere.
-        config: its config.json; empty where there is none.
     """
 
     about: About
     runs: tuple[Run, ...]
     source: str = ""
-    config: Json = field(default_factory=dict)
 
     @property
     def test_rows(self) -> dict[str, int]:
@@ -344,14 +336,19 @@ def frame_of(scores: Sequence[Score]) -> pd.DataFrame:
 
 
 def whole_run(
-    about: Json, frame: pd.DataFrame, units: Sequence[Json], source: str, files: Sequence[Json] = (), **more: Any
+    about: Json,
+    frame: pd.DataFrame,
+    units: Sequence[Json],
+    source: str,
+    files: Sequence[Json] = (),
+    remedy: str = "Restore it from a copy.",
 ) -> RunRecord:
     """Return a run whose parts are checked, and fit one another: `About`, the frame, and of each unit `UnitFacts` and files.
 
     Raises:
         ReportError: they do not.
     """
-    place, remedy = f"{source}: " if source else "", _REMEDY if "config" in more else "Restore it from a copy."
+    place = f"{source}: " if source else ""
     try:
         known = checked(About, about)
         facts = [checked(UnitFacts, each) for each in units]
@@ -374,7 +371,7 @@ def whole_run(
         except ValueError as error:
             raise ReportError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
         runs.append(run)
-    return RunRecord(known, tuple(runs), source, **more)
+    return RunRecord(known, tuple(runs), source)
 
 
 def _check_frame(frame: pd.DataFrame, about: About) -> None:
@@ -450,7 +447,7 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
             about["unfinished"].append({**key, "after": _last_row(folder)})
         for name, of_tasks in record["floors"].items() if record else ():
             floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
-    return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, config=config)
+    return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, _REMEDY)
 
 
 def _without_results(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision, evaluating
+from forgetfree.core.readout_model import evaluating
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -21,7 +21,8 @@ from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, Usag
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
-from forgetfree.ledger import Ledger, MixedBatchModel
+from forgetfree.ledger import Ledger
+from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
@@ -133,12 +134,6 @@ class Predictor:
                 raise
             raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
 
-    @property
-    def precision(self) -> Precision:
-        """How passes compute: in the dtype of the weights."""
-        backbone: Any = self.loaded.model.backbone
-        return "bf16" if backbone.dtype == torch.bfloat16 else "fp32"
-
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:
         """What answers batches of many tasks; none where rows are answered one by one, or not from a ledger."""
@@ -199,16 +194,6 @@ class Predictor:
     def _passes(self, batch_size: int) -> dict[str, Any]:
         """Return how rows are put through the model."""
         return {"batch_size": 1 if self.deterministic else batch_size, "precision": "fp32"}
-
-    def score(self, task: str, rows: Rows, *, batch_size: int = 64) -> float:
-        """Return how well a task's rows are answered, by its metric."""
-        definition, model, passes = self.definition(task), self.loaded.model, self._passes(batch_size)
-        encoded, kind = self._encoded(definition.name, rows)[0], kind_of(definition)
-        with self.weights.answering(definition.name):
-            logits = predict(model, encoded, collected=kind.collected, **passes)
-            answers = kind.answers(definition, logits, encoded.labels, encoded)
-            answers = kind.with_texts(answers, definition, model, encoded, **passes)
-        return answers.score(definition.metric)
 
     def answer(
         self, task: str, texts: Iterable[Text], *, batch_size: int = 64, options: GenerationOptions = AS_LEARNED

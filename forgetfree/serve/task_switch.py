@@ -134,7 +134,8 @@ class TaskSwitch:
             raise LedgerError(missing_definition(record.task))
         labels, width = tensors["weight"].shape
         # Its usual first weights would be drawn from the caller's generator.
-        readout = nn.utils.skip_init(nn.Linear, width, labels, device=next(self._body.parameters()).device)
+        device = next(self._body.parameters()).device
+        readout = nn.Linear(width, labels, device="meta").to_empty(device=device)
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
         every_token = record.definition is not None and not kind_of(record.definition).one_label_a_row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -404,8 +403,3 @@ def test_a_function_that_would_reach_frozen_entries_is_refused(grafting: Json) -
         )
     with pytest.raises(OptionError, match=r"returned a int, expected a torch.optim.Optimizer"):
         forgetfree.run("sst2", **grafting, strategies=["grafting-continual"], optimizer=lambda groups: 3)
-
-
-def test_importing_the_library_needs_no_command_line() -> None:
-    assert "run" in dir(forgetfree) and "graft" in dir(forgetfree)
-    assert callable(sys.modules["forgetfree"].run)

@@ -147,11 +147,7 @@ def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: 
         ),
         ("run mood --data mood.parquet --label-column mood --text-column id", "column 'id': expected a text, got", 1),
         ("run mood --data mood.csv --label-column mood --text-column mood", "Name each column once", 2),
-        ("run mood,other --data mood.csv", "holds the rows of one task, and 2 are named: mood, other", 2),
-        ("run mood --data moood.csv", "The data directory 'moood.csv' does not exist", 2),
         ("run sst2 --data demo --text-column text", "The columns of the tasks of 'demo' are known", 2),
-        ("graft a,b --data mood.csv", "Expected one task, got the 2", 2),
-        ("run --data hub", "No stream is given", 2),
     ],
 )
 def test_wrong_data_are_refused(

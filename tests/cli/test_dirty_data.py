@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 
 import forgetfree
 from forgetfree import cli
 from forgetfree.cli.predict import rows_of_file
 from forgetfree.data.columns import ReadOptions
-from forgetfree.data.encoding import Encoder
-from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import BadDataError, SeveralFaultsError, UnknownNameError, UsageError
 from forgetfree.tasks import TaskDefinition
@@ -233,15 +230,3 @@ def test_texts_that_are_cut_are_told_in_training_and_in_predict(here: Path, caps
     assert call("predict", "run", "the film", "film " * 70) == 0
     said = capsys.readouterr().err
     assert "warning: 1 text is longer than max_length=40 allows: 32 tokens cut off and not read." in said
-
-
-def test_an_encoder_counts_what_it_cuts() -> None:
-
-    encode = Encoder(tiny.build("bert")[1], None, 8)
-    encode(Rows(("the film", "film " * 10, "was " * 7), (), (0, 0, 0)))
-    assert (sum(map(bool, encode.cut)), sum(encode.cut)) == (2, 5)
-    assert encode.cut_note("row", 3) == (
-        "2 of 3 rows are longer than max_length=8 allows: 5 tokens of them are cut off and not read."
-    )
-    encode(Rows(("film " * 4,), ("was " * 4,), (0,)))
-    assert (sum(map(bool, encode.cut)), sum(encode.cut)) == (3, 8)

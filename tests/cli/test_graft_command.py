@@ -297,14 +297,6 @@ def test_what_apply_writes_is_taken_back(
     assert first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_a_graft_of_all_of_a_classifier_answers_as_it_does(
-    graft: GraftCommand, bert: nn.Module, tmp_path: Path
-) -> None:
-    classifier(bert, LABELS).save_pretrained(tmp_path)
-    out = graft("--fine-tuned", str(tmp_path), "--sparsity", "1", "--set", "mask_steps=0")
-    assert figures(out, "bare-graft") == figures(out, "fine-tune")
-
-
 @pytest.mark.sampled("gpt2-lm-GPT2LMHeadModel-causal")
 @pytest.mark.parametrize(
     ("kind", "make", "readout"), [("bert-mlm", BertForMaskedLM, "prompt"), ("gpt2-lm", GPT2LMHeadModel, "causal")]
@@ -411,7 +403,6 @@ def refused(graft: GraftCommand, capsys: Any, *more: str, code: int = 2, **where
             {0: "good", 1: "bad"},
             r"are not the labels of task 'sst2': it has good, bad; the task has negative, positive",
         ),
-        ({0: "negative", 1: "LABEL_1"}, r"it has negative, LABEL_1"),
         ({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, r"it has LABEL_0, LABEL_1, LABEL_2; the task has negative"),
     ],
 )
@@ -433,10 +424,7 @@ def test_what_is_no_model_is_refused(graft: GraftCommand, capsys: Any, tmp_path:
 def test_another_architecture_is_refused(graft: GraftCommand, bert: nn.Module, capsys: Any, tmp_path: Path) -> None:
     for name, changes, message in (
         ("wide", {"intermediate_size": 64}, r"intermediate\.dense\.weight' is \(32, 16\) in .*, and \(64, 16\) in"),
-        ("deep", {"num_hidden_layers": 3}, r"'encoder\.layer\.2\.\S+' is absent in .*, and \(16, 16\) in"),
-        ("shallow", {"num_hidden_layers": 1}, r"'encoder\.layer\.1\.\S+' is \(16, 16\) in .*, and absent in"),
         ("heads", {"num_attention_heads": 4}, r"num_attention_heads is 2 in .*, and 4 in"),
-        ("words", {"vocab_size": 9}, r"word_embeddings\.weight' is \(\d+, 16\) in .*, and \(9, 16\) in"),
     ):
         classifier(bert, LABELS, **changes).save_pretrained(tmp_path / name)
         error = refused(graft, capsys, "--fine-tuned", str(tmp_path / name))
@@ -461,17 +449,6 @@ def test_a_readout_that_the_model_does_not_have_is_refused(
     classifier(bert, LABELS).save_pretrained(tmp_path)
     error = refused(graft, capsys, "--fine-tuned", str(tmp_path), "--readout", "linear")
     assert "is read by its own head. Leave --readout out." in error
-
-
-def test_a_damaged_model_is_refused(graft: GraftCommand, bert: nn.Module, capsys: Any, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    classifier(bert, LABELS).save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["classifier.weight"]
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    error = refused(graft, capsys, "--fine-tuned", str(tmp_path), code=1)
-    assert "lacks 1 weight of a BertForSequenceClassification, e.g. 'classifier.weight'" in error
 
 
 # -- What it needs ---------------------------------------------------------------------------------------

@@ -22,13 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import (
-    EntriesOfProduct,
-    RegionParameters,
-    SampledWeight,
-    in_training,
-    trainable,
-)
+from forgetfree.core.sampled_gradients import EntriesOfProduct, SampledWeight
+from forgetfree.core.trained import RegionParameters, in_training, trainable
 
 
 def random_region(space: ParameterSpace, share: float = 0.1) -> Region:

@@ -198,21 +198,6 @@ def test_one_constant_answer_for_all_tasks_has_the_fewest_stars_off(ratings: Pat
     assert found == pytest.approx([0.0, 2 / 3])
 
 
-def test_a_graft_of_it_is_gathered_again(
-    ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its scores, which are no fractions, are read from the unit's table."""
-    monkeypatch.setitem(registry.METRICS, "weighted-kappa", Entry(f"{__name__}:DISAGREEMENT"))
-    out, model = tmp_path / "graft", str(model_directory("bert"))
-    words = ["graft", "films", "--model", model, "--data", str(ratings), "--shots", "8", "--steps", "2"]
-    assert cli.main([*words, "--sparsity", "0.05", "--out", str(out)]) == 0
-    assert json.loads((out / "results.json").read_text())["runs"][1]["matrix"][1] == [-0.5]
-    assert cli.main(["report", str(out)]) == 0
-
-
-DISAGREEMENT = Metric(lambda answers: -0.5, bounds=(-1.0, 1.0))
-
-
 def _broken(answers: Any) -> float:
     raise ValueError("no stars")
 
@@ -319,16 +304,7 @@ def test_without_its_package_results_say_what_is_missing(
     ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     out = tmp_path / "out"
-    words = [
-        "run",
-        "films",
-        "--strategy",
-        "continual-ft",
-        "--model",
-        str(model_directory("bert")),
-        "--data",
-        str(ratings),
-    ]
+    words = f"run films --strategy continual-ft --model {model_directory('bert')} --data {ratings}".split()
     assert cli.main([*words, "--steps", "1", "--out", str(out)]) == 0
     monkeypatch.delitem(registry.KINDS, "rating")
     monkeypatch.delitem(registry.METRICS, "weighted-kappa")

@@ -107,11 +107,6 @@ def weights_file(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return damage
 
 
-def make_pipe(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    os.mkfifo(directory / "model.safetensors")
-
-
 def own_tokenizer(directory: Path) -> None:
     file = directory / "tokenizer_config.json"
     own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
@@ -142,30 +137,17 @@ def no_filler(directory: Path) -> None:
 #: By what is wrong: what is done to the model, and what the message says of it.
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "labels": (config(num_labels=10**9), "at most 100,000"),
-    "labels of a part": (config(text_config={"num_labels": 10**7}), "at most 100,000"),
-    "names of labels": (config(id2label=dict.fromkeys(range(10**5 + 1), "a")), "at most 100,000"),
     "layers": (config_text('{"num_hidden_layers": 10000000}'), f"must be at most 1,000, got 10000000. {PUT_BACK}"),
-    "layers by another name": (config_text('{"n_layer": 10000000}'), "n_layer must be at most 1,000"),
     "no JSON": (config_text("{"), "config.json is not valid JSON: Expecting property name"),
-    "depth": (config_text("[" * 5000), "not valid JSON: its lists and objects are nested more than 100 deep"),
     "no object": (config_text("[]"), "config.json: the content must be an object, got []"),
     "architectures": (config_text('{"architectures": 5}'), "architectures must be a list of names, got 5"),
-    "architecture": (config_text('{"architectures": [5]}'), "architectures must be a list of names, got [5]"),
-    "unknown kind": (config_text('{"model_type": "nosuch"}'), "cannot be loaded: "),
     "no kind": (config_text("{}"), "cannot be loaded: "),
     "attention": (config(attn_implementation="kernels-community/flash-attn"), "eager, sdpa"),
-    "own attention": (
-        config(_attn_implementation="flash_attention_2"),
-        "'flash_attention_2' (attn_implementation), wh",
-    ),
     "quantized": (config(quantization_config={"quant_method": "bnb"}), "has a quantization_config (bnb); expected fl"),
     "other weights": (config(transformers_weights="model.bin"), "other weights ('model.bin'); expected model.safet"),
     "a promised head": (config(architectures=["BertForMaskedLM"]), "needs, e.g. 'cls.predictions.bias': they would be"),
     "another shape": (config(intermediate_size=2 * tiny.INNER), f"({2 * tiny.INNER},), got ({tiny.INNER},)"),
     "an adapter": (lambda path: (path / "adapter_config.json").touch(), "adapter, or holds one beside its weights"),
-    "a pipe": (make_pipe, "has no weights"),
-    "empty": (weights_file(lambda data: b""), "cannot be loaded: "),
-    "noise": (weights_file(lambda data: b"x" * 100), "cannot be loaded: "),
     "cut off": (weights_file(lambda data: data[:-100]), "cannot be loaded: "),
     "no weights": (
         lambda path: (path / "model.safetensors").unlink(),
@@ -179,13 +161,12 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "code of a tokenizer": (own_tokenizer, NEEDS_CODE),
     "no tokenizer": (no_tokenizer, "has no tokenizer"),
-    "no tokenizer of GPT-2": (no_tokenizer, "has no tokenizer"),
     "more tokens": (lambda path: tiny.build("roberta")[1].save_pretrained(path), ", and the model has embeddings for"),
     "a token id": (an_id_too_high, ", and the model has embeddings for"),
     "no filler": (no_filler, "has no token to fill short rows with: expected a special token"),
 }
 #: Other models than the tiny BERT.
-OTHERS = {"code of a head": "gpt2-lm", "no tokenizer of GPT-2": "gpt2-lm", "no filler": "gpt2"}
+OTHERS = {"code of a head": "gpt2-lm", "no filler": "gpt2"}
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
@@ -201,7 +182,6 @@ def test_what_does_not_fit_is_refused(copy: ModelDirectory, wrong: str) -> None:
     "changes",
     [
         {"num_labels": 2, "text_config": None, "id2label": None, "label2id": {"second layer": 5000}},
-        {"attn_implementation": "eager"},
         {"_attn_implementation": "eager"},
     ],
 )
@@ -356,8 +336,10 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.sampled(share=0.2)
-def test_a_name_on_the_hub_with_pickled_weights_is_refused(model_directory: ModelDirectory, tmp_path: Path) -> None:
-    """The models lie in the cache of a machine without a connection."""
+def test_names_on_the_hub_are_read_from_the_cache_of_a_machine_without_a_connection(
+    model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    """Silently: no progress bars, no notes on unused weights, no traceback."""
     names = ("owner/sound", "owner/name", "owner/none")
     snapshots = {}
     for name in names:
@@ -369,10 +351,11 @@ def test_a_name_on_the_hub_with_pickled_weights_is_refused(model_directory: Mode
     pickle_weights(snapshots["owner/name"])
     (snapshots["owner/none"] / "model.safetensors").unlink()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
-    command = [sys.executable, "-c", LOADING, *names]
+    command = [sys.executable, "-c", LOADING, *names, "nobody/nothing", str(model_directory("bert-mlm"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    sound, pickled, none = done.stdout.splitlines()
-    assert sound == "linear"
+    sound, pickled, none, unknown, headed = done.stdout.splitlines()
+    assert (sound, headed, done.stderr) == ("linear", "prompt", "")
+    assert "'nobody/nothing' cannot be loaded: " in unknown and unknown.endswith("hub names need a connection.")
     assert "Model 'owner/name' has its weights pickled (pytorch_model.bin)" in pickled
     assert (
         'python -c \'from transformers import BertModel, AutoTokenizer; BertModel.from_pretrained("owner/name")'

@@ -15,7 +15,6 @@ import transformers
 from families import FAMILIES
 from tiny import TASK
 from tokenizers import processors
-from transformers.models.auto import modeling_auto
 
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.rows import Rows
@@ -100,9 +99,11 @@ def test_padding_changes_no_answer(tmp_path: Path, name: str, data_directory: Pa
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-def test_a_decoder_without_a_head_is_read_at_its_last_token(written: Any) -> None:
-    """In such a BERT, the first token sees nothing of the text."""
-    directory = written("BertModel", tiny.bert_config(len(tiny.wordpiece()), is_decoder=True))
+@pytest.mark.parametrize("architecture", ["BertModel", "LlamaModel"])
+def test_a_decoder_without_a_head_is_read_at_its_last_token(written: Any, architecture: str) -> None:
+    """Its first token sees nothing of the text."""
+    decoder = tiny.bert_config(len(tiny.wordpiece()), is_decoder=True)
+    directory = written(architecture, decoder if architecture == "BertModel" else families.config("Llama"))
     loaded = load_model(str(directory), "linear")
     assert loaded.model._position(torch.tensor([[5, 6, 0, 0]])).tolist() == [1]
     assert not torch.equal(*features(loaded, "the film was bright", "story film was bright"))
@@ -137,13 +138,6 @@ def test_a_discriminator_is_read_linearly(written: Any) -> None:
         ModelError, match=r"needs a masked language model, and '.*' is ElectraForPreTraining\. Give one"
     ):
         load_model(str(directory), "prompt")
-
-
-PRE_TRAINING = {
-    kind: architecture
-    for kind, architecture in modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.items()
-    if architecture.endswith("ForPreTraining")
-}
 
 
 @pytest.mark.parametrize(
@@ -216,18 +210,6 @@ def test_other_encoder_decoders_are_refused_at_once(tmp_path: Path, readout: str
         f"Model {str(tmp_path)!r} is an encoder-decoder of the type 'pegasus', and of these only bart, t5, mt5, umt5 are read. "
         "Give one of them, an encoder, or a causal model."
     )
-
-
-@pytest.mark.parametrize("name", ["Bart", "T5"])
-@pytest.mark.parametrize(("readout", "needed"), [("prompt", "masked"), ("causal", "causal")])
-def test_encoder_decoders_have_no_prompts(tmp_path: Path, name: str, readout: str, needed: str) -> None:
-    """The message comes before the weights are read."""
-    families.write(name, tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(
-        ModelError, match=rf"{readout}' needs a {needed} language model, and .* {name}ForConditionalGen"
-    ):
-        load_model(str(tmp_path), readout)
 
 
 def test_a_fine_tuned_classifier_of_barts_is_read_by_its_head(tmp_path: Path, data_directory: Path) -> None:

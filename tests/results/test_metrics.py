@@ -91,13 +91,6 @@ def test_one_constant_answer_for_all_tasks_whose_words_are_labelled() -> None:
     assert found == pytest.approx([2 / 3, 0.0])
 
 
-def test_no_constant_answer_scores_better() -> None:
-    labels = np.random.default_rng(0).choice(2, 101, p=[0.7, 0.3])
-    for metric, score in (("accuracy", metrics.accuracy), ("f1", metrics.f1)):
-        tried = [score(binary([label] * 101), labels) for label in (0, 1)]
-        assert answers(labels).constant_score(metric) == pytest.approx(max(tried))
-
-
 def test_agreement_is_the_share_of_equal_predictions() -> None:
     """Predictions 0, 1, 1, 0 and 0, 1, 0, 1: 2 of 4, whatever the labels are."""
     assert metrics.agreement(binary([0, 1, 1, 0]), 7.0 * binary([0, 1, 0, 1])) == 0.5
@@ -131,16 +124,16 @@ def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [
-        (np.empty((0, 2)), [], r"^logits is empty, shape \(0, 2\): there is no metric of no examples\.$"),
+        (np.empty((0, 2)), [], r"^logits must have shape \(n, n_labels\) .* got shape \(0, 2\)\.$"),
         ([0.5, 0.5], [0, 1], r"^logits must have shape \(n, n_labels\) .* got shape \(2,\)\.$"),
         ([[0.5]], [0], r"^logits must have shape .* at least two labels; got shape \(1, 1\)\.$"),
         ([[0.0, 1.0], [np.inf, 0.0]], [0, 0], r"^logits must be finite; 1 of 2 rows .* is row 1\. A lear"),
         ([[np.nan, 0.0]], [0], r"^logits must be finite; 1 of 1 rows are not, the first is row 0\."),
         ([["a", "b"]], [0], r"^logits must be an array of numbers"),
-        ([[0.0, 1.0]], [0, 1], r"^labels must have shape \(1,\), one per row of logits; got shape \(2,\)\.$"),
-        ([[0.0, 1.0]], [1.0], r"^labels must be integers; got dtype float64\.$"),
-        ([[0.0, 1.0]], [2], r"^labels must be in \[0, 2\), as logits has it; got 2\.$"),
-        ([[0.0, 1.0]], [-1], r"^labels must be in \[0, 2\), as logits has it; got -1\.$"),
+        ([[0.0, 1.0]], [0, 1], r"^labels must be .* one per row of logits, shape \(1,\); got shape \(2,\)"),
+        ([[0.0, 1.0]], [1.0], r"^labels must be integers .* dtype float64"),
+        ([[0.0, 1.0]], [2], r"^labels must be integers in \[0, 2\), .*: \[2\]\.$"),
+        ([[0.0, 1.0]], [-1], r"^labels must be integers in \[0, 2\), .*: \[-1\]\.$"),
     ],
 )
 def test_wrong_predictions_are_refused(metric, logits, labels, message) -> None:  # type: ignore[no-untyped-def]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,14 +79,6 @@ def test_words_of_both_texts_of_a_pair_are_seen_together() -> None:
 def test_rows_without_a_word_have_no_bag_of_words() -> None:
     silent = Rows(("...", "!?"), (), (0, 1))
     assert word_answers([silent], np.array([0, 1]), [silent, silent]) == [None, None]
-
-
-def test_many_labels_of_few_rows_are_no_cause_for_a_warning() -> None:
-    rows, labels = Rows(tuple(f"word{i}" for i in range(40)), (), tuple(range(40))), np.arange(40)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (predicted,) = word_answers([rows], labels, [rows])
-    assert predicted is not None and (predicted == labels).all()
 
 
 def test_a_probe_is_a_logistic_regression_on_standardised_features(known: Any) -> None:

@@ -6,25 +6,23 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forgetfree.display import PERCENT, Scale, counted, json_text
+from forgetfree.display import PERCENT, Scale, counted, json_text, listed
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.options import typed
 from forgetfree.results.evidence import Evidence, Interval, forgetting
 from forgetfree.results.metrics import Floats
-from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page
+from forgetfree.results.report.page import Page, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of
 from forgetfree.results.runs import REFERENCE, UNION, Run, RunRecord, read_run, to_csv
 from forgetfree.results.table import Results, StrategyRuns, floors_by_seed
-from forgetfree.results.unit_folder import CONFIG
 
 Json = dict[str, Any]
 OURS = "grafting-continual"
@@ -72,8 +70,7 @@ def render(results: Results, format: str) -> str:
         from forgetfree.results.report.figures import style_sheet  # matplotlib takes its time
         from forgetfree.results.report.run_figures import sections_of
 
-        tables = (table for record in results.records for table in _configuration(record))
-        return render_html(replace(page, tables=(*page.tables, *tables)), sections_of(results), style_sheet())
+        return render_html(page, sections_of(results), style_sheet())
     return render_page(page, format)
 
 
@@ -81,28 +78,11 @@ def lay_out(results: Results) -> Page:
     """Return the report's headline, notes and tables."""
     evidence = results.evidence()
     return Page(
-        title=f"forgetfree: {stream_name(results)}",
+        title=f"forgetfree: {listed(results.stream.split(','))}",
         notes=tuple(notes(results)),
         headline=" ".join(sentences(results, evidence)),
         tables=tuple(tables_of(results, evidence)),
     )
-
-
-def _configuration(record: RunRecord) -> Iterator[Table]:
-    """Yield a table of what a run was asked for and ran with, where its config.json is known."""
-    config = record.config
-    if not config:
-        return
-    file = str(Path(record.source) / CONFIG)
-    asked: Json = {
-        key if key == "stream" else f"--{key.replace('_', '-')}": value for key, value in config["run"].items()
-    }
-    known = {name: value for name, value in asked.items() if value not in (None, "", [], {})}
-    known |= {f"version of {name}": value for name, value in config.get("versions", {}).items()}
-    known |= config.get("machine", {})
-    rows = [("command to repeat it", shlex.join(["forgetfree", "run", "--config", file, "--out", "runs/again"]))]
-    rows += [(name, typed(value)) for name, value in known.items()]
-    yield Table(f"Configuration of {record.source}", ("option", "value"), tuple(rows))
 
 
 # ---- the outcome ----------------------------------------------------------------------------------------
@@ -167,13 +147,6 @@ def _average(entry: StrategyRuns) -> float:
 
 
 # ---- notes ----------------------------------------------------------------------------------------------
-
-
-def stream_name(results: Results) -> str:
-    """Return the name of the stream; where it lists many tasks, how many."""
-    tasks = results.tasks
-    listed = len(tasks) > WIDE and "," in results.stream
-    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else results.stream
 
 
 def notes(results: Results) -> Iterator[str]:
