@@ -55,9 +55,7 @@ def export(
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
     predictor.definition(task)  # which refuses a task that there is not
     write = partial(export_task, predictor, task, strategy=source.strategy)
-    written = _write(write, out, f"that answers {task} as {source.file} does")
-    if predictor.precision != written.precision:
-        print(f"note: the run answered in {predictor.precision}, and the model is written in {written.precision}.")
+    _write(write, out, f"that answers {task} as {source.file} does")
 
 
 def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
@@ -77,7 +75,7 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
     _write(partial(apply_graft, graft, name), out, f"with {counted(len(graft.region), 'grafted entry')}")
 
 
-def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> WrittenModel:
+def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:
     """Write a model to a directory, and say what was written and how it loads."""
     with no_empty_directories(out):
         if not out.exists():
@@ -90,4 +88,3 @@ def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> WrittenM
     print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}; its README.md shows more."))
     if written.note:
         print(f"note: {written.note}")
-    return written

@@ -300,8 +300,8 @@ class PromptEncoder(Encoder):
         """
         read, bad = self._read(rows)
         if bad and not rows.places:
-            row = next(iter(bad.values()))
-            raise DataError(f"Prompt {row.row}: {row.fault}. {row.remedy}".rstrip())
+            one = next(iter(bad.values()))
+            raise DataError(f"Prompt {one.row}: {one.fault}. {one.remedy}".rstrip())
         faults = DataFaults()
         faults.add(BadRows(bad.values()), len(read))
         faults.report()

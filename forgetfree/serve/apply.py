@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix
-from forgetfree.core.readout_model import BY_WORDS, Precision
+from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ModelError
@@ -40,7 +40,6 @@ class WrittenModel:
         usual: whether the usual call of transformers answers as the task's own model: ``pipeline("text-classification")``,
             ``"token-classification"`` or ``"text-generation"``, or ``generate`` of an encoder-decoder.
         note: a note for the user, if there is one.
-        precision: of its weights: that of the base model, but for a classifier fp32.
     """
 
     directory: Path
@@ -48,7 +47,6 @@ class WrittenModel:
     loader: str
     usual: bool = False
     note: str = ""
-    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)
@@ -188,8 +186,9 @@ def write_model(
             f"transformers has no sequence classifier that answers as this {architecture} does with its readout and "
             f"tokenizer, so the readout is in {READOUT}."
         )
-    precision: Precision = "bf16" if network.dtype == torch.bfloat16 else "fp32"
-    return WrittenModel(out, architecture, reading.loader, reading.usual, note, precision)
+    elif network.dtype != backbone.dtype:
+        note = f"the task was learned in {backbone.dtype}, and the model is written in {network.dtype}."
+    return WrittenModel(out, architecture, reading.loader, reading.usual, note)
 
 
 def _verify(directory: Path, network: Any) -> None:

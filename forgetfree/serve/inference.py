@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision, evaluating
+from forgetfree.core.readout_model import evaluating
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -21,7 +21,8 @@ from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, Usag
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
-from forgetfree.ledger import Ledger, MixedBatchModel
+from forgetfree.ledger import Ledger
+from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
@@ -132,12 +133,6 @@ class Predictor:
             if not source.run_model:
                 raise
             raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
-
-    @property
-    def precision(self) -> Precision:
-        """How passes compute: in the dtype of the weights."""
-        backbone: Any = self.loaded.model.backbone
-        return "bf16" if backbone.dtype == torch.bfloat16 else "fp32"
 
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:

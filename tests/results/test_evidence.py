@@ -228,17 +228,6 @@ def test_a_difference_is_one_of_equal_rows() -> None:
     assert itself is not None and itself.value == 0 and np.isnan(itself.low)  # it has the same rows
 
 
-def test_seeds_that_differ_widen_an_interval_and_equal_ones_do_not() -> None:
-    alike = {seed: {"t": some(300, 0.7, 5)} for seed in range(5)}
-    apart = {seed: {"t": some(300, 0.5 + 0.1 * seed, 5)} for seed in range(5)}
-    evidence = evidence_of({"one": {0: alike[0]}, "alike": alike, "apart": apart})
-    one, same, other = (evidence.average(name) for name in ("one", "alike", "apart"))
-    assert np.isnan(one.low)
-    share = same.value  # seeds share their rows: more of them say no more
-    assert same.high - same.value == pytest.approx(1.96 * (share * (1 - share) / 299) ** 0.5, rel=1e-3)
-    assert other.high - other.low > 1.5 * (same.high - same.low)
-
-
 def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
     labels = np.arange(200) % 2
     shares = {"fine-tune": {"easy": 190, "hard": 160}, "half": {"easy": 180, "hard": 120}}

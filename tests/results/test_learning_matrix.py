@@ -199,14 +199,6 @@ def test_metrics_of_what_is_there_do_not_change() -> None:
     assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)
 
 
-def test_a_missing_score_of_a_learned_task_is_refused() -> None:
-    for place in ((1, 0), (3, 0), (3, 2)):
-        damaged = copy.deepcopy(LOWER)
-        damaged[place[0]][place[1]] = None
-        with pytest.raises(MetricError, match="fractions"):
-            metrics.summarize(damaged)
-
-
 CLAIM = "forget_free: claimed as True, but learning b changed the answers for a"
 
 
@@ -239,14 +231,6 @@ def test_answers_without_probabilities_have_no_calibration(tmp_path: Path) -> No
             assert "nan" not in render(table, format).lower()
         assert set(table.scores["metric"]) == {"accuracy"}
         assert np.isnan(table.summary()["ece", "mean"].item())
-
-
-@pytest.mark.parametrize("place", [(1, 0), (3, 2)])
-def test_what_lacks_a_learned_score_is_refused(place: Any) -> None:
-    matrix = copy.deepcopy(LOWER)
-    matrix[place[0]][place[1]] = None
-    with pytest.raises(ReportError, match=r"grafting-continual with seed 0: scores of [ac] are missing after a task"):
-        together([results_with(LOWER, matrix)])
 
 
 def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_learned() -> None:

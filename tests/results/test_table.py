@@ -67,12 +67,6 @@ def test_a_summary_is_mean_and_deviation_over_seeds(four_runs: Path) -> None:
     assert stds.tolist() == pytest.approx([0.15 * half, 0.1 * half, 0.1 * half, 0.0, 0.0, 0.0])
 
 
-def test_without_fine_tuning_intransigence_is_not_a_number(tmp_path: Path) -> None:
-    summary = forgetfree.load_results(write(tmp_path / "a", results_of(run_of("ewc", 0, [0.6, 0.7])))).summary()
-    assert np.isnan(summary.loc["ewc", ("intransigence", "mean")])
-    assert np.isnan(summary.loc["ewc", ("average", "std")])  # one seed
-
-
 def test_a_comparison_is_paired_with_its_interval(four_runs: Path) -> None:
     """qnli: −0.2 and −0.1, mean −0.15, s = 0.1/√2, and t(0.975, 1) = 12.706: half of the interval is 12.706 · 0.05 = 0.635.
 
@@ -119,12 +113,6 @@ def test_a_plot_has_a_panel_for_each_task_and_a_line_for_each_strategy(four_runs
 
 
 # -- What it is read from --------------------------------------------------------------------------------
-
-
-def test_committed_files_are_read_together() -> None:
-    results = forgetfree.load_results(*sorted((ROOT / "benchmarks" / "results" / "recipe").glob("movement*.csv")))
-    (slow,) = (name for name in results.strategies if "region_rate_factor=1.0" in name)
-    assert len(results.strategies) == 5 and results.matrix(slow, seed=10).shape == (4, 3)
 
 
 # -- What is refused -------------------------------------------------------------------------------------

@@ -120,20 +120,6 @@ def test_a_graft_of_a_single_task_says_where_it_comes_from(made: Callable[..., M
     assert all(torch.equal(own.graft.readout[name], readout[name]) for name in readout)
 
 
-@pytest.mark.sampled("bert-pooler-linear-qnli")
-@pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES])
-def test_a_graft_from_its_file_is_equation_1(made: Callable[..., Made], kind: str, readout: str, task: str) -> None:
-    own = made(kind, readout, task)
-    model = own.single.model
-    undo = own.graft.apply_(model)
-    got = own.single.space.flatten(model.backbone).cpu()
-    undo.apply_(model)
-    assert torch.equal(got, own.single.grafted(own.fine_tuned, own.graft.region).theta)
-    assert torch.equal(own.single.space.flatten(model.backbone).cpu(), own.single.pre.theta)
-    assert all(name.startswith(("encoder.", "h.", "ln_f.")) for name in (t.name for t in own.graft.space.tensors))
-    assert set(own.graft.readout) == ({"weight", "bias"} if readout == "linear" else set())
-
-
 # -- What is written -------------------------------------------------------------------------------------
 
 

@@ -92,4 +92,7 @@ def test_a_classifier_is_written_in_float32_and_that_is_told(
 ) -> None:
     run = finished_run("bert", "bitfit", stream="sst2", more=("--set", "dtype=bfloat16"))
     assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "model")]) == 0
-    assert "note: the run answered in bf16, and the model is written in fp32." in capsys.readouterr().out
+    assert (
+        "note: the task was learned in torch.bfloat16, and the model is written in torch.float32."
+        in capsys.readouterr().out
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -190,18 +189,3 @@ def test_a_fine_tuned_model_under_another_name_answers_nothing(run: Path) -> Non
         except RunError as error:
             assert "another one has its name" in str(error)
     assert answered == 1
-
-
-@pytest.mark.parametrize("name", ["predictions.safetensors", "history.jsonl", "scores.csv"])
-def test_what_another_seed_measured_is_in_no_report(name: str, run: Path, capsys: Any) -> None:
-    exchange(run, "lora", name)
-    assert cli.main(["report", str(run)]) == 1
-    assert f"{name} is not the file that its unit made" in capsys.readouterr().err
-
-
-def test_a_report_on_a_pipe_ends(run: Path, capsys: Any) -> None:
-    path = run / "lora" / "seed-0" / "predictions.safetensors"
-    path.unlink()
-    os.mkfifo(path)
-    assert cli.main(["report", str(run)]) == 1
-    assert "it is a pipe or a device" in capsys.readouterr().err
