@@ -18,7 +18,7 @@ from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.display import listed
 from forgetfree.tasks import SPLITS
-from forgetfree.testing.runs import Faults
+from forgetfree.testing.runs import Breaches
 from forgetfree.testing.tiny import tiny_model
 from forgetfree.training.encoded_task import EncodedTask
 
@@ -48,7 +48,7 @@ def check_stream(stream: Stream | str, *, data: str | None = None, **arguments: 
         ConformanceError: names every fault found.
         UsageError, DataError: a stream given by name cannot be loaded.
     """
-    faults = Faults()
+    faults = Breaches()
     if isinstance(stream, str):
         tasks = load_tasks(stream, data or default_data())
         written = not all(rows.task.labels for rows in tasks)
@@ -65,7 +65,7 @@ def check_stream(stream: Stream | str, *, data: str | None = None, **arguments: 
     faults.raise_any(f"Stream {stream.name!r} cannot be relied on")
 
 
-def _check_tasks(stream: Stream, faults: Faults) -> None:
+def _check_tasks(stream: Stream, faults: Breaches) -> None:
     names = [task.name for task in stream.tasks]
     if not names:
         faults.add("tasks: expected one at least, got none.")
@@ -80,7 +80,7 @@ def _check_tasks(stream: Stream, faults: Faults) -> None:
             faults.add(f"{task.name}: expected a class a label, got {task.classes} for {task.definition.labels}.")
 
 
-def _check_splits(task: EncodedTask, faults: Faults) -> None:
+def _check_splits(task: EncodedTask, faults: Breaches) -> None:
     for split in SPLITS:
         labels = set(getattr(task, split).labels.tolist())
         if not labels:
@@ -98,7 +98,7 @@ def _check_splits(task: EncodedTask, faults: Faults) -> None:
             )
 
 
-def _check_rows(stream: Stream, task: EncodedTask, faults: Faults) -> None:
+def _check_rows(stream: Stream, task: EncodedTask, faults: Breaches) -> None:
     """Check that the model reads the longest rows, and that rows hold a text."""
     width = stream.model.heads[task.label].n_labels
     special = set(stream.loaded.tokenizer.all_special_ids) if stream.loaded.tokenizer is not None else set()
@@ -125,7 +125,7 @@ def _check_rows(stream: Stream, task: EncodedTask, faults: Faults) -> None:
         )
 
 
-def _check_repeated(task: EncodedTask, faults: Faults) -> None:
+def _check_repeated(task: EncodedTask, faults: Breaches) -> None:
     """Check for test rows that are training rows too."""
     known = {_key(x) for x in _inputs(task, "train")}
     repeated = sum(_key(x) in known for x in _inputs(task, "test"))
@@ -138,7 +138,7 @@ def _check_repeated(task: EncodedTask, faults: Faults) -> None:
     )
 
 
-def _weigh(count: int, total: int, message: str, faults: Faults) -> None:
+def _weigh(count: int, total: int, message: str, faults: Breaches) -> None:
     """Add a fault where it is a large share, else warn."""
     if count > TOLERATED * total:
         faults.add(message)
@@ -146,7 +146,7 @@ def _weigh(count: int, total: int, message: str, faults: Faults) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
-def _check_benchmark(stream: Stream, faults: Faults) -> None:
+def _check_benchmark(stream: Stream, faults: Breaches) -> None:
     """Check that Avalanche's streams hold the tasks' rows, in order, under their task labels."""
     for split in ("train", "test"):
         experiences = list(getattr(stream.benchmark, f"{split}_stream"))

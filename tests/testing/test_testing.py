@@ -811,9 +811,9 @@ def test_a_few_repeated_rows_are_a_warning() -> None:
 
 
 def test_an_error_is_told_by_the_line_of_the_strategy_that_led_to_it() -> None:
-    from forgetfree.testing.runs import Faults
+    from forgetfree.testing.runs import Breaches
 
-    faults = Faults()
+    faults = Breaches()
 
     def begin() -> None:
         torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.zeros(3))
@@ -821,7 +821,7 @@ def test_an_error_is_told_by_the_line_of_the_strategy_that_led_to_it() -> None:
     with faults.catching("a run", "Look."):
         begin()
     assert "in begin)" in faults.messages[0] and "test_testing.py" in faults.messages[0]
-    more = Faults()
+    more = Breaches()
     with more.catching("a run", "Look."):
         torch.nn.Linear(2, 2).nothing  # noqa: B018
     assert "test_testing.py" in more.messages[0] and "in __getattr__" not in more.messages[0]
