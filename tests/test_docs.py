@@ -42,7 +42,7 @@ def commands(document: Path) -> list[str]:
     return [line for line in lines if line.startswith("forgetfree ")]
 
 
-@pytest.mark.sampled("README.md", "avalanche.md", "data.md", "grafts.md", "plug-in.md", "results-format.md", share=0.2)
+@pytest.mark.sampled("README.md", "avalanche.md", "data.md", "grafts.md", "results-format.md", share=0.2)
 @pytest.mark.slow
 @needs_minilm
 @pytest.mark.parametrize(
