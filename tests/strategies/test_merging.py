@@ -23,7 +23,7 @@ from forgetfree.strategies import merging
 from forgetfree.strategies.merging import merged_graft, stitch, task_arithmetic, ties
 from forgetfree.testing.tiny import tiny_stream
 
-SMALL = {"steps": 4, "batch_size": 4, "learning_rate": 0.3, "momentum": 0.9}
+SMALL = {"steps": 4, "batch_size": 4, "learning_rate": 0.3, "optimizer": "momentum"}
 TASKS = ("qnli", "ag_news", "sst2")
 OWN: dict[str, dict[str, Any]] = {
     "merge-task-arithmetic": {"weight": 0.5},
