@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from forgetfree.core.regions import Region as Region
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
-    from forgetfree.ledger import MixedBatchModel as MixedBatchModel
     from forgetfree.ledger.graft import Graft as Graft
+    from forgetfree.ledger.mixed_batch import MixedBatchModel as MixedBatchModel
     from forgetfree.models.loading import load_model as load_model
     from forgetfree.results.learning_matrix import LearningMatrix as LearningMatrix
     from forgetfree.results.table import Results as Results
@@ -40,7 +40,7 @@ _HOME = {
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
     "MaskOptions": "forgetfree.core.mask",
-    "MixedBatchModel": "forgetfree.ledger",
+    "MixedBatchModel": "forgetfree.ledger.mixed_batch",
     "ParameterSpace": "forgetfree.core.parameters",
     "Predictor": "forgetfree.serve.inference",
     "Region": "forgetfree.core.regions",

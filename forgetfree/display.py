@@ -10,9 +10,7 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
-import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -217,14 +215,9 @@ def stderr() -> TextIO:
 
 
 def tell(message: str) -> None:
-    """Print one line on stderr, for who watches; on a terminal it is wrapped between words. Nothing of an empty text."""
-    if not message:
-        return
-    text, screen = escaped(message), stderr()
-    if screen.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(text, file=screen, flush=True)
+    """Print one line on stderr, for who watches; nothing of an empty text."""
+    if message:
+        print(escaped(message), file=stderr(), flush=True)
 
 
 #: The notes of the command at hand; ``None`` outside of commands.

@@ -25,8 +25,6 @@ _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.unfinished")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: In a job's directory while a process works in it.
 LOCK = ".lock"
-#: As long as what is written into a run directory: paths may not be of any length.
-_LONG = "x" * 100
 #: A directory in place of the user's cache.
 CACHE_VARIABLE = "FORGETFREE_CACHE"
 #: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
@@ -285,23 +283,6 @@ def check_alone(out: Path) -> None:
             pass
 
 
-def check_out(out: Path, resume: bool) -> None:
-    """Raise, and leave nothing behind, unless a job can have its directory.
-
-    Args:
-        out: the directory.
-        resume: whether it goes on with what was begun there; else nobody's work may be there.
-
-    Raises:
-        UsageError: nothing was begun there, or it cannot be written, or holds something.
-    """
-    if resume:
-        check_begun(out)
-    else:
-        check_place(out)
-        refuse_used(out)
-
-
 def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
     if not os.path.lexists(out / "config.json") and not is_unused(out):
@@ -347,11 +328,7 @@ def check_place(path: Path, flag: str = "--out") -> None:
 
 
 def make_directory(path: Path, flag: str = "--out") -> None:
-    """Make a directory, given by ``flag``, unless it is there.
-
-    Raises:
-        UsageError: it cannot be written, or has no room for the names of the files that belong there.
-    """
+    """Make a directory, given by ``flag``, unless it is there; raise ``UsageError`` if it cannot be written."""
     with _written(path, flag):
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -359,11 +336,9 @@ def make_directory(path: Path, flag: str = "--out") -> None:
 
 @contextmanager
 def _written(path: Path, flag: str) -> Iterator[None]:
-    """Raise ``UsageError`` where a directory is found inside to be none that can be written, or its path is too long."""
+    """Raise ``UsageError`` where a directory is found inside to be none that can be written."""
     try:
         yield
-        with suppress(FileNotFoundError):
-            (path / _LONG / _LONG).stat()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{flag} {brief(str(path), 200)} cannot be written: {first_line(error)}. Give a directory of your own."

@@ -118,8 +118,7 @@ class TaskModels:
         if not self._on_disk:
             models = StateStore(directory)
             for task in self._strategy.learned:
-                if models.get(self._keys[task.name]) is None:
-                    models.put(self._keys[task.name], self.of(task), self.seconds(task))
+                models.put(self._keys[task.name], self.of(task), self.seconds(task))
         write_json(directory / "fine-tuned.json", self._keys)
 
     def load(self, directory: Path) -> None:

@@ -42,7 +42,7 @@ def test_what_is_there_is_taken(
     assert devices() == ["cpu", *(f"{accelerator}:{index}" for index in range(count))]
 
 
-@pytest.mark.parametrize("name", ["cuda:2", "mps", "meta", "xpu:0"])
+@pytest.mark.parametrize("name", ["cuda:2", "mps", "meta"])
 def test_what_is_not_there_is_refused_with_what_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "cuda", 2)
     expected = rf"--device {name} is asked for, and torch finds here: cpu, cuda:0, cuda:1\. Give one, or auto\."
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_refused_with_what_is(name: str, monkeypatch: pytes
         find_device(name)
 
 
-@pytest.mark.parametrize("name", ["gpu", "", "cuda:x", "cuda 1"])
+@pytest.mark.parametrize("name", ["", "cuda:x"])
 def test_what_is_no_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "cuda", 1)
     with pytest.raises(UnknownNameError, match="Known: auto, cpu, cuda:0"):
@@ -85,21 +85,8 @@ def test_a_cpu_that_rounds_otherwise_is_another(monkeypatch: pytest.MonkeyPatch)
 
 #: Functions of torch that make a tensor on the caller's default device unless they are told where.
 MAKERS = {
-    *(
-        "arange",
-        "as_tensor",
-        "asarray",
-        "empty",
-        "eye",
-        "full",
-        "linspace",
-        "logspace",
-        "normal",
-        "ones",
-        "rand",
-        "randint",
-    ),
-    *("randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+    *("arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"),
+    *("randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
 }
 
 

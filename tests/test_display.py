@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,26 +150,3 @@ def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path: Path) -> N
     words = f"PYTHONPATH={ROOT} {sys.executable} script.py <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", words], cwd=tmp_path).returncode == 0
     assert (tmp_path / "results").read_text() == "numbers"
-
-
-class Terminal(io.StringIO):
-    """A stderr that is a terminal, or not."""
-
-    def __init__(self, is_terminal: bool) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self._is_terminal
-
-
-def test_a_line_is_wrapped_between_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = "Recipe of minilm: " + " ".join(f"option_{i}={i}e-{i}" for i in range(12))
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((40, 24)))
-    for is_terminal in (True, False):
-        monkeypatch.setattr(sys, "stderr", terminal := Terminal(is_terminal))
-        tell(recipe)
-        lines = terminal.getvalue().splitlines()
-        assert " ".join(line.strip() for line in lines) == recipe  # no word is broken
-        assert (len(lines) > 4) == is_terminal
-        assert not is_terminal or max(map(len, lines)) <= 40

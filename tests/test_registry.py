@@ -93,11 +93,6 @@ def test_every_strategy_file_is_registered() -> None:
     assert {entry.target.split(":")[0].removeprefix(prefix) for entry in registry.STRATEGIES.values()} == files
 
 
-@pytest.mark.parametrize("name", sorted(registry.SOURCES))
-def test_every_source_loads(name: str) -> None:
-    assert callable(registry.SOURCES[name].load())
-
-
 def test_every_name_has_a_summary() -> None:
     tables: list[dict[str, Any]] = [registry.STRATEGIES, recipes.MODELS, registry.SOURCES]
     assert all(entry.summary for table in tables for entry in table.values())
@@ -217,7 +212,6 @@ BROKEN_STRATEGIES = {
     "OTHER = 1": "AttributeError: module 'own_package' has no attribute 'OWN'",
     "raise SystemExit('two\\nlines')": "SystemExit: two lines",
     "OWN = print": "expected a subclass of ContinualStrategy, got <built-in function print>",
-    "class OWN: pass": "expected a subclass of ContinualStrategy, got <class 'own_package.OWN'>",
     f"{STRATEGY_BASE}class OWN(Base): Options, begin, answering = dict, None, None": (
         "expected its Options to be a subclass of TrainingOptions, got <class 'dict'>"
     ),
@@ -240,27 +234,10 @@ BROKEN_STREAMS = {
     "OWN = 'sst2,qnli'": f"{SHAPE}'sst2,qnli'",
     "OWN = ()": f"{SHAPE}()",
     "OWN = ['sst2', 3]": f"{SHAPE}['sst2', 3]",
-    "OWN = ['sst2', '']": f"{SHAPE}['sst2', '']",
-    "OWN = {'sst2'}": f"{SHAPE}{{'sst2'}}",
     f"{TASK}OWN = T('x', 'triple', ('a', 'b'))": "kind must be one of single, pair, tokens, generation, "
     "messages, classification, tagging, got 'triple'",
     f"{TASK}OWN = T('x', 'single', ('a', 'a'), label_words=('b', 'c'))": (
         "labels must be at least two names, all different, got ('a', 'a')"
-    ),
-    f"{TASK}OWN = T('x', 'single', (0, 1))": (
-        "labels[0] must be a string, got 0; labels[1] must be a string, got 1; "
-        "label_words[0] must be a string, got 0; label_words[1] must be a string, got 1"
-    ),
-    f"{TASK}OWN = T('x', 'single', ('a', 'b'), label_words=('c',))": (
-        "label_words must be as many as labels, all different, got ('c',)"
-    ),
-    f"{TASK}OWN = T('x', 'single', ('a', 'b'), template='{{mask}}')": (
-        "template must hold each of {text}, {mask} once and no other slot, got '{mask}'"
-    ),
-    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu')": "metric must be one of accuracy, f1, macro_f1, got 'bleu'",
-    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), hub=HubSource('y'))": "hub.columns must be one for each text, 2, got ('text',)",
-    f"{TASK}OWN = T('x', 'single', ('a', 'b', 'c'), metric='f1')": (
-        "metric must be 'accuracy' or 'macro_f1' for 3 labels: 'f1' is that of label 1 of two"
     ),
     f"{TASK}OWN = T('x', 'single', None)": "TypeError: 'NoneType' object is not iterable",
 }
@@ -325,7 +302,7 @@ print("noise of an error", file=sys.stderr)
 
 
 @pytest.mark.sampled("streams")
-@pytest.mark.parametrize("what", ["strategies", "strategies --verbose", "streams", "tasks"])
+@pytest.mark.parametrize("what", ["strategies --verbose", "streams"])
 def test_a_package_that_speaks_while_it_is_imported_is_not_heard_in_a_list(install: Install, what: str) -> None:
     """Nor are Avalanche and torch, which strategies import. ``--debug`` lets everything of a package through."""
     if "strategies" in what:
@@ -337,12 +314,7 @@ def test_a_package_that_speaks_while_it_is_imported_is_not_heard_in_a_list(insta
     run = partial(subprocess.run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, timeout=120)
     done = run(command)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (
-        "noise" not in done.stdout
-        and ("two" if what == "streams" else "sst2" if what == "tasks" else "own") in done.stdout
-    )
-    if what == "strategies":
-        return  # its debugging is that of its longer form, and takes as long to start
+    assert "noise" not in done.stdout and ("two" if what == "streams" else "own") in done.stdout
     done = run([*command, "--debug"])
     assert done.returncode == 0
     for kind in ("warning", "deprecation", "log", "error"):

@@ -19,8 +19,9 @@ from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
-from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel, Record
+from forgetfree.ledger import Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition
 from forgetfree.models.loading import LoadedModel, load_model
 

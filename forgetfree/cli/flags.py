@@ -171,7 +171,7 @@ def values_of(flags: Mapping[str, Any]) -> Json:
     """Return the values of a configuration's fields: the file's first, then the command line's over them."""
     plain, types = dict.fromkeys(_SETTINGS, Any), section_types()
     file = read_options(Path(flags["config"]), types | plain) if "config" in flags else {}
-    if "strategy" in flags and not flags.get("resume"):
+    if file and "strategy" in flags and not flags.get("resume"):
         file, left = for_strategies(file, flags["strategy"])  # no flag could take these away
         if left and not flags.get("quiet"):
             tell(f"note: {flags['config']} has {', '.join(left)} for strategies that are not run here: left out.")

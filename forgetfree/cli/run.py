@@ -19,7 +19,7 @@ from forgetfree.cli.usage import check_there, fail, silence
 from forgetfree.data.sources import check_one, check_stream, tasks_of_files
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.files import check_alone, check_out, free_directory
+from forgetfree.files import check_alone, check_begun, check_place, free_directory, refuse_used
 from forgetfree.jobs.config import Execution, RunConfig
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -73,7 +73,11 @@ def run(
                 check_one(config.stream.rstrip(","), config.data, config.read_options)
             else:
                 check_stream(config.stream, config.data, config.read_options)
-            check_out(out, execution.resume)  # before anything is announced
+            if execution.resume:  # before anything is announced
+                check_begun(out)
+            else:
+                check_place(out)
+                refuse_used(out)
             doing = "Grafting" if command == "graft" else "Running"
             job = Job.of_config(config, f"{doing} {config.stream} into {config.out}")
             with _remains_told(out, debug), job.announced(execution, watched=not output.quiet) as how:

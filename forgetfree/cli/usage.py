@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -18,7 +17,6 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     RepeatArgumentError,
-    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
@@ -71,9 +69,6 @@ def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageE
         hint = "An option without a flag is given by --set KEY=VALUE." if "--set" in flags else ""
         return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
     match error:
-        case UnknownCommandError(unused_tokens=[name, *_]):
-            commands = [each for each in app if not each.startswith("-")]
-            return UnknownNameError("command" if command == "forgetfree" else "action", name, commands)
         case MissingArgumentError(keyword=str(flag)):
             return UsageError(f"{flag} needs a value. {see}")
         case MissingArgumentError(argument=first) if first is not None:
@@ -81,10 +76,7 @@ def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageE
             lacking = [each.name for each in required if each.field_info.is_keyword_only or each.name == first.name]
             return lacks(command, lacking)
         case RepeatArgumentError(token=token):
-            values = [word.partition("=")[2] for word in words if word.startswith(f"{token.keyword}=")]
-            values += [value for name, value in pairwise(words) if name == token.keyword]
-            both_values = f", as {' and '.join(map(brief, values[:2]))}" if token.value else ""
-            return UsageError(f"{token.keyword} is given twice{both_values}. Give it once.")
+            return UsageError(f"{token.keyword} is given twice. Give it once.")
         case CoercionError(token=token, argument=argument) if token and argument:
             name = token.keyword or (argument.name if argument.field_info.is_keyword_only else "argument")
             if choices := argument.get_choices(force=True):

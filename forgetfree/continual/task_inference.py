@@ -82,11 +82,10 @@ def features_for(strategy: Learner) -> TaskFeatures | None:
     return TaskFeatures(strategy.model, stream.loaded.fingerprint, room=_ROOM)
 
 
-def learn_features(strategy: Learner, task: EncodedTask) -> None:
+def learn_features(features: TaskFeatures, task: EncodedTask, batch_size: int) -> None:
     """Let a task that is going to be learned be told from the others."""
-    if strategy.task_features is not None:
-        rows = representative(task.train.targets, LDA_ROWS)
-        strategy.task_features.learn(task.name, task.train.subset(rows), strategy.options.evaluation_batch_size)
+    rows = representative(task.train.targets, LDA_ROWS)
+    features.learn(task.name, task.train.subset(rows), batch_size)
 
 
 def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:

@@ -25,7 +25,7 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forgetfree.continual.strategy_parts import Training, checked_training, training_of
+from forgetfree.continual.strategy_parts import Training, checked_training, training_of, undo_on_error
 from forgetfree.continual.stream import Owner, Stream, part_of
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
@@ -44,6 +44,7 @@ from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
+from forgetfree.training.task_features import TaskFeatures
 
 
 class StrategyTemplate(SupervisedTemplate):
@@ -59,6 +60,7 @@ class StrategyTemplate(SupervisedTemplate):
     predictions: dict[str, Answers]
     owner: Owner
     ledger: Ledger | None
+    task_features: TaskFeatures | None
     _step: TrainingStep
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
@@ -102,7 +104,9 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         task = self.check_experience(self.experience)
-        learn_features(self, task)
+        if self.task_features is not None:
+            self.scope.enter_context(undo_on_error(self.task_features.undo()))
+            learn_features(self.task_features, task, self.options.evaluation_batch_size)
         seed_generators(self.phase_seed("train", task))
         with among_own_labels(self, task):
             training = self.begin(task)

@@ -471,11 +471,6 @@ class Execution:
     """How a job is run; the outcome does not depend on it.
 
     Attributes:
-        resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
-        jobs: how many units run at a time, more than one as worker processes; ``auto``: on a CPU as many as there are cores,
-            with one thread each, so that the bits do not depend on their number; ``ray`` or ``ray://HOST:PORT``: as tasks of
-            Ray, see `forgetfree.jobs.cluster`. Default: 1, in this process.
-        log: also log losses, rates and scores there, see `forgetfree.jobs.trackers`.
         progress: hears of all units. Default: silence.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
     """

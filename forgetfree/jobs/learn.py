@@ -94,25 +94,29 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
                 learned.kept_bytes.append(strategy.bytes_kept())
                 table.write(learned.rows)
                 kept.answer(number)
-        first, last = learned.rows[0], learned.rows[-1]
-        texts_before = {task: shown for task, each in first.items() if (shown := each.shown_texts())}
-        _save_predictions(directory, last, (carried.texts_before if carried else {}) | texts_before)
-        updates = {task.name: strategy.updates[task.name] for task in stream.tasks} | (
-            carried.updates if carried else {}
-        )
+        _save_predictions(directory, learned.rows, carried)
         aside = texts and {"before": loss_before, **_losses_after(strategy, texts), **texts.counts}
-        details |= {
-            "options": recorded(strategy.options),
-            "ledger": ledger_summary(strategy.ledger),
-            "kept_bytes": learned.kept_bytes,
-            "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
-            **({"held_out": aside} if aside else {}),
-            "bound": _bound(stream, config.options[name]),
-            **_models_of(directory, loader.store),
-            "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-            "seconds": seconds_by_phase(strategy.seconds),
-            "seconds_per_task": learned.seconds,
-        }
+        details |= {**_details(learned, config.options[name], carried), **_models_of(directory, loader.store)}
+        details |= {"held_out": aside} if aside else {}
+
+
+def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None) -> Json:
+    """Return what results.json needs of a unit beside its files."""
+    strategy, stream = learned.strategy, learned.strategy.stream
+    updates: Json = {task.name: strategy.updates[task.name] for task in stream.tasks}
+    return {
+        "options": recorded(strategy.options),
+        "ledger": ledger_summary(strategy.ledger),
+        "kept_bytes": learned.kept_bytes,
+        "by_task": {
+            "updates": updates | (carried.updates if carried else {}),
+            **_right_rows(stream.tasks, learned.rows[-1]),
+        },
+        "bound": _bound(stream, options),
+        "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
+        "seconds": seconds_by_phase(strategy.seconds),
+        "seconds_per_task": learned.seconds,
+    }
 
 
 class UnitWork:
@@ -210,9 +214,11 @@ class _ScoreTable:
         return self._known[id(answers)]
 
 
-def _save_predictions(directory: Path, answers: Row, before: Mapping[str, Sequence[str]]) -> None:
-    """Keep the answers on every task, and by task the texts before training of the rows that a report shows."""
-    arrays = tensors_by_task(answers) | {f"{task}/{BEFORE}": array_of(texts) for task, texts in before.items()}
+def _save_predictions(directory: Path, rows: Sequence[Row], carried: StreamPrefix | None) -> None:
+    """Keep the last answers on every task, and by task the texts before training of the rows that a report shows."""
+    before = carried.texts_before if carried else {}
+    before |= {task: shown for task, each in rows[0].items() if (shown := each.shown_texts())}
+    arrays = tensors_by_task(rows[-1]) | {f"{task}/{BEFORE}": array_of(texts) for task, texts in before.items()}
     tensors = {name: torch.tensor(array, device="cpu") for name, array in arrays.items()}
     PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
 

@@ -207,7 +207,7 @@ class Revision:
                 continue
             if own_tasks <= {*self.tasks}:
                 make_directory(new)
-                for each in (path, path.with_suffix(".json")):  # the model, and how long it took
+                for each in (path, path.with_suffix(".seconds.json")):  # the model, and how long it took
                     if each.is_file():  # again where a command was cut short: a copy may lack its end
                         link_or_copy(each, new / each.name)
 

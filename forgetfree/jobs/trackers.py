@@ -64,8 +64,10 @@ def track(names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any]
 
     def each(action: Callable[[Any], object]) -> None:
         for name, tracker in list(trackers.items()):
-            with _told(name, lambda name=name: trackers.pop(name)):
+            del trackers[name]
+            with _told(name):
                 action(tracker)
+                trackers[name] = tracker
 
     for name in names:
         with _told(name), redirect_stdout(StringIO()):  # where results stand
@@ -113,11 +115,10 @@ def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _told(name: str, after: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Tell of an error of a tracker, and do what is to be done after it; the unit goes on."""
+def _told(name: str) -> Iterator[None]:
+    """Tell of an error of a tracker; the unit goes on."""
     try:
         yield
     except Exception as error:
-        after()
         reason = f"{type(error).__name__}: {first_line(error)}"
         tell_note(f"logging to {name} has stopped: {reason}. The rest goes on without it.")

@@ -231,10 +231,6 @@ class Generation(Kind):
             allowed=encoder.allowed,
         )
 
-    def choices(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the closed answers."""
-        return task.closed_answers
-
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
         from torch.nn import functional as F

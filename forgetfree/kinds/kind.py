@@ -211,8 +211,8 @@ class Kind(ABC):
         return registered
 
     def choices(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the names of what the answers to whole rows are chosen among: by default the labels."""
-        return task.labels
+        """Return the names of what the answers to whole rows are chosen among: labels, or closed answers."""
+        return task.closed_answers or (task.labels if self.one_label_a_row else ())
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""

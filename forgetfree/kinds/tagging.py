@@ -267,10 +267,6 @@ class Tagging(Kind):
 
         return WordEncoder(loaded.tokenizer, loaded.max_length)
 
-    def choices(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return nothing: words are answered, and not rows."""
-        return ()
-
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the answers to all words; those that were cut off are answered by O."""
         if rows is None:

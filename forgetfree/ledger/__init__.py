@@ -6,7 +6,6 @@ other compositions use fewer of these records, and never later ones.
 """
 
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import (
     LedgerSwitch,
@@ -20,7 +19,6 @@ __all__ = [
     "Composition",
     "Ledger",
     "LedgerSwitch",
-    "MixedBatchModel",
     "Record",
     "changed_buffers",
     "check_binding",

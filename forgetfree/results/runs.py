@@ -112,12 +112,6 @@ class UnitFacts(_Facts):
         """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
         return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
 
-    @property
-    def all_seconds(self) -> float | None:
-        """The time of all phases, with that of fine-tuned models that others made; ``None`` where that is not known."""
-        known = [seconds for seconds in self.seconds.values() if seconds is not None]
-        return sum(known) if len(known) == len(self.seconds) else None
-
 
 class Floors(_Facts):
     """Scores that take no fine-tuning, by task; those that are fitted to training rows by seed."""

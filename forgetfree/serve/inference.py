@@ -21,7 +21,8 @@ from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, Usag
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
-from forgetfree.ledger import Ledger, MixedBatchModel
+from forgetfree.ledger import Ledger
+from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of

@@ -14,13 +14,13 @@ from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
 from forgetfree.models.state import StateStore
-from forgetfree.testing.runs import Faults, Look, Run, Untrained, differing, look
+from forgetfree.testing.runs import Breaches, Look, Run, Untrained, differing, look
 from forgetfree.training.encoded_task import EncodedTask
 
 _COUNT_IT = "Count in storage.bytes_kept() what storage.save() writes and what the next task needs."
 
 
-def check_answers(run: Run, faults: Faults, where: str = "") -> None:
+def check_answers(run: Run, faults: Breaches, where: str = "") -> None:
     """Check that every test row of every task has a row of finite logits, and that something was learned."""
     stream: Stream = run.strategy.stream
     labelled = [task for task in stream.tasks if task.classes]
@@ -54,7 +54,7 @@ def _steps(run: Run) -> Iterator[tuple[EncodedTask, Look, Look]]:
         yield task, run.looks[position], run.looks[position + 1]
 
 
-def check_forgetting(run: Run, faults: Faults, where: str = "") -> None:
+def check_forgetting(run: Run, faults: Breaches, where: str = "") -> None:
     """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
     if not run.strategy.forget_free:
         return
@@ -71,7 +71,7 @@ def check_forgetting(run: Run, faults: Faults, where: str = "") -> None:
         )
 
 
-def check_stale(run: Run, faults: Faults) -> None:
+def check_stale(run: Run, faults: Breaches) -> None:
     """Check `changed_by`, by which results are taken over from one row of the matrix to the next."""
     for task, before, after in _steps(run):
         changed_tasks = run.strategy.changed_by(task)
@@ -83,7 +83,7 @@ def check_stale(run: Run, faults: Faults) -> None:
             )
 
 
-def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> None:
+def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Breaches) -> None:
     """Check that learning a task leaves the readouts that answer the others, but for those that `begin` lists."""
     stream: Stream = run.strategy.stream
     for task, before, after in _steps(run):
@@ -98,7 +98,7 @@ def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> N
                 )
 
 
-def check_ledger(run: Run, faults: Faults) -> None:
+def check_ledger(run: Run, faults: Breaches) -> None:
     """Check that what no task owns has never moved."""
     strategy = run.strategy
     if strategy.ledger is None:
@@ -114,7 +114,7 @@ def check_ledger(run: Run, faults: Faults) -> None:
         )
 
 
-def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, faults: Faults) -> None:
+def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, faults: Breaches) -> None:
     """Check that another strategy on the stream starts from θ_pre and answers as the first did."""
     remedy = (
         "Only the graftable tensors, readouts and persistent buffers are put back: let nothing else move, and take off "
@@ -147,7 +147,7 @@ def check_loaded(
     stream: Stream,
     store: StateStore,
     directory: Path,
-    faults: Faults,
+    faults: Breaches,
     where: str = "",
 ) -> None:
     """Check that a new strategy on a new stream answers from what was saved."""
@@ -168,7 +168,7 @@ def check_loaded(
             )
 
 
-def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faults: Faults) -> None:
+def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faults: Breaches) -> None:
     """Check what `bytes_kept` said before the first task and after each.
 
     A memory that is full may hold shorter rows later, so it may fall. It may stay as it is, too, where it is large enough

@@ -1,6 +1,6 @@
 """A strategy learns a stream, and is watched: what it answers, by which tensors, what its updates move, what it says.
 
-What is wrong is collected in `Faults`, and reported together.
+What is wrong is collected in `Breaches`, and reported together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensors = dict[str, Tensor]
 _LIBRARIES = {"torch", "transformers", "avalanche", "peft", "numpy"}
 
 
-class Faults:
+class Breaches:
     """What was found wrong so far."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ def own_randomness() -> Iterator[None]:
 class Observer:
     """What holds at rest, before the first task and after each."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Breaches) -> None:
         self._faults = faults
         #: What `bytes_kept` said each time.
         self.bytes: list[Any] = []
@@ -324,7 +324,7 @@ class Watch:
         now = dict(strategy.model.named_parameters())
         self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
 
-    def report(self, faults: Faults) -> None:
+    def report(self, faults: Breaches) -> None:
         """What moved."""
         if self._moved:
             faults.add(
@@ -346,7 +346,7 @@ class Recorder(Monitor):
         yield lambda step, loss: heard.append(step)
         self._phases.append((task, phase, steps, heard))
 
-    def report(self, faults: Faults, run: Run) -> None:
+    def report(self, faults: Breaches, run: Run) -> None:
         """What was said of them."""
         for task, phase, steps, heard in self._phases:
             if phase not in PHASES:

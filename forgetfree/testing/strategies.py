@@ -30,7 +30,7 @@ from forgetfree.testing.outcomes import (
     check_restored,
     check_stale,
 )
-from forgetfree.testing.runs import Faults, Observer, Recorder, Run, Watch, learn, own_randomness, tensors
+from forgetfree.testing.runs import Breaches, Observer, Recorder, Run, Watch, learn, own_randomness, tensors
 from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
 from forgetfree.training.training_options import TrainingOptions
 
@@ -74,7 +74,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
         ConformanceError: it breaks the contract; names every fault found, the tasks or tensors that differ, and the hook.
         UsageError: an option that ``cls`` does not have, or a value out of its range or too small for the three tasks.
     """
-    faults = Faults()
+    faults = Breaches()
     subject = f"{getattr(cls, '__name__', repr(cls))} does not keep the contract of a strategy"
     _check_class(cls, faults)
     faults.raise_any(subject)  # nothing could be run
@@ -89,7 +89,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     faults.raise_any(subject)
 
 
-def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, directory: Path) -> bool:
+def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, directory: Path) -> bool:
     """Make all checks where the task is known; return whether the stream could be learned at all."""
     stream = three_tasks()
     pre_trained = tensors(stream.model)
@@ -121,7 +121,7 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, dire
     return True
 
 
-def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Faults, directory: Path) -> None:
+def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches, directory: Path) -> None:
     """Check streams whose labels share one readout, are read by prompts, or, where that is claimed, come in parts."""
     for name, make in VARIANTS.items():
         stream = make()
@@ -144,7 +144,7 @@ def _learned(
     stream: Stream,
     experiences: Sequence[Any],
     name: str,
-    faults: Faults,
+    faults: Breaches,
 ) -> Run | None:
     """Learn another stream than the usual, or another way."""
     remedy = (
@@ -166,7 +166,7 @@ def _learned(
 # -- Before anything is run ------------------------------------------------------------------------------
 
 
-def _check_class(cls: Any, faults: Faults) -> None:
+def _check_class(cls: Any, faults: Breaches) -> None:
     """Check that it is a final subclass of `ContinualStrategy` with options."""
     if not (isinstance(cls, type) and issubclass(cls, ContinualStrategy)) or cls is ContinualStrategy:
         faults.add(f"class: expected a subclass of forgetfree.continual.strategy.ContinualStrategy, got {cls!r}.")
@@ -192,7 +192,7 @@ def _check_class(cls: Any, faults: Faults) -> None:
     _check_options(cls, faults)
 
 
-def _check_options(cls: type[ContinualStrategy], faults: Faults) -> None:
+def _check_options(cls: type[ContinualStrategy], faults: Breaches) -> None:
     options: Any = cls.Options
     if not (isinstance(options, type) and issubclass(options, TrainingOptions)):
         faults.add(f"Options: expected a subclass of TrainingOptions, got {options!r}.")
@@ -213,7 +213,7 @@ def _check_options(cls: type[ContinualStrategy], faults: Faults) -> None:
         options()
 
 
-def _check_defaults(cls: type[ContinualStrategy], chosen: bool, faults: Faults) -> None:
+def _check_defaults(cls: type[ContinualStrategy], chosen: bool, faults: Breaches) -> None:
     """Check that it can be made without options, unless the caller says that the defaults do not suit."""
     remedy = "Look at check() and setup(): cls(stream=stream) must do."
     with faults.catching("defaults: constructed without options", remedy):
@@ -248,7 +248,7 @@ def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
     return make_stream(",".join(_LABELS), [rows_of(name) for name in _LABELS], tiny_model())
 
 
-def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> bool:
+def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> bool:
     """Whether learning again gives the same: after other draws, on the used stream, with evaluations in between."""
     remedy = "It could be trained before: look at setup(), and at answering() while another task is trained."
     with faults.catching("run: once more on the stream, evaluating during training", remedy):
@@ -288,7 +288,7 @@ def _evaluating(cls: type[ContinualStrategy], options: Any, stream: Stream, draw
     return learn(cls, options, stream, look_after=(0, 3), drawn=drawn, evaluate_within=True)
 
 
-def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
+def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> None:
     """Check that another seed gives another result in every task."""
     with faults.catching("seeds: three tasks learned with seed=1", "Any whole number must do."):
         other = learn(cls, options, three_tasks(), look_after=(3,), seed=1)
@@ -303,7 +303,7 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
                 )
 
 
-def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
+def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> None:
     """Check that what is learned of a task depends neither on test rows nor on rows of tasks that come later."""
     remedy = "Look at begin() and commit(): train on task.train, choose by task.validation."
 
@@ -327,7 +327,7 @@ def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
     check([1, 2, 3], "test rows", three_tasks(test=True))
 
 
-def check_stream_rows(stream: Stream, faults: Faults) -> None:
+def check_stream_rows(stream: Stream, faults: Breaches) -> None:
     """Check that learning has changed none of the stream's rows, which the benchmark reads, too."""
     if changed := [
         f"{task.name} ({split})"

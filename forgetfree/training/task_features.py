@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -70,6 +70,15 @@ class TaskFeatures:
         self.means[task] = mean.float()
         self._scatter = (scatter + (self._scatter.double() if self._rows else 0)).float()
         self._rows += len(features)
+
+    def undo(self) -> Callable[[], None]:
+        """Return what takes back all that is learned from now on."""
+        before = dict(self.means), self._scatter, self._rows
+
+        def take_back() -> None:
+            self.means, self._scatter, self._rows = before
+
+        return take_back
 
     @torch.no_grad()
     def nearest(self, x: Tensor, tasks: Sequence[str]) -> Tensor:

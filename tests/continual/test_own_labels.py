@@ -108,6 +108,28 @@ def test_plugins_see_all_labels_and_evaluate_earlier_tasks_by_their_own(
     assert len(seen) == 2 and all(same and some for same, some in seen)
 
 
+def test_a_task_that_is_broken_off_is_not_told_from_the_others(tiny_stream: MakeStream) -> None:
+    """What the features say of learned tasks is what they said before, and what they say after all of a task."""
+    cls = registry.strategy("fine-tune")
+
+    class Breaks(SupervisedPlugin[Any]):
+        def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+    def made() -> Any:
+        return cls(stream=text_stream(tiny_stream, "class"), options=cls.Options(steps=2, task_inference="lda"))
+
+    strategy, twin, breaks = learn(made(), 2), learn(made()), Breaks()
+    before, third = strategy.task_features._bytes(), strategy.stream.benchmark.train_stream[2]
+    strategy.plugins.append(breaks)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(third)
+    assert strategy.task_features._bytes() == before
+    strategy.plugins.remove(breaks)
+    strategy.train(third)
+    assert strategy.task_features._bytes() == twin.task_features._bytes() != before
+
+
 @pytest.mark.parametrize("inference", ["router", "lda"])
 def test_a_strategy_may_evaluate_earlier_tasks_where_it_commits(tiny_stream: MakeStream, inference: str) -> None:
     answered: list[dict[str, Tensor]] = []

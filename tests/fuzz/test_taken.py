@@ -13,14 +13,14 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Fuzz:
     return Fuzz(make_world(tmp_path_factory.mktemp("taken") / "world"))
 
 
-@pytest.mark.sampled(share=0.05)
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.sampled(share=0.02)
+@pytest.mark.parametrize("part", range(50))
 def test_what_is_damaged_is_refused_told_or_the_same(part: int, fuzz: Fuzz) -> None:
     with plain_figures():
-        verdicts = [fuzz.judge(seed) for seed in range(25 * part, 25 * (part + 1))]
+        verdicts = [fuzz.judge(seed) for seed in range(10 * part, 10 * (part + 1))]
     bad = [each for each in verdicts if each.outcome in ("wrongly taken", "fault")]
     assert not bad, "\n".join(map(str, bad))
-    assert len({each.outcome for each in verdicts}) > 1
+    assert {each.outcome for each in verdicts} != {"same"}
 
 
 def test_every_kind_of_file_is_damaged(fuzz: Fuzz) -> None:

@@ -125,7 +125,7 @@ def test_reports_say_it_and_do_not_mix_it_with_test_rows(
     assert "evaluated on" not in (tmp_path / "test" / "report.md").read_text()
     capsys.readouterr()
     assert cli.main(["report", str(tmp_path / "test"), str(tmp_path / "chosen")]) == 1
-    assert "evaluated on: test in one and validation in the other" in capsys.readouterr().err
+    assert "evaluated_on is 'test' in one and 'validation' in the other" in capsys.readouterr().err
 
 
 def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(

@@ -386,10 +386,10 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     assert call.startswith("forgetfree.run(stream='sst2', on=")
     assert "strategies=['grafting-continual']" in call
     for message, arguments in (
-        ("steps cannot be given with on=: a run goes on with its own options", {"on": base, "steps": 9}),
-        ("mask_steps cannot be given with on=", {"on": base, "mask_steps": 2}),
+        ("steps cannot be given with --on: a run goes on with its own options", {"on": base, "steps": 9}),
+        ("mask_steps cannot be given with --on", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
-        ("without='qnli' takes a task away, and sst2 would be learned", {"on": base, "without": "qnli"}),
+        ("--without qnli takes a task away, and sst2 would be learned", {"on": base, "without": "qnli"}),
     ):
         with pytest.raises(UsageError, match=message):
             forgetfree.run("sst2", **arguments, progress=False)

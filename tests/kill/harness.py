@@ -56,7 +56,7 @@ class World:
     folder: Path
     strategies: Sequence[str] = STRATEGIES
     jobs: int = 1
-    settings: Sequence[str] = ("steps=24", "mask_steps=8", "mask_batch_size=8", "optimizer=adamw", "threads=1")
+    settings: Sequence[str] = ("steps=10", "mask_steps=4", "mask_batch_size=8", "optimizer=adamw", "threads=1")
 
     def __post_init__(self) -> None:
         self.model, self.data = self.folder / "model", self.folder / "data"

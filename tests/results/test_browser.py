@@ -77,7 +77,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports, as the command writes them: of a small run of which a unit failed, and of fifty tasks."""
     made = {}
     short = ("qnli", "ag_news", "a task whose name is rather long")
-    failed = [{"strategy": "ewc", "seed": 1, "error": "The loss became nan."}]
+    failed = [{"strategy": "ewc", "seed": 2, "error": "The loss became nan."}]
     for name, tasks, more in (("small", short, failed), ("fifty", [f"task{i}" for i in range(50)], [])):
         loss = {"continual-ft": 0.1, "grafting-continual": 0.0, "ewc": 0.03}
         run = make_run(tmp_path_factory.mktemp(name) / "run", tasks, loss, failed=more)
@@ -120,7 +120,7 @@ def test_it_is_legible_at_every_width_in_both_schemes(
 
 def test_everything_has_a_name_and_links_lead_somewhere(browser: Any, pages: dict[str, Path]) -> None:
     page = opened(browser, pages["small"], 800, "light")
-    assert page.locator("svg").count() >= 10
+    assert page.locator("svg").count() == 10
     assert (
         page.evaluate("[...document.querySelectorAll('svg')].filter((s) => s.role !== 'img' || !s.ariaLabel).length")
         == 0
@@ -134,10 +134,10 @@ def test_everything_has_a_name_and_links_lead_somewhere(browser: Any, pages: dic
     assert len(ids) == len(set(ids))
     links = page.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))")
     assert [link for link in links if link[1:] not in ids] == []
-    assert links == ["#matrix", "#curves", "#cost", "#reliability", "#tables"]
+    assert links == ["#matrix", "#curves", "#reliability", "#tables"]
     page.click("nav a[href='#reliability']")
     assert page.evaluate("document.querySelector('#reliability').getBoundingClientRect().top") < 100
-    assert page.locator("li.warning").inner_text().startswith("Failed and left out: ewc, seed 1")
+    assert page.locator("li.warning").inner_text().startswith("Failed and left out: ewc, seed 2")
     page.close()
 
 

@@ -131,7 +131,7 @@ def sections(text: str) -> list[str]:
     return re.findall(r'<section id="([a-z]+)">', text)
 
 
-EVERY = ["matrix", "curves", "cost", "reliability", "tables"]
+EVERY = ["matrix", "curves", "reliability", "tables"]
 
 
 @pytest.mark.sampled(share=0.4)

@@ -37,6 +37,18 @@ def test_what_it_keeps_is_counted_without_reading_any_model(tmp_path: Path, monk
     assert again.bytes_kept() == sum(sizes)
 
 
+def test_what_is_saved_takes_the_place_of_what_was_saved_there_before(tmp_path: Path) -> None:
+    """Of strategies with stores of their own, whose models have the names of their tasks."""
+    for rate in (0.05, 0.5):
+        options = TrainingOptions(steps=2, learning_rate=rate)
+        strategy = FineTune(stream=tiny_stream(("sst2",)), options=options)
+        strategy.train(strategy.stream.benchmark.train_stream)
+        strategy.save(tmp_path)
+    again = FineTune(stream=tiny_stream(("sst2",)), options=options)
+    again.load(tmp_path)
+    assert again.evaluate()["sst2"].same_as(strategy.evaluate()["sst2"])
+
+
 def test_whoever_finds_a_model_tells_how_long_it_took(tmp_path: Path) -> None:
     """Those who made it count it as their own; a store that does not tell it is no zero."""
 

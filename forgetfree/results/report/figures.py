@@ -10,7 +10,7 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -21,7 +21,6 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from forgetfree.display import escaped
 from forgetfree.results.metrics import Floats
@@ -214,19 +213,6 @@ def _inlined(svg: str, name: str) -> str:
 
 #: Longer streams have numbers in place of names, and shades without digits.
 NAMED = 10
-
-
-def scale_of_costs(ax: Axes, costs: Sequence[float], show: Callable[[float], str]) -> None:
-    """Set a logarithmic scale where costs differ by more than ten times, else one from 0; with units."""
-    if max(costs) > 10 * min(costs):
-        ax.set_xscale("log")
-        ax.set_xlim(min(costs) / 2, max(costs) * 2)
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if max(costs) < 300 * min(costs) else (1,), numticks=8))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        ax.set_xlim(0, 1.15 * max(costs))
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
 
 
 def shaded(

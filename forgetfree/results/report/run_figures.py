@@ -18,13 +18,12 @@ from forgetfree.results.report.figures import (
     course,
     key_to,
     picture,
-    scale_of_costs,
     shaded,
     short,
     styles,
 )
-from forgetfree.results.report.page import percent, size
-from forgetfree.results.table import Results, mean_of_known
+from forgetfree.results.report.page import percent
+from forgetfree.results.table import Results
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +32,7 @@ def sections_of(results: Results) -> list[Section]:
     """Return the figures of results; a section without any is left out."""
     if not results.entries:
         return []
-    sections = (_matrices(results), _curves(results), _costs(results), _calibration(results))
+    sections = (_matrices(results), _curves(results), _calibration(results))
     return [section for section in sections if section.pictures]
 
 
@@ -118,38 +117,6 @@ def _so_far(runs: Floats) -> Floats:
 
 
 # ---- at the end -------------------------------------------------------------------------------------------
-
-
-def _costs(results: Results) -> Section:
-    entries, tasks, scale = results.entries, len(results.tasks), results.scale
-    pictures = []
-    for title, label, show in (
-        ("Score against time", "seconds of all phases", "{:,.0f}".format),
-        ("Score against memory", "kept per task", size),
-    ):
-        with canvas() as ax:
-            says, places = [], []
-            for entry, style in zip(entries, styles(len(entries)), strict=True):
-                ends = np.array([run.average for run in entry.runs])
-                kept = [run.facts.memory[-1] / tasks if run.facts.memory else None for run in entry.runs]
-                x = mean_of_known([run.facts.all_seconds for run in entry.runs] if show is not size else kept)
-                if not x:
-                    continue
-                ax.plot([x, x], scale.factor * np.array([ends.min(), ends.max()]), color=style["color"], linewidth=1)
-                ax.plot(x, scale.factor * ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
-                places.append(x)
-                says.append(f"{entry.label} {scale.with_unit(ends.mean())} at {show(x)}")
-            ax.margins(0.12)
-            ax.set(xlabel=label, ylabel=scale.titled("average score"))
-            if places:
-                scale_of_costs(ax, places, show)
-        if says:
-            pictures.append(picture(ax, title, ", ".join(says)))
-    text = "Average over tasks after the last one, against what it cost. Strokes: from the worst to the best seed; "
-    text += f"{_seeds(results)}{_rows(results)}. Seconds are those of one machine; those of a fine-tuned model that "
-    text += "another strategy or run made count, too, where they are known."
-    key = [key_to([entry.label for entry in entries], "costs")] if pictures else []
-    return Section("cost", "Scores against cost", text, key + pictures)
 
 
 def _calibration(results: Results) -> Section:
