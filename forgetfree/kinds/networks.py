@@ -165,10 +165,7 @@ def label_network(parts: Parts) -> TaskNetwork:
 
 
 def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
-    """Return a sequence classifier, and the tokenizer for the usual call; either may be ``None``.
-
-    With that tokenizer the call reads texts as our encoder does.
-    """
+    """Return a sequence classifier, and the tokenizer by which the usual call reads as our encoder; either may be none."""
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, model = origin.task, cast(Any, loaded.model)
     rows = _probes(loaded, pair=len(task.text_columns) == 2)
@@ -253,17 +250,7 @@ def tagging_network(parts: Parts) -> TaskNetwork:
 def _token_classifier(
     config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], row: Mapping[str, Tensor]
 ) -> Any:
-    """Return the architecture's token classifier, which computes W h + b at each token, with ``readout`` as its head.
-
-    Args:
-        config: the model's configuration, with the task's labels.
-        body: the body's tensors; there may be more.
-        readout: ``weight`` ``(n, H)`` and ``bias`` ``(n,)``.
-        row: what the model is called with, ``(1, L)``, to compare by.
-
-    Raises:
-        GraftError: transformers has none for this architecture, or one that computes something else.
-    """
+    """Return the architecture's token classifier, which computes W h + b at each token: compared on a row ``(1, L)``."""
     import transformers
 
     try:

@@ -158,14 +158,7 @@ def load_fine_tuned(
 
 
 def _check_same_body(pre: Any, other: Any, model: str, directory: str) -> None:
-    """Raise ``UsageError`` with the first difference in architecture.
-
-    Args:
-        pre: the body of the pre-trained model.
-        other: the body of the one in ``directory``.
-        model: the name of the first, for the message.
-        directory: that of the second.
-    """
+    """Raise ``UsageError`` with the first difference in architecture between ``model`` and the one in ``directory``."""
     ours, theirs = (
         {name: getattr(body.config, name, None) for name in _SETTINGS}
         | {

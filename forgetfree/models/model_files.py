@@ -217,10 +217,7 @@ def _find(path: str, file: str) -> str | None:
 
 
 def _conversion(path: str, name: str) -> str:
-    """Return the command that writes pickled weights as safetensors.
-
-    A directory is converted in place, a hub name into a new directory.
-    """
+    """Return the command that writes pickled weights as safetensors: of a directory in place, of a hub name in a new one."""
     import transformers
 
     architectures = [each for each in read_config(path, name).architectures or () if hasattr(transformers, each)]

@@ -131,9 +131,7 @@ class Results:
             replace(entry, runs=tuple(self._beside_reference(entries, entry, run) for run in entry.runs))
             for entry in entries
         )
-        self.learned_floors: Mapping[str, tuple[float | None, ...]] = {}
-        if not _differing(records):
-            self.learned_floors = _means(floors_by_seed(records)) | _untrained(records)
+        self.learned_floors = {} if _differing(records) else _learned_floors(records)
         tables = [run.scores for run in self.runs if len(run.scores)]
         self.scores = pd.concat(tables, ignore_index=True) if tables else frame_of([])
         self._held: dict[tuple[str, str, int], Any] = {}
@@ -561,24 +559,18 @@ def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[flo
     return floors
 
 
-def _means(floors: Mapping[str, Mapping[str, Sequence[float | None]]]) -> dict[str, tuple[float | None, ...]]:
-    """Return the means of floors over seeds, by their names in tables; nothing of those that no task has."""
-    means = {
-        LEARNED_FLOORS[name]: tuple(map(mean_of_known, zip(*its.values(), strict=True))) for name, its in floors.items()
-    }
-    return {name: scores for name, scores in means.items() if any(score is not None for score in scores)}
+def _learned_floors(records: Sequence[RunRecord]) -> dict[str, tuple[float | None, ...]]:
+    """Return floors that some task has, by their names in tables: of each task the mean over seeds, where all have it."""
+    floors = {}
+    for name, its in floors_by_seed(records).items():
+        floors[LEARNED_FLOORS[name]] = tuple(map(mean_of_known, zip(*its.values(), strict=True)))
+    texts = [run for each in records for run in each.runs if each.about.model.get("readout") == "generate"]
+    rows = [run.learning_matrix[0] for run in texts]  # a model that writes texts may know the tasks already
+    if rows and not np.isnan(rows).any():
+        floors[UNTRAINED] = tuple(fmean(scores) for scores in zip(*rows, strict=True))
+    return {name: scores for name, scores in floors.items() if any(score is not None for score in scores)}
 
 
 def mean_of_known(scores: Sequence[float | None]) -> float | None:
     """Return the mean; ``None`` where one is missing."""
     return None if None in scores else fmean(score for score in scores if score is not None)
-
-
-def _untrained(records: Sequence[RunRecord]) -> dict[str, tuple[float | None, ...]]:
-    """Return what a model that writes texts scores before training, as means over runs: it may know the tasks already."""
-    rows = [
-        run.learning_matrix[0] for each in records for run in each.runs if each.about.model.get("readout") == "generate"
-    ]
-    if not rows or np.isnan(rows).any():
-        return {}
-    return {UNTRAINED: tuple(fmean(scores) for scores in zip(*rows, strict=True))}

@@ -154,10 +154,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
 
 
 def _most_similar(known: Sequence[str], queries: Sequence[str]) -> list[int] | None:
-    """Return for each text the number of the known one with the largest cosine of TF-IDF, of equal ones the first.
-
-    ``None`` where no text has a word.
-    """
+    """Return for each text the number of the known one with the largest cosine of TF-IDF; ``None`` where none has a word."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(token_pattern=r"\w+")

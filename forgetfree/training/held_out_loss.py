@@ -136,10 +136,7 @@ class HeldOutTexts:
 
 
 def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefinition, Rows, Counter[str]]:
-    """Return the task that the texts of a place are of, the texts, and how many rows are left out, by what is wrong.
-
-    They have no labels, unless they answer prompts.
-    """
+    """Return the task of a place, its texts, with labels if these answer prompts, and how many rows are left out, and why."""
     path, definition = Path(place), TaskDefinition(f"{place}, held out", "generation", ())
     stem, form = format_of(path.name)
     is_file = os.path.isfile(place)  # a Path raises where a name is too long

@@ -1,13 +1,28 @@
-"""The samples that every test here damages, made once a session, of each worker its own."""
+"""The files that every test here damages, made once a session, of each worker its own."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from fuzz.samples import Samples, make_samples
+
+from forgetfree import cli
+from forgetfree.results.runs import read_run, to_csv
+from forgetfree.results.scores import SCORES_FILE, read_scores, write_scores
 
 
 @pytest.fixture(scope="session")
-def samples(data_directory: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    return make_samples(tmp_path_factory.mktemp("fuzz"), data_directory, model_directory("bert"))
+def samples(data_directory: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one small run, one graft, data, and the files of a run that are read alone."""
+    root = tmp_path_factory.mktemp("fuzz")
+    shutil.copytree(data_directory, root / "data")
+    common = ["--data", str(root / "data"), "--model", str(model_directory("bert")), "--set", "mask_steps=1"]
+    common += ["--shots", "2", "--steps", "1", "--sparsity", "0.01"]
+    strategies = ["--strategy", "grafting-continual", "--strategy", "fine-tune"]
+    assert cli.main(["run", "qnli,ag_news", *common, *strategies, "--out", str(root / "run")]) == 0
+    assert cli.main(["graft", "sst2", *common, "--out", str(root / "graft")]) == 0
+    (root / "run.csv").write_text(to_csv(read_run(root / "run")), encoding="utf-8")
+    scores = read_scores(root / "run" / "grafting-continual" / "seed-0" / SCORES_FILE)
+    write_scores(root / "scores.csv", scores[:12])
+    return root

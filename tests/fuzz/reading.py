@@ -1,10 +1,14 @@
-"""How each kind of file is read and compared, and when what was read is sound: told by other means than the readers' checks."""
+"""Files that are read alone, beside no others that tell what they held: who reads each, what that may raise, what is sound.
+
+What is sound is told by other means than the readers' checks. What is read of a whole directory `fuzz.taken` damages.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,13 +21,14 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.data.folders import read_source
+from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, ModelError, ReportError
 from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.run_report import render
-from forgetfree.results.runs import RunRecord
+from forgetfree.results.runs import RunRecord, read_run
 from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.results.table import Results
 from forgetfree.tasks import TaskDefinition
@@ -166,3 +171,70 @@ def read_task_notes(path: Path) -> Any:
 def sound_notes(found: Any, path: Path) -> None:
     _, task = found
     assert registry.faults_of(task) == [] and all(label.strip() for label in task.labels)
+
+
+# -- Kinds ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file.
+
+    Attributes:
+        file: pattern of the files of this kind below the folder of all samples; the first that is found is damaged.
+        read: reads the file, as its user does.
+        content: all that was read, to compare; of tensors the bits.
+        sound: asserts that what was read is sound; the path is for scratch.
+        errors: what the reader may raise.
+        signed: whether the file has a checksum.
+    """
+
+    file: str
+    read: Callable[[Path], Any]
+    content: Callable[[Any], Any]
+    sound: Callable[[Any, Path], None]
+    errors: tuple[type[ForgetfreeError], ...]
+    signed: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "ledger": Kind(
+        "run/grafting-continual/seed-0/ledger.safetensors",
+        lambda path: Ledger.load(path),
+        ledger_content,
+        sound_ledger,
+        (LedgerError,),
+        signed=True,
+    ),
+    "graft": Kind(
+        "graft/bare-graft/seed-0/graft.safetensors",
+        lambda path: Graft.load(path),
+        bits,
+        sound_graft,
+        (GraftError,),
+        signed=True,
+    ),
+    "state": Kind(
+        "graft/fine-tuned/*.safetensors",
+        lambda path: ModelState.load(path),
+        bits,
+        sound_state,
+        (ModelError,),
+        signed=True,
+    ),
+    "scores": Kind(
+        "scores.csv",
+        lambda path: read_scores(path),
+        bits,
+        sound_scores,
+        (ReportError,),
+    ),
+    "results of a run in one file": Kind("run.csv", lambda path: read_run(path), bits, sound_results, (ReportError,)),
+    "notes of a data directory": Kind(
+        "data/sst2/source.json",
+        read_task_notes,
+        bits,
+        sound_notes,
+        (DataError,),
+    ),
+}

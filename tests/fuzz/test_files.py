@@ -8,24 +8,23 @@ import traceback
 from pathlib import Path
 
 import pytest
-from fuzz.kinds import KINDS
 from fuzz.mutations import BYTES, JSON, SIGNED
-from fuzz.samples import Samples
+from fuzz.reading import KINDS
 
 #: Mutations of each family; there are ten families a kind.
 COUNT = 30
 
 
 def families(kind: str) -> dict:
-    return BYTES | {".safetensors": SIGNED, ".json": JSON}.get(Path(KINDS[kind].files[0]).suffix, {})
+    return BYTES | {".safetensors": SIGNED, ".json": JSON}.get(Path(KINDS[kind].file).suffix, {})
 
 
 @pytest.mark.sampled("ledger-swap", share=0.1)
 @pytest.mark.parametrize(("kind", "family"), [(kind, family) for kind in KINDS for family in families(kind)])
-def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Samples, tmp_path: Path) -> None:
+def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Path, tmp_path: Path) -> None:
     """Refused by the reader's own error; or read as what it was; or, where a key or value was changed, as what is sound."""
     this = KINDS[kind]
-    path = next(samples.root.glob(this.files[0]))
+    path = next(samples.glob(this.file))
     original = path.read_bytes()
     expected = this.content(this.read(path))
     faults = []

@@ -23,6 +23,7 @@ LOSS = "loss"
 #: How many characters of a text are shown.
 _CHARACTERS = 200
 Show = Callable[[float], str]
+_SECONDS, _COUNT, _SHARE = "{:,.1f}".format, "{:,.0f}".format, "{:.3f}".format
 #: Of each column a number; NaN or none where it is missing.
 Numbers = Sequence[float | None] | Floats
 
@@ -111,7 +112,7 @@ def _outcome(results: Results) -> Table:
         *([Column(LOSS, PLAIN.text, -1, LOSS)] if nats else []),
         *([Column("forgetting", scale.text, -1, "forgetting"), Column("BWT", scale.text, 1, "BWT")] if several else []),
         *([Column("ECE", percent, -1, "ECE")] if calibrated else []),
-        *([Column("updates", _count, 0, "updates")] if told else []),
+        *([Column("updates", _COUNT, 0, "updates")] if told else []),
     ]
 
     def numbers(scores: Numbers, **more: float | None) -> Numbers:
@@ -266,7 +267,7 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
 def label_tables(results: Results) -> Iterator[Table]:
     """Yield a table for each task whose answers are labels, of all seeds at the end of the stream; of long streams none."""
     order = ["rows", "precision", "recall", "f1"]
-    columns = [Column("rows", _count), *(Column(name, percent, 0, name) for name in ("precision", "recall", "F1"))]
+    columns = [Column("rows", _COUNT), *(Column(name, percent, 0, name) for name in ("precision", "recall", "F1"))]
     for task in results.tasks if len(results.tasks) <= WIDE else ():
         rows: list[tuple[str, Sequence[Numbers]]] = []
         for entry in results.entries:
@@ -327,13 +328,13 @@ def _held_out(results: Results) -> Table:
 def _costs(results: Results) -> Table:
     facts, tasks = [run.facts for run in results.runs], len(results.tasks)
     phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds if phase != ELSEWHERE)]
-    columns = [Column(f"{phase.replace('_', '-')} (s)", _seconds, 0, "(s)") for phase in phases]
+    columns = [Column(f"{phase.replace('_', '-')} (s)", _SECONDS, 0, "(s)") for phase in phases]
     if any(ELSEWHERE in each.seconds for each in facts):
         phases.append(ELSEWHERE)
         header = f"{ELSEWHERE.replace('_', '-')} (s)"
-        columns.append(Column(header, _seconds, 0, header))
+        columns.append(Column(header, _SECONDS, 0, header))
     kept = any(each.memory for each in facts)
-    columns += [Column(header, _count, -1, "kept") for header in ("kept (bytes)", "kept per task (bytes)") if kept]
+    columns += [Column(header, _COUNT, -1, "kept") for header in ("kept (bytes)", "kept per task (bytes)") if kept]
 
     def numbers(run: Run) -> Numbers:
         most = run.facts.memory[-1] if run.facts.memory else np.nan
@@ -344,8 +345,8 @@ def _costs(results: Results) -> Table:
 
 
 def _ledger(results: Results, entry: StrategyRuns) -> Table:
-    columns = [Column(name, show, 0, name) for name, show in (("region", _count), ("owned", _count))]
-    columns.append(Column("largest overlap", _share, 0, "largest overlap"))
+    columns = [Column(name, show, 0, name) for name, show in (("region", _COUNT), ("owned", _COUNT))]
+    columns.append(Column("largest overlap", _SHARE, 0, "largest overlap"))
 
     def numbers(ledger: LedgerSummary, row: int) -> Numbers:
         overlaps = [ledger.overlap[earlier][row] for earlier in range(row)]
@@ -383,18 +384,6 @@ def _unit_of_scores(results: Results, percent: str = "in %") -> str:
     """Return what a title says of the unit of scores: of percentages these words, nothing of plain numbers."""
     shares = [scale == PERCENT for scale in results.scales]
     return "" if not any(shares) else percent if all(shares) else f"{percent} where scores are shares"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f}"
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def _share(fraction: float) -> str:
-    return f"{fraction:.3f}"
 
 
 # ---- what columns mean ----------------------------------------------------------------------------------
