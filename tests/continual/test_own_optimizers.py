@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.errors import OptionError
 from forgetfree.models.state import StateStore
 from forgetfree.options import by_name, function_named, recorded
 from forgetfree.training.loop import fine_tuned_key
@@ -74,21 +73,6 @@ def test_what_is_recorded_is_a_name_and_what_has_one_is_found_by_it() -> None:
     assert function_named(by_name(torch.optim.RMSprop)) is torch.optim.RMSprop
     local = lambda done: 1.0  # noqa: E731
     assert by_name(local) is local and by_name("adamw") == "adamw"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("nowhere.at.all:made", "optimizer: 'nowhere.at.all:made' cannot be imported: No module named 'nowhere'"),
-        ("torch:__version__", "optimizer: 'torch:__version__' is no function, but"),
-        ("rmsprop", "optimizer must be sgd or momentum or adamw or package.module:function, got 'rmsprop'."),
-        (3, "optimizer must be sgd or momentum or adamw or package.module:function, got 3."),
-    ],
-)
-def test_what_is_no_function_is_refused_once(wrong: Any, message: str) -> None:
-    with pytest.raises(OptionError) as refused:
-        TrainingOptions(optimizer=wrong)
-    assert str(refused.value).startswith(message) and str(refused.value).count("optimizer") == 1
 
 
 def test_fine_tuned_models_of_two_functions_are_two(tiny_stream: Any, tmp_path: Path) -> None:

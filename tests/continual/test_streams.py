@@ -134,7 +134,3 @@ def test_a_loaded_model_serves_several_streams_until_it_is_trained(model_directo
         UsageError, match=r"are no longer those that were loaded.*Load the model again for each stream\."
     ):
         make_stream("late", rows, loaded)
-
-
-def test_load_tasks_takes_the_same_data() -> None:
-    assert load_tasks("a", {"a": ROWS})[0].fingerprint() == load_tasks(None, {"a": ROWS})[0].fingerprint()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tiny import POSITIONS, TASK
 
 from forgetfree.core.parameter_kinds import parameter_kind
 from forgetfree.data.rows import Rows
-from forgetfree.errors import ModelError
 from forgetfree.models.loading import LoadedModel, load_model
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -92,20 +90,3 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
     assert x.shape == (2, loaded.max_length)
     with torch.no_grad():
         assert bool(loaded.model.eval()(x, loaded.model.add_task(loaded.head(TASK))).isfinite().all())
-
-
-# -- What is refused -------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("Albert")
-@EVERY
-def test_a_network_without_layers_is_refused(directory: Any, tmp_path: Path, name: str) -> None:
-    made = shutil.copytree(directory(name), tmp_path / name)
-    try:
-        families.config(name, layers=0).save_pretrained(made)
-    except Exception as error:
-        pytest.skip(f"transformers itself refuses it: {error}")
-    with pytest.raises(
-        ModelError, match=rf"config\.json of model '{made}' says \w+ = 0, and a network needs one layer"
-    ):
-        load_model(str(made))
