@@ -227,7 +227,8 @@ class History(Follower):
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
         if math.isfinite(loss) and is_logged(step, steps):
-            line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": self.seconds}
+            line: Json = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate}
+            line["seconds"] = self.seconds
             if math.isnan(rate):
                 del line["rate"]
             if self._met[_timeless(line)]:  # before the unit was cut short

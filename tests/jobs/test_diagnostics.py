@@ -12,7 +12,6 @@ import pytest
 import forgetfree
 from forgetfree import cli
 from forgetfree.continual.stream import load_stream
-from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
 from forgetfree.strategies.continual_ft import ContinualFT
@@ -135,20 +134,3 @@ def test_the_overlap_of_a_pair_is_worked_by_hand() -> None:
     expected = [cosine, 1 / 3, 1 / 5, np.log(1 + 1), np.log(1 + 2), np.log(1 + 4), np.log(1 + 2), np.log(1 + 3)]
     assert row == pytest.approx(expected)
     assert np.isfinite(overlap(["", "a"], ["", ""], {})).all()
-
-
-def test_a_bag_of_words_sees_that_pairs_overlap() -> None:
-    """The label is whether the second text repeats a word of the first; test rows have words that no training row has."""
-    random = np.random.default_rng(0)
-
-    def pairs(words: str, count: int) -> Rows:
-        ours = [" ".join(random.choice([*words], 3, replace=False)) for _ in range(count)]
-        labels = tuple(int(each) for each in random.integers(2, size=count))
-        others = []
-        for text, label in zip(ours, labels, strict=True):
-            others.append(" ".join(random.choice([word for word in words if (word in text) == bool(label)], 2)))
-        return Rows(tuple(ours), tuple(others), labels)
-
-    train, test = pairs("abcdefgh", 60), pairs("qrstuvwx", 60)
-    (predicted,) = word_answers([train], np.array(train.labels), [test])
-    assert predicted is not None and (predicted == np.array(test.labels)).mean() > 0.9

@@ -120,6 +120,52 @@ def test_earlier_tasks_keep_every_bit() -> None:
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
 
 
+class Odd(nn.Module):
+    """Tied, scalar and empty tensors, two dtypes, entries in another order in memory, and the buffers of a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+        self.scale, self.none = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.empty(0, 3))
+        self.narrow = nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.norm = nn.BatchNorm1d(4)
+        self.convolution = nn.Conv2d(1, 2, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.two(torch.tanh(self.one(x))) * self.scale
+        x = self.norm(self.narrow(x.bfloat16()).float())
+        return self.convolution(x.view(-1, 1, 2, 2)).flatten(1)
+
+
+def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
+    """In a union and alone, from memory and from the file."""
+    torch.manual_seed(0)
+    model, x = Odd(), torch.randn(8, 4)
+    batch, y = {"x": x}, torch.arange(8) % 2
+    ledger, before, seen = Ledger.of_model(model), state_of(model), dict[str, Tensor]()
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(**batch), y)
+
+    for task, composition in (("one", "union"), ("two", "union"), ("three", "alone"), ("four", "union")):
+        with learning(model, ledger, task, batches=[batch], loss=loss, sparsity=0.2, composition=composition) as skill:
+            optimizer = torch.optim.AdamW([skill.values], lr=0.05, weight_decay=0.1)
+            for _ in range(5):
+                loss(model.train(), batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same(model, before)
+        ledger.save(tmp_path / "skills.safetensors")
+        for held in (ledger, Ledger.load(tmp_path / "skills.safetensors")):
+            for name in held.tasks:
+                with answering(model, held, name), torch.no_grad():
+                    answer = model.eval()(x)
+                assert torch.equal(seen.setdefault(name, answer), answer)
+    assert torch.equal(seen["three"], seen["one"])  # which began where it did, on the same rows
+    assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
+
+
 def test_a_task_alone_stands_on_the_pre_trained_model() -> None:
     model, other = language_model(), language_model()
     ledger, single = Ledger.of_model(model), Ledger.of_model(other)
