@@ -217,7 +217,7 @@ class OutOfMemoryError(ForgetfreeError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"There is not enough memory: {'. '.join(reason.split('. ')[:3])}. To train with less, set in this order a smaller "
-            "batch_size; a smaller max_length; gradient_checkpointing=true; "
+            "batch_size, or accumulation, which keeps the update; a smaller max_length; gradient_checkpointing=true; "
             "region_from=gradient, and with it dtype=bfloat16. Fewer --jobs or a smaller --model take less, too, and other "
             "programs may use the same memory."
         )

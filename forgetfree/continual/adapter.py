@@ -70,10 +70,15 @@ class AvalancheStrategy(ContinualStrategy):
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse loss scaling: Avalanche's plugins take gradients of their own and know nothing of it.
+        """Refuse accumulation and loss scaling: Avalanche's plugins take gradients of their own and know of neither.
 
         Weights in half precision, too: these plugins work in the weights' own dtype, which rounds small squares and steps to 0.
         """
+        if options.accumulation > 1:
+            raise OptionError(
+                f"{cls.__name__} runs Avalanche's code, which does not accumulate gradients: expected accumulation=1, got "
+                f"{options.accumulation}. Leave it at 1."
+            )
         if options.precision == "fp16":
             raise OptionError(
                 f"{cls.__name__} runs Avalanche's code, which does not scale losses for fp16. Set precision=bf16 or fp32."

@@ -43,7 +43,7 @@ from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
-from forgetfree.training.step import TrainingStep, layer_checkpoints, plan, training_mode
+from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
 from forgetfree.training.task_features import TaskFeatures
 
 
@@ -132,14 +132,15 @@ class StrategyTemplate(SupervisedTemplate):
         self.scope.close()
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
-        """Plan the batches of this task."""
+        """Plan the batches of this task, cut into parts where gradients are accumulated."""
         training, data = training_of(self.training), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
         train = training.task.train
-        lengths = train.lengths if whole else lengths_of(data, self.model)
+        lengths, counts = (train.lengths, train.counts) if whole else sizes_of(data, self.model)
         seed = self.phase_seed(training.phase, training.task)
-        self._batch_rows = plan(lengths, training.options, self._updates, seed)
-        self._planned = self.dataloader = data_loader(data, self._batch_rows, num_workers)
+        batches = plan(lengths, training.options, self._updates, seed)
+        self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation, counts)]
+        self._planned = self.dataloader = data_loader(data, [part.rows for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
@@ -159,16 +160,21 @@ class StrategyTemplate(SupervisedTemplate):
         self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self.plugins)))
 
     def training_epoch(self, **kwargs: Any) -> None:
-        """Take all steps of one task, with Avalanche's callbacks around each."""
+        """Take all steps of one task, with Avalanche's callbacks around each.
+
+        An iteration is one forward pass; with ``accumulation`` several of them make one update.
+        """
         with self.training_steps():
-            for batch in self._batches():
+            for batch, part in self._batches():
+                self._part = part
                 if self._stop_training:
                     break
                 self.mbatch = batch
                 self._unpack_minibatch()
                 self._before_training_iteration(**kwargs)
-                self.model.zero_grad()
-                self._step.zero_grad()
+                if self._part.first:
+                    self.model.zero_grad()
+                    self._step.zero_grad()
                 self.loss = self._make_empty_loss()
 
                 self._before_forward(**kwargs)
@@ -180,20 +186,24 @@ class StrategyTemplate(SupervisedTemplate):
                 self.backward()
                 self._after_backward(**kwargs)
 
-                self._before_update(**kwargs)
-                self.optimizer_step()
-                self._after_update(**kwargs)
+                if self._part.last:
+                    self._before_update(**kwargs)
+                    self.optimizer_step()
+                    self._after_update(**kwargs)
                 self._after_training_iteration(**kwargs)
-                self._step.keep()
+                if self._part.last:
+                    self._step.keep()
 
-    def _batches(self) -> Iterator[Any]:
-        """Return the mini-batches that are still to be trained on."""
-        loader = self.dataloader
+    def _batches(self) -> Iterator[tuple[Any, Part]]:
+        """Return the mini-batches that are still to be trained on, with the part of a batch that each is."""
+        loader, parts = self.dataloader, self._parts
         if loader is not self._planned:  # a plugin's own, such as replay's: round and round, for as many steps
-            return islice(cycle(loader), self._updates)
+            return ((batch, WHOLE) for batch in islice(cycle(loader), self._updates))
         if done := self._step.done:
-            loader = data_loader(loader.dataset, self._batch_rows[done:], loader.num_workers)
-        return iter(loader)
+            ends = [number for number, part in enumerate(parts, 1) if part.last]
+            parts = parts[ends[done - 1] :]
+            loader = data_loader(loader.dataset, [part.rows for part in parts], loader.num_workers)
+        return zip(loader, parts, strict=False)
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
@@ -203,6 +213,7 @@ class StrategyTemplate(SupervisedTemplate):
         seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(seed, "dropout"))
         with self.monitor.phase(training.task.name, training.phase, self._updates) as self._on_step:
+            self._part = WHOLE
             resumes = alone(self.plugins) and self.resumable
             self._step.begin(self.monitor.checkpoint() if resumes else None, seed)
             self.monitor.log_rate(lambda step: self._step.rate)
@@ -232,8 +243,8 @@ class StrategyTemplate(SupervisedTemplate):
         return own(self.mb_output, self.mb_y) if own else super().criterion()
 
     def backward(self) -> None:
-        """Compute the gradients of the batch."""
-        self._step.backward(self.loss)
+        """Compute the gradients of this part of the batch, weighted by its share."""
+        self._step.backward(self.loss, self._part.share)
 
     def optimizer_step(self) -> None:
         """Move the weights."""
@@ -263,7 +274,7 @@ class StrategyTemplate(SupervisedTemplate):
         data = self.adapted_dataset
         rows = getattr(self.task, self.experience.origin_stream.name, None)
         self._rows = rows if rows is not None and len(rows) == len(data) else None
-        lengths = lengths_of(data, self.model) if self._rows is None else self._rows.lengths
+        lengths = sizes_of(data, self.model)[0] if self._rows is None else self._rows.lengths
         batches = by_length(lengths, self.eval_mb_size)
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
@@ -339,11 +350,12 @@ def check_experiences(experiences: Any) -> None:
             )
 
 
-def lengths_of(data: Any, model: Any) -> list[int]:
-    """Return the tokens per row of rows that a plugin put together; 0 where rows are no texts."""
+def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
+    """Return the tokens and the labels per row of rows that a plugin put together; 0 and ``None`` where rows are no texts."""
     if getattr(model, "tokens", None) is None:
-        return [0] * len(data)
-    return [int(model.tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
+        return [0] * len(data), None
+    rows = [data[i][0].unsqueeze(0) for i in range(len(data))]
+    return [int(model.tokens.attention_mask(row).sum()) for row in rows], [int(model.counts(row)) for row in rows]
 
 
 def alone(plugins: Iterable[Any]) -> bool:

@@ -34,7 +34,7 @@ from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.step import TrainingStep, layer_checkpoints, plan, training_mode
+from forgetfree.training.step import TrainingStep, layer_checkpoints, parts, plan, training_mode
 from forgetfree.training.training_options import TrainingOptions, for_model
 
 
@@ -77,10 +77,11 @@ def fine_tune(
         done = step.begin(checkpoint, seed, recorded(options), rows.labels, *about)
         for batch in plan(rows.lengths, options, steps, seed)[done:]:
             step.zero_grad()
-            x, y, t = (tensor.to(device) for tensor in rows.batch(batch))
-            with autocast(options.precision, device.type):
-                logits = model(x, t)
-            step.backward(F.cross_entropy(logits.float(), y))
+            for part in parts(batch, options.accumulation, rows.counts):
+                x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
+                with autocast(options.precision, device.type):
+                    logits = model(x, t)
+                step.backward(F.cross_entropy(logits.float(), y), part.share)
             loss = step.update()
             if on_step:
                 on_step(step.done, loss)

@@ -1,11 +1,13 @@
 """The one training step, which the plain loop and Avalanche's take alike, and the batches that it takes.
 
-A step is one update of what a task trains, by the gradients of one batch.
+A step is one update of what a task trains, by the gradients of one batch. The batch may come in parts, one forward pass each,
+to save memory: the update is the same.
 
     step = TrainingStep(model, trained, readout, options, steps)
     for batch in plan(rows.lengths, options, steps, seed):
         step.zero_grad()
-        step.backward(loss(batch))
+        for part in parts(batch, options.accumulation):
+            step.backward(loss(part.rows), part.share)
         loss = step.update()
 """
 
@@ -15,6 +17,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +45,35 @@ def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int
     return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
 
 
+@dataclass(frozen=True)
+class Part:
+    """The input of one forward pass: rows, their share of the batch, and whether they open or close an update."""
+
+    rows: Sequence[int]
+    share: float
+    first: bool
+    last: bool
+
+
+#: What a forward pass takes of a batch that is not cut.
+WHOLE = Part((), 1.0, True, True)
+
+
+def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None = None) -> Iterator[Part]:
+    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows.
+
+    Args:
+        batch: the numbers of its rows.
+        accumulation: how many parts.
+        counts: the labels of each row of the data, by which a part has its share; default: one for each.
+    """
+    count = min(accumulation, len(batch))
+    labels = [1 if counts is None else counts[row] for row in batch]
+    for i in range(count):
+        begin, end = len(batch) * i // count, len(batch) * (i + 1) // count
+        yield Part(batch[begin:end], sum(labels[begin:end]) / sum(labels), i == 0, i == count - 1)
+
+
 def training_mode(model: nn.Module, dropout: bool) -> None:
     """Set ``model`` to training mode; without ``dropout``, only modules with statistics, such as BatchNorm."""
     model.train(dropout)
@@ -55,7 +87,7 @@ def training_mode(model: nn.Module, dropout: bool) -> None:
 
 
 class TrainingStep:
-    """One optimizer with its schedule, penalty and precision: `backward` for a batch, then `update`.
+    """One optimizer with its schedule, penalty and precision: `backward` for each part of a batch, then `update`.
 
     It can be kept and resumed, see `forgetfree.checkpoint.Resumable`: what is trained, the optimiser, schedule and scale of
     losses, the model's buffers, the generators.
@@ -131,14 +163,19 @@ class TrainingStep:
         """Forget the gradients of the last batch."""
         self.optimizer.zero_grad()
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a batch from its mean loss.
+    def backward(self, loss: Tensor, share: float = 1.0) -> None:
+        """Add the gradients of a part of a batch.
+
+        Args:
+            loss: the mean over the part.
+            share: the part's share of the batch.
 
         Raises:
             TrainingError: the loss is not finite.
         """
+        loss = loss * share
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._loss = check_loss(loss, self.done + 1)
+        self._loss += check_loss(loss, self.done + 1)
 
     def update(self) -> float:
         """Move what is trained, and return the loss of the batch."""
@@ -158,7 +195,8 @@ class TrainingStep:
             self._schedule.step()
         self._trained.write()
         self.done += 1
-        return self._loss
+        loss, self._loss = self._loss, 0.0
+        return loss
 
     def keep(self) -> None:
         """Keep where the training stands, now and then."""

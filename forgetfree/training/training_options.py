@@ -50,6 +50,7 @@ class TrainingOptions(Options):
         0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
     )
     batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
+    accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
     steps: int | recipes.StepsRule = option(
         "paper",
         f"updates per task; auto: {AUTO_PASSES} passes over its rows, at least {AUTO_LEAST} and at most {AUTO_MOST} updates; "

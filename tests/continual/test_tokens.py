@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
+from forgetfree.models.loading import load_model
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.tiny import tiny_model, tiny_task
-from forgetfree.training.loop import predict
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.training_options import TrainingOptions
 
 KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")
 
@@ -181,6 +184,21 @@ def test_words_that_are_cut_off_are_answered_by_o() -> None:
     assert (unread.argmax(1) == 0).all() and (unread[:, 0] == 0).all() and np.isfinite(answers.ece)
     assert (answers.logits[:18, 0] != 0).all() and (answers.logits[61:, 0] != 0).all()
     assert answers.sentences is not None and answers.sentences.lengths.tolist() == [61, 2]
+
+
+def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
+    """The update is that of the whole batch, whose loss is the mean over its words, not over its sentences."""
+    losses: dict[int, list[float]] = {1: [], 3: []}
+
+    def note(accumulation: int, step: int, loss: float) -> None:
+        losses[accumulation].append(loss)
+
+    for accumulation in (1, 3):
+        loaded = load_model(str(model_directory("bert")), "linear")  # whose layers know nothing of the batch
+        stream = make_stream("people", [tagged_task("people", PEOPLE)], loaded)
+        options = TrainingOptions(batch_size=6, accumulation=accumulation, dropout=False, learning_rate=0.1)
+        fine_tune(stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=partial(note, accumulation))
+    assert losses[1] == pytest.approx(losses[3], rel=1e-4)
 
 
 def test_fisher_information_is_that_of_a_whole_sentence() -> None:

@@ -76,7 +76,7 @@ class World:
 
 
 def make_world(root: Path) -> World:
-    """Run tiny models: five strategies with two seeds, again otherwise, without task labels, and cut short; grafts."""
+    """Run tiny models: five strategies with two seeds, three of them otherwise, without task labels, and cut short; grafts."""
     root.mkdir(exist_ok=True)
     world = World(root)
     tiny.write_model("bert", root / "model")
@@ -87,7 +87,7 @@ def make_world(root: Path) -> World:
     seeds, several = ["--seed", "0", "--seed", "1"], [word for name in STRATEGIES for word in ("--strategy", name)]
     world.words = {
         "run": [*stream, *several, *seeds],
-        "other": [*stream, "--steps", "3", *several],
+        "other": [*stream, "--steps", "3", *one, "--strategy", "lora", "--strategy", "fine-tune"],
         "untold": [*stream, *one, "--set", "scenario=class", "--set", "task_inference=lda"],
         "cut": [*stream, *one, "--strategy", "continual-ft"],
         "graft": ["graft", "sst2", *common, "--sparsity", "0.01", *seeds],

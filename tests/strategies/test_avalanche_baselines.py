@@ -96,9 +96,18 @@ def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
 
 @pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("name", BASELINES)
-def test_refuses_what_avalanches_code_cannot_do(tiny_stream: MakeStream, name: str) -> None:
-    with pytest.raises(OptionError, match="Set precision=bf16 or fp32"):
-        make(name, tiny_stream("bert", "linear"), precision="fp16")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulation": 2}, "expected accumulation=1, got 2. Leave it at 1"),
+        ({"precision": "fp16"}, "Set precision=bf16 or fp32"),
+    ],
+)
+def test_refuses_what_avalanches_code_cannot_do(
+    tiny_stream: MakeStream, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(name, tiny_stream("bert", "linear"), **options)
 
 
 # -- Warnings --------------------------------------------------------------------------------------------

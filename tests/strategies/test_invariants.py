@@ -300,12 +300,12 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
 @pytest.mark.parametrize(
     "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "lora", "o-lora", "fine-tune"]
 )
-def test_evaluating_between_batches_changes_nothing(tiny_stream: MakeStream, name: str) -> None:
+def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeStream, name: str) -> None:
     """Weights and answers are those of an undisturbed run, dropout included, and learned tasks are answered as ever."""
 
     def run(**periodic: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         stream = tiny_stream("bert", "linear", stream="qnli,sst2")
-        strategy = make(name, stream, lora_dropout=0.2, **periodic)
+        strategy = make(name, stream, accumulation=2, lora_dropout=0.2, **periodic)
         for experience in stream.benchmark.train_stream:
             strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
         within = {task: torch.from_numpy(answers.logits) for task, answers in strategy.predictions.items()}
@@ -350,7 +350,8 @@ def test_a_ledger_of_other_weights_is_refused_and_nothing_changed(tiny_stream: M
 @pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [(kind, changes) for kind in MODELS for changes in OPTIMIZERS.values()] + [("bert", {"dropout": False})],
+    [(kind, changes) for kind in MODELS for changes in OPTIMIZERS.values()]
+    + [("bert", {"accumulation": 2}), ("bert", {"dropout": False})],
     ids=str,
 )
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
@@ -376,7 +377,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
 
 
 @pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"accumulation": 2}, {"precision": "bf16"}], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
@@ -540,16 +541,16 @@ def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> No
 @pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
 def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None:
-    """Per task: one experience, one epoch, a forward pass and an update a batch."""
+    """Per task: one experience, one epoch, a forward pass for each of the 2 parts of a batch, an update a batch."""
     count = Count()
     stream = tiny_stream("bert", "linear")
-    strategy = make(name, stream, plugins=[count], evaluation_batch_size=8)
+    strategy = make(name, stream, plugins=[count], accumulation=2, evaluation_batch_size=8)
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
     assert count.calls["before_training"] == count.calls["after_training_exp"] == 3
     assert count.calls["before_training_epoch"] == count.calls["after_training_epoch"] == 3
     for callback in ("training_iteration", "forward", "backward"):
-        assert count.calls[f"before_{callback}"] == count.calls[f"after_{callback}"] == 3 * STEPS
+        assert count.calls[f"before_{callback}"] == count.calls[f"after_{callback}"] == 3 * STEPS * 2
     assert count.calls["before_update"] == count.calls["after_update"] == 3 * STEPS
     assert count.calls["before_eval"] == 0
     strategy.evaluate()

@@ -633,7 +633,7 @@ class Curriculum(Plain):
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         super().make_train_dataloader(num_workers, **kwargs)
         if self.task.label:
-            self.dataloader = self._planned = [self.task.train.batch(range(4))] * len(self._batch_rows)  # type: ignore[assignment]
+            self.dataloader = self._planned = [self.task.train.batch(range(4))] * len(self._parts)  # type: ignore[assignment]
 
 
 @pytest.mark.sampled(share=0.4)

@@ -19,7 +19,7 @@ from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.training.loop import fine_tune, predict
-from forgetfree.training.step import TrainingStep, plan
+from forgetfree.training.step import TrainingStep, parts, plan
 from forgetfree.training.training_options import TrainingOptions, paper_steps
 
 ModelDirectory = Callable[[str], Path]
@@ -252,6 +252,30 @@ def test_trainable_puts_everything_back_after_an_error(bert: TaskModel) -> None:
         raise ZeroDivisionError
     assert all(p.requires_grad for p in bert.parameters())
     assert weight.grad is None
+
+
+@pytest.mark.sampled("2")
+@pytest.mark.parametrize("accumulation", [2, 3, 8, 50])
+def test_accumulation_is_the_same_update(bert: TaskModel, model_directory: ModelDirectory, accumulation: int) -> None:
+    rows = rows_for(bert)
+    plain: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 8, "dropout": False}
+    twin = load(model_directory("bert"), "linear")
+    whole: list[float] = []
+    cut: list[float] = []
+    fine_tune(bert, rows, TrainingOptions(**plain), steps=4, seed=0, on_step=lambda _, loss: whole.append(loss))
+    options = TrainingOptions(**plain, accumulation=accumulation)
+    fine_tune(twin, rows, options, steps=4, seed=0, on_step=lambda _, loss: cut.append(loss))
+    assert cut == pytest.approx(whole, rel=1e-6)
+    for name, tensor in state(bert).items():
+        torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_cover_a_batch_with_shares_that_add_up() -> None:
+    found = list(parts([4, 5, 6, 7, 8], 2))
+    assert [list(part.rows) for part in found] == [[4, 5], [6, 7, 8]]
+    assert [part.share for part in found] == [0.4, 0.6]
+    assert [(part.first, part.last) for part in found] == [(True, False), (False, True)]
+    assert len(list(parts([1, 2], 5))) == 2
 
 
 def test_the_seed_alone_decides(bert: TaskModel, model_directory: ModelDirectory) -> None:
