@@ -107,7 +107,7 @@ def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json
         return {path.relative_to(out).as_posix(): path.read_bytes() for path in kept}
 
     assert files(tmp_path / "out") == files(by_command) != {}
-    assert repr(results).startswith("forgetfree: qnli,ag_news,sst2")
+    assert repr(results).startswith("forgetfree: qnli, ag_news, sst2")
     ours, theirs = (json.loads((out / "config.json").read_text()) for out in (tmp_path / "out", by_command))
     assert ours["run"]["set"].keys() == theirs["run"]["set"].keys()
     assert (

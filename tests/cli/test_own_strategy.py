@@ -60,7 +60,8 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     results = json.loads(Path("out/results.json").read_text())
     pulls = {each["strategy"]: each["options"].get("pull") for each in results["runs"]}
     assert pulls == {name: 0.5, "continual-ft": None}
-    assert f"--strategy {written}" in (page := Path("out/report.html").read_text()) and f"{name}.pull=0.5" in page
+    asked = json.loads(Path("out/config.json").read_text())["run"]
+    assert written in asked["strategy"] and float(asked["set"][f"{name}.pull"]) == 0.5
 
     (Path("out") / name / "seed-0" / "unit.json").unlink()
     assert cli.main(["run", *run, *given, "--resume"]) == 0
