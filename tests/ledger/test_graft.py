@@ -12,7 +12,7 @@ import tiny
 import torch
 import transformers
 from compared import state_of
-from damage import Change, drop, note, rewrite, sealed, told
+from damage import Change, note, rewrite, sealed, told
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -117,13 +117,11 @@ def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> No
 # -- Damage ----------------------------------------------------------------------------------------------
 
 DAMAGE: dict[str, tuple[Change, str]] = {
-    "another model": (told(0, model="minilm"), "do not match their checksum"),
     "an unreadable layout": (sealed(note("layout", "{")), "its layout cannot be read"),
     "an origin of more": (sealed(told(0, colour="green")), "its origin cannot be read"),
     "an origin of another kind": (sealed(told(0, model=3)), "its origin cannot be read"),
     "a task of nothing": (sealed(told(0, task={})), "its origin cannot be read"),
     "no task": (lambda tensors, header: (tensors.clear(), sealed(note("tasks", "[]"))(tensors, header)), "tasks must be one"),
-    "no layout": (sealed(drop("layout")), "its metadata lacks layout"),
 }  # fmt: skip
 
 

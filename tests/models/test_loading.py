@@ -144,18 +144,14 @@ def test_a_name_that_can_only_be_a_directory_is_reported_as_one(name: str) -> No
 
 
 @needs_minilm
-def test_minilm_is_the_default_and_reads_linearly() -> None:
+def test_minilm_reads_linearly_and_stays_the_same() -> None:
     loaded = load_model("minilm")
     assert (loaded.name, loaded.readout) == ("minilm", "linear")
     assert sum(parameter.numel() for parameter in loaded.model.parameters()) == 22_565_376
     assert loaded.tokenizer.tokenize("Forgotten nothing") == ["forgotten", "nothing"]
     assert loaded.model.tokens == loading.TokenLayout(pad=0, mask=103, separator=102)
 
-
-@needs_minilm
-def test_minilms_weights_and_space_stay_the_same() -> None:
-    """Ledgers and grafts on disk are bound to both."""
-    loaded = load_model("minilm")
+    # Ledgers and grafts on disk are bound to its weights and to its space.
     assert loaded.fingerprint == "3be19220b5b900c4fd50bcd090382715395110b5c5516b74f7e058fff9c4c124"
     space = loaded.model.space()
     assert (len(space.tensors), len(space)) == (96, 10_646_784)
