@@ -107,6 +107,10 @@ def run(
         stream = stream_of(tasks) if rows is not None or tasks else None
     names, classes = _named_strategies(strategies)
     network = None if isinstance(model, str | os.PathLike) else model
+    if network is not None:
+        from forgetfree.models.loading import check_in_memory
+
+        check_in_memory(network, tokenizer)
     objects = InMemory(strategies=classes, data=rows, model=network, tokenizer=tokenizer)
     values: Json = {
         "stream": _joined(stream, rows),

@@ -164,7 +164,7 @@ NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
 CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
-    Case("rum sst2", 'Unknown command "rum". Did you mean "run"? Available commands: run, graft,'),
+    Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
     Case("run sst2 more", "Unrecognized arguments: more. Join the tasks of a stream by commas: sst2,more. See"),
     Case("run --resume --out run", "No stream is given. To continue that run, give --config run/config.json, too."),
@@ -504,7 +504,7 @@ CASES = [
     Case("serve run --model nosuch/", "The model directory 'nosuch/' does not exist."),
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
-    Case("ledger shw x", 'Unknown command "shw". Did you mean "show"?'),
+    Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'? Known: show, verify."),
     Case("ledger show", "The following arguments are required: FILE|DIR."),
     Case(f"ledger show {GRAFT}", "is no ledger: expected the format 'forgetfree.ledger', got 'forgetfree.graft'.", 1),
     Case(f"ledger verify {LEDGER}", "is not a sound ledger: ", 1, flip(LEDGER)),

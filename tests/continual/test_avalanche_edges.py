@@ -56,10 +56,6 @@ class Rows(SupervisedPlugin):
 # -- Parts of an experience ------------------------------------------------------------------------------
 
 
-def test_these_learn_a_task_in_parts() -> None:
-    assert ONLINE == ["continual-ft", "replay", "der", "cumulative"]
-
-
 @pytest.mark.parametrize("boundaries", [True, False])
 @pytest.mark.parametrize("scenario", ["task", "class", "domain"])
 def test_a_part_belongs_to_the_task_it_was_cut_from(scenario: str, boundaries: bool) -> None:

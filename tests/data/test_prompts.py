@@ -58,14 +58,6 @@ def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: An
     assert [~ids[i + 1] for i in marks[:-1]] == labels[:-1]  # at each mark the next token is learned
 
 
-def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
-    encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
-    (row,) = encoder.read(rows(("the film", "")))
-    ids, labels = row.ids, row.labels
-    assert [token < 0 for token in ids] == [False] * (len(ids) - 1) + [True]
-    assert labels == [tokenizer.eos_token_id]
-
-
 @pytest.mark.parametrize(
     ("definition", "expected"),
     [

@@ -236,18 +236,6 @@ def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
     assert [score for _, score in held.best_floors] == [0.4, 0.2]
 
 
-def test_shades_go_from_the_worst_to_the_best_score(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each task: 0.5 before training is the worst kappa, and the most stars off, 1.5, are the worst of the other."""
-    seen = []
-    usual = run_figures.shaded
-    monkeypatch.setattr(run_figures, "shaded", lambda *given, **more: seen.append(given[1]) or usual(*given, **more))
-    results = _of_metrics(["weighted-kappa", "stars-off"])
-    results["runs"][0]["matrix"][-1] = [0.9, 1.5]
-    run_figures.sections_of(together([results]))
-    high, low = seen
-    assert high[-1].tolist() == [1, 0] and low[-1].tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("metrics", "title", "cells", "says"),
     [

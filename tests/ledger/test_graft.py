@@ -19,7 +19,6 @@ from forgetfree.core.body import body_fingerprint, body_of, body_space
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft, GraftOrigin, find_graft
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
@@ -139,20 +138,6 @@ def test_a_damaged_file_is_refused_with_the_reason(file: Path, damage: str) -> N
         Graft.load(file)
     assert str(caught.value).startswith(f"{file} is not a sound graft: ")
     assert str(caught.value).endswith("Restore it from a copy, or make the graft again.")
-
-
-def test_a_missing_file_and_a_file_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GraftError, match="There is no graft at"):
-        Graft.load(tmp_path / "none.safetensors")
-    (tmp_path / "text").write_text("not a graft at all")
-    with pytest.raises(GraftError, match="not a readable safetensors file"):
-        Graft.load(tmp_path / "text")
-    (tmp_path / "other").write_bytes(save({"a": torch.zeros(1)}))
-    with pytest.raises(GraftError, match=r"is no graft: expected the format 'forgetfree.graft', got 'none'"):
-        Graft.load(tmp_path / "other")
-    Ledger(ParameterSpace.of(nn.Linear(1, 1)), "f" * 64).save(tmp_path / "ledger")
-    with pytest.raises(GraftError, match=r"got 'forgetfree\.ledger'"):
-        Graft.load(tmp_path / "ledger")
 
 
 # -- One file, any head ----------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ from forgetfree.training.training_options import LocalizationOptions, TrainingOp
 
 GRAFTED = (
     *(
+        "Bert",
+        "Roberta",
+        "GPT2",
         "DistilBert",
         "DebertaV2",
         "Electra",
@@ -83,7 +86,7 @@ def test_a_family_is_grafted_and_written(
 #: ends in an RMSNorm, and this OPT in a projection.
 NO_SUCH_HEAD = ("T5", "Llama", "OPT")
 #: Their tokenizers put nothing between two texts.
-JOINED = ("OPT", "Bloom", "GPTNeoX")
+JOINED = ("GPT2", "OPT", "Bloom", "GPTNeoX")
 LONG = "the film was awful . " * 30
 TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
 

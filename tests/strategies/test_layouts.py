@@ -65,15 +65,6 @@ def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]
 
 
-def test_the_models_are_what_they_are_called() -> None:
-    spaces = {kind: make().model.space() for kind, make in STREAMS.items()}
-    assert {spec.dtype for spec in spaces["mixed"].tensors} == {torch.bfloat16, torch.float32}
-    assert {spec.dtype for spec in spaces["bf16"].tensors} == {torch.bfloat16}
-    assert not any(".1." in spec.name for spec in spaces["tied"].tensors)
-    convolutions = [p for p in STREAMS["channels-last"]().model.backbone.parameters() if p.dim() == 4]
-    assert any(not each.is_contiguous() for each in convolutions)
-
-
 #: LoRA adapts linear layers, of which the convolutional network has none.
 PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind) != ("lora", "channels-last")]
 
