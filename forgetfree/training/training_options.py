@@ -82,8 +82,8 @@ class TrainingOptions(Options):
         "fp32",
         "of training's forward and backward passes; weights keep their dtype, and answer in it. fp32: that of the weights, so "
         "bfloat16 with dtype=bfloat16; "
-        "bf16, and on a GPU fp16, is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is faster, measured "
-        "once (bf16 where it takes at most 0.85 of the time of fp32)",
+        "bf16, and on a GPU fp16, is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is "
+        "faster, measured once (bf16 where it takes at most 0.85 of the time of fp32)",
         flag=True,
         group="How to learn",
         placeholder="NAME",
