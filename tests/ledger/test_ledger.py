@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from compared import assert_same, state_of
 from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told, u32
 from torch import Tensor, nn
 
@@ -120,15 +121,6 @@ def model() -> Toy:
 @pytest.fixture
 def ledger(model: Toy) -> Ledger:
     return ledger_of(model)
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def assert_state(model: nn.Module, expected: dict[str, Tensor]) -> None:
-    got = model.state_dict()
-    assert [name for name in expected if not torch.equal(got[name], expected[name])] == []
 
 
 def assert_same_ledger(one: Ledger, other: Ledger) -> None:
@@ -455,7 +447,7 @@ def test_more_tasks_than_an_owners_bytes_count() -> None:
 
 
 def test_a_task_is_answered_inside_and_the_base_model_is_there_after(model: Toy, ledger: Ledger) -> None:
-    before, switch = state(model), LedgerSwitch(ledger, model)
+    before, switch = state_of(model), LedgerSwitch(ledger, model)
     with pytest.raises(ZeroDivisionError), switch.task("two") as inside:
         assert inside is model
         assert torch.equal(ledger.space.flatten(model), expected_theta("two"))
@@ -465,7 +457,7 @@ def test_a_task_is_answered_inside_and_the_base_model_is_there_after(model: Toy,
             switch.to(stage)
     with pytest.raises(TaskError, match="holds no task 'four'"):
         switch.to_task("four")
-    assert_state(model, before)
+    assert_same(model.state_dict(), before)
 
 
 def test_a_switch_inside_a_callers_autocast_is_answered_anew(model: Toy, ledger: Ledger) -> None:
@@ -506,11 +498,11 @@ def test_entries_that_nobody_owns_may_hold_anything(model: Toy, ledger: Ledger) 
         switch.to(stage)
         assert int(ledger.space.flatten(model).isnan().sum()) == 1
     model.a.weight.data[0, 1] = Toy().a.weight[0, 1].detach()
-    assert_state(model, state(Toy()))
+    assert_same(model.state_dict(), state_of(Toy()))
 
 
 def test_the_ledger_may_grow_under_the_switch(model: Toy) -> None:
-    before, ledger = state(model), ledger_of(model, ["one"])
+    before, ledger = state_of(model), ledger_of(model, ["one"])
     switch = LedgerSwitch(ledger, model)
     switch.to(1)
     ledger.append(record("two"))
@@ -522,12 +514,12 @@ def test_the_ledger_may_grow_under_the_switch(model: Toy) -> None:
     switch.to_task("three")
     assert torch.equal(ledger.space.flatten(model), expected_theta("three"))
     switch.to(0)
-    assert_state(model, before)
+    assert_same(model.state_dict(), before)
 
 
 def test_a_region_trained_in_place_is_taken_over_on_commit(model: Toy) -> None:
     """`begin` before training, `commit` after appending: θ_pre comes back though the switch never wrote the record."""
-    before, ledger = state(model), ledger_of(model, ["one"])
+    before, ledger = state_of(model), ledger_of(model, ["one"])
     switch = LedgerSwitch(ledger, model)
     switch.to(1)
     region = Region.of(OWNED["two"])
@@ -544,7 +536,7 @@ def test_a_region_trained_in_place_is_taken_over_on_commit(model: Toy) -> None:
     switch.to(2)
     assert torch.equal(ledger.space.flatten(model), expected_theta("two"))
     switch.to(0)
-    assert_state(model, before)
+    assert_same(model.state_dict(), before)
 
 
 @pytest.mark.parametrize("composition", ["union", "alone"])
@@ -552,15 +544,15 @@ def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
     model: Toy, composition: Composition
 ) -> None:
     """One entry beside the region is enough; the message's remedy leads to the record, and back to θ_pre."""
-    before, ledger = state(model), Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
+    before, ledger = state_of(model), Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
     switch, region = LedgerSwitch(ledger, model), Region.of([6, 20])
     switch.begin(region)
     ledger.space.scatter_(model, torch.tensor([6, 7, 20]), torch.tensor([200.0, 9.0, 201.0]))
     ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
-    trained = state(model)
+    trained = state_of(model)
     with pytest.raises(LedgerError, match=r"'two' changed entries outside of its region, first in 'a\.weight'"):
         switch.commit()
-    assert_state(model, trained)
+    assert_same(model.state_dict(), trained)
     model.load_state_dict(before)
     ledger = ledger.of_tasks(ledger.tasks[:-1])
     switch = LedgerSwitch(ledger, model)
@@ -571,7 +563,7 @@ def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
     ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
     switch.commit()
     switch.to(0)
-    assert_state(model, before)
+    assert_same(model.state_dict(), before)
 
 
 def test_a_commit_needs_a_beginning_and_the_record_of_what_was_begun(model: Toy) -> None:
@@ -596,14 +588,14 @@ def test_a_switch_to_a_record_that_cannot_be_read_leaves_no_half_of_it(
     composition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, made = Toy(), composed(composition)
-    before, switch = state(model), LedgerSwitch(made, model)
+    before, switch = state_of(model), LedgerSwitch(made, model)
     switch.to(1)
     monkeypatch.setattr(switch, "_graft", lambda part: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         switch.to(3)
     assert switch.stage == (1 if composition == "union" else 0)
     switch.to(0)
-    assert_state(model, before)
+    assert_same(model.state_dict(), before)
 
 
 @pytest.mark.parametrize("where", ["a.weight", "norm.running_var"])
@@ -639,7 +631,7 @@ def test_a_task_is_inferred_with_what_the_composition_says(composition: str, tmp
         assert ledger.composition == composition
         assert_same_ledger(ledger, made)
         model = Toy()
-        before, switch = state(model), LedgerSwitch(ledger, model)
+        before, switch = state_of(model), LedgerSwitch(ledger, model)
         for task in ("three", "one", "two", "two", "three", "one"):
             switch.to_task(task)
             assert torch.equal(ledger.space.flatten(model), expected_theta(task, composition))
@@ -649,7 +641,7 @@ def test_a_task_is_inferred_with_what_the_composition_says(composition: str, tmp
             written = dict(zip(graft.region.indices.tolist(), graft.values.tolist(), strict=True))
             assert written == INFERRED[composition][task]
         switch.to(0)
-        assert_state(model, before)
+        assert_same(model.state_dict(), before)
 
 
 @pytest.mark.parametrize("composition", INFERRED)
@@ -663,7 +655,7 @@ def test_the_next_task_may_own_what_the_composition_leaves_it(composition: str) 
 @pytest.mark.parametrize("composition", ["selection", "alone", "auto"])
 def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union(composition: str) -> None:
     model = Toy()
-    before, ledger = state(model), composed(composition, ["one"])
+    before, ledger = state_of(model), composed(composition, ["one"])
     switch = LedgerSwitch(ledger, model)
     region = composed(composition).records[1].owned.region
     for _ in range(2):  # an interrupted task is trained again
@@ -671,12 +663,12 @@ def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union
         switch.begin(region)
         ledger.space.scatter_(model, region.indices, torch.full((len(region),), 7.0))
         switch.roll_back()
-        assert_state(model, before)
+        assert_same(model.state_dict(), before)
     ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
     ledger.append(record("two", owned=Graft.of(model, ledger.space, region), alone=composition == "auto"))
     switch.commit()
     assert switch.stage == 0
-    assert_state(model, before)
+    assert_same(model.state_dict(), before)
     switch.to_task("two")
     assert torch.equal(Graft.of(model, ledger.space, region).values, torch.full((len(region),), 200.0))
 
