@@ -75,6 +75,8 @@ def test_a_model_in_memory_needs_its_tokenizer(model_directory: Any) -> None:
     for given in ({"model": model}, {"model": str(directory), "tokenizer": tokenizer}, {"model": nn.Linear(2, 2)}):
         with pytest.raises(UsageError, match="A model in memory is a PreTrainedModel and its tokenizer"):
             load_stream(data={"mood": ROWS}, **given)
+    with pytest.raises(UsageError, match="Any other network learns an Avalanche benchmark"):
+        load_stream(data={"mood": (torch.zeros(4, 2), torch.arange(4) % 2)}, model=nn.Linear(2, 2))
     with torch.no_grad():
         next(model.parameters())[0, 0] = float("nan")
     with pytest.raises(ModelError, match="BertModel"):

@@ -445,6 +445,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement"), UsageError, ("got fine_tuned=None", ".state_dict()")),
         (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'",)),
+        (learn(region_from="movement", fine_tuned=model), UsageError, ("got fine_tuned=", "…. Give its state dict")),
         (learn(heads=["scores"]), UsageError, ("no such module",)),
         (learn(heads=["transformer.h.0"]), UsageError, ("lies in the body",)),
         (learn(on=other), LedgerError, ("belongs to other weights",)),
