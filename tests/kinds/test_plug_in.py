@@ -210,12 +210,6 @@ def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
             ("70.0", "0.700", "0.700"),
             "scores 0.700 on",
         ),
-        (
-            ["f1", "accuracy"],
-            "After the last task (in %)",
-            ("70.0", "70.0", "70.0"),
-            "scores 70.0 % on",
-        ),
     ],
 )
 def test_scores_are_shown_as_their_metric_says(

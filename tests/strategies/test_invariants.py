@@ -278,7 +278,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
     assert_same(logits(strategy), before)
 
 
-@pytest.mark.sampled("grafting-continual", "wsn", "lora")
+@pytest.mark.sampled("grafting-continual")
 @pytest.mark.parametrize(
     "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "lora", "o-lora", "fine-tune"]
 )
