@@ -86,13 +86,13 @@ def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | N
     settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items() if key in known}
     return RunConfig(
         stream=about.stream,
-        strategies=(run.strategy,),
-        seeds=(run.seed,),
+        strategy=(run.strategy,),
+        seed=(run.seed,),
         shots=about.data["shots"],
         model=model or about.model["name"],
         readout=about.model["readout"],
         data=data,
-        settings=settings,
+        set=settings,
         device=run.facts.made.get("machine", {}).get("device", "auto"),
         out=str(out),
     )

@@ -120,7 +120,7 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
         code = _show(results, out)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
-        if cache := job.config.settings.get("cache"):
+        if cache := job.config.set.get("cache"):
             print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return code
 

@@ -17,6 +17,7 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     RepeatArgumentError,
+    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
@@ -69,6 +70,9 @@ def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageE
         hint = "An option without a flag is given by --set KEY=VALUE." if "--set" in flags else ""
         return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
     match error:
+        case UnknownCommandError(unused_tokens=[name, *_]):
+            commands = [each for each in app if not each.startswith("-")]
+            return UnknownNameError("command" if command == "forgetfree" else "action", name, commands)
         case MissingArgumentError(keyword=str(flag)):
             return UsageError(f"{flag} needs a value. {see}")
         case MissingArgumentError(argument=first) if first is not None:

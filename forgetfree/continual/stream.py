@@ -32,7 +32,7 @@ from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
 from forgetfree.kinds.kind import readout_for
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LoadedModel, check_in_memory, load_model
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import ClassifierModel, TaskModel
 from forgetfree.recipes import ModelDtype
@@ -264,6 +264,8 @@ def load_stream(
     check_scenario(scenario)
     if data is not None:
         check_form(data)
+    if tokenizer is not None or not isinstance(model, str):
+        check_in_memory(model, tokenizer)
     options = ReadOptions.of(text_column, label_column, skip_bad_rows, metric, kind)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, options)
     definitions = [rows.task for rows in tasks]

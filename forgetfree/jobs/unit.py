@@ -16,8 +16,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,6 +224,13 @@ class History(Follower):
         """Return the unit's."""
         return self._kept
 
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Log the steps of a phase. From the first on, scores are new; an evaluation logs no step."""
+        self._goes_on = False
+        with super().phase(task, phase, steps) as on_step:
+            yield on_step
+
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
         if math.isfinite(loss) and is_logged(step, steps):
@@ -236,7 +243,6 @@ class History(Follower):
                 return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            self._goes_on = False
             self._count(step)
             if self.log:
                 values = {f"{name}/{phase}": line[name] for name in ("loss", "rate") if name in line}
@@ -248,7 +254,7 @@ class History(Follower):
         self._step = step
 
     def log_scores(self, scores: Sequence[Score]) -> None:
-        """Log scores by task; of a unit that goes on, those of learned tasks are told again, before its first step."""
+        """Log scores by task; of a unit that goes on, those of learned tasks are told again, before its first phase."""
         super().log_scores(scores)
         if self.log and not self._goes_on:
             self.log({f"{score.metric}/{score.task}": score.value for score in scores}, self._before + self._step)

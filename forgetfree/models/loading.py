@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,9 +43,6 @@ from forgetfree.models.model_files import (
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -224,14 +221,8 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
     if isinstance(model, str) and tokenizer is None:
         yield locate(model), model
         return
+    check_in_memory(model, tokenizer)
     called = type(model).__name__
-    if isinstance(model, str) or tokenizer is None or not is_pretrained(model):
-        raise UsageError(
-            "A model in memory is a PreTrainedModel and its tokenizer, got model="
-            f"{repr(model) if isinstance(model, str) else f'a {called}'} and tokenizer={type(tokenizer).__name__}. "
-            "Give both, or the name or directory of a model alone. Any other network learns an Avalanche benchmark: see "
-            "forgetfree.continual.benchmark_stream."
-        )
     import transformers
 
     if graftable is None:
@@ -243,11 +234,17 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
         yield directory, called
 
 
-def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
-    """Return whether a model is one of transformers."""
+def check_in_memory(model: Any, tokenizer: Any) -> None:
+    """Raise ``UsageError`` unless a model in memory is one of transformers, with its tokenizer."""
     from transformers import PreTrainedModel
 
-    return isinstance(model, PreTrainedModel)
+    if tokenizer is None or not isinstance(model, PreTrainedModel):
+        raise UsageError(
+            "A model in memory is a PreTrainedModel and its tokenizer, got model="
+            f"{repr(model) if isinstance(model, str) else f'a {type(model).__name__}'} and "
+            f"tokenizer={type(tokenizer).__name__}. Give both, or the name or directory of a model alone. Any other network "
+            "learns an Avalanche benchmark: see forgetfree.continual.benchmark_stream."
+        )
 
 
 def dtype_of(space: ParameterSpace) -> ModelDtype:

@@ -54,7 +54,7 @@ BEFORE = "before training"
 #: What goes without saying in a report.
 _USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
 #: What of the set-up may differ between runs that stand side by side; their rows say it.
-_MAY_DIFFER = ("model", "fingerprint", "readout", "shots", "steps", "max_length")
+_MAY_DIFFER = ("model", "fingerprint", "graftable", "readout", "shots", "steps", "max_length")
 #: What a unit may keep in a file of that name.
 _KEPT = ("ledger", "graft")
 
@@ -534,9 +534,9 @@ def _stated(record: RunRecord, key: str) -> Any:
 
 
 def _differing(records: Sequence[RunRecord]) -> list[str]:
-    """Return what of the set-up differs between runs; of models of other names, nothing is said of their weights."""
+    """Return what of the set-up differs between runs; of models of other names, nothing is said of their entries."""
     keys = [key for key in _MAY_DIFFER if len({_stated(record, key) for record in records}) > 1]
-    return [key for key in keys if key != "fingerprint" or "model" not in keys]
+    return [key for key in keys if key not in ("fingerprint", "graftable") or "model" not in keys]
 
 
 def _shared_settings(records: Sequence[RunRecord]) -> Json:

@@ -15,6 +15,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
+from forgetfree.display import brief
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
 from forgetfree.seeds import derive_seed
 
@@ -75,7 +76,7 @@ def choose_region(
     if source == "movement":
         if not isinstance(fine_tuned, Mapping):
             raise UsageError(
-                f"region_from='movement' needs a fine-tuned model, got fine_tuned={fine_tuned!r}. Give its state dict: "
+                f"region_from='movement' needs a fine-tuned model, got fine_tuned={brief(fine_tuned)}. Give its state dict: "
                 f"fine_tuned={type(model).__name__}.from_pretrained(DIRECTORY).state_dict()."
             )
         theta, tuned = space.flatten(body), _theta(model, body, space, fine_tuned)

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import tiny
 import torch
+from transformers import AutoModel
 
 import forgetfree
 from forgetfree import cli
@@ -350,7 +351,12 @@ def test_a_model_in_memory_goes_to_what_copies_it_for_every_seed(
     from forgetfree.models import loading
 
     rows = [{"text": f"the film is {word} {i}", "label": i % 2} for i, word in enumerate(["dull", "lovely"] * 20)]
-    network, told = torch.nn.Linear(2, 2), []
+    given = asked | {"data": {"sst2": rows}, "strategies": "continual-ft", "seeds": [0, 1]}
+    with pytest.raises(UsageError, match="Any other network learns an Avalanche benchmark"):
+        forgetfree.run(
+            **given | {"data": {"sst2": (torch.zeros(4, 2), torch.arange(4) % 2)}, "model": torch.nn.Linear(2, 2)}
+        )
+    network, told = AutoModel.from_pretrained(asked["model"]), []
     load_model = loading.load_model
     monkeypatch.setattr(
         loading,
@@ -360,17 +366,16 @@ def test_a_model_in_memory_goes_to_what_copies_it_for_every_seed(
         ),
     )
     monkeypatch.setattr(hub, "go_offline_if_cut_off", lambda: told.append("the hub"))
-    given = asked | {"data": {"sst2": rows}, "model": network, "tokenizer": "its own"}
-    forgetfree.run(**given, strategies="continual-ft", seeds=[0, 1], out=tmp_path / "out")
+    forgetfree.run(**given | {"model": network, "tokenizer": "its own"}, out=tmp_path / "out")
     assert told == [(network, "its own")] * 2
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["objects"] == ["data in memory", "a Linear in memory"] and config["run"]["stream"] == "sst2"
+    assert config["objects"] == ["data in memory", "a BertModel in memory"] and config["run"]["stream"] == "sst2"
     monkeypatch.undo()
     assert cli.main(["predict", str(tmp_path / "out"), "--task", "sst2", "x"]) == 2
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]
-        .startswith("forgetfree: error: The model was a Linear in memory, which")
+        .startswith("forgetfree: error: The model was a BertModel in memory, which")
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.continual.evaluation import StreamAnswers, sample
+from forgetfree.continual.evaluation import StreamAnswers
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.kinds.kind import Kind
@@ -163,16 +162,6 @@ def test_a_broken_claim_is_told_and_scored_as_it_is() -> None:
         "forget_free: claimed as True, but learning ag_news changed the answers for qnli",
         "forget_free: claimed as True, but learning sst2 changed the answers for qnli, ag_news",
     ]
-
-
-@pytest.mark.parametrize(("rows", "size"), [(1, 64), (31, 64), (65, 64), (400, 64), (403, 8), (50, 1), (33, 32)])
-def test_a_sample_holds_rows_of_every_length(rows: int, size: int) -> None:
-    batches = [list(range(rows))[i : i + size] for i in range(0, rows, size)]
-    chosen = sample(batches, 32)
-    flat = [row for batch in chosen for row in batch]
-    assert len(flat) == len(set(flat)) == min(rows, 32)
-    assert all(len(batch) <= size for batch in chosen)
-    assert max(b - a for a, b in itertools.pairwise([0, *flat, rows])) <= -(-rows // 32)
 
 
 def test_a_claim_that_breaks_for_long_rows_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,7 @@ from forgetfree import load_model, registry
 from forgetfree.continual.stream import Stream, load_stream, make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.strategies.avalanche_baselines import LwF
 from forgetfree.strategies.continual_ft import ContinualFT
-from forgetfree.strategies.grafting_continual import GraftingContinual
 
 ROWS = [{"sentence": f"word {i} and more" * (i % 3 + 1), "category": ["no", "yes"][i % 3 > 0]} for i in range(30)]
 
@@ -77,6 +75,8 @@ def test_a_model_in_memory_needs_its_tokenizer(model_directory: Any) -> None:
     for given in ({"model": model}, {"model": str(directory), "tokenizer": tokenizer}, {"model": nn.Linear(2, 2)}):
         with pytest.raises(UsageError, match="A model in memory is a PreTrainedModel and its tokenizer"):
             load_stream(data={"mood": ROWS}, **given)
+    with pytest.raises(UsageError, match="Any other network learns an Avalanche benchmark"):
+        load_stream(data={"mood": (torch.zeros(4, 2), torch.arange(4) % 2)}, model=nn.Linear(2, 2))
     with torch.no_grad():
         next(model.parameters())[0, 0] = float("nan")
     with pytest.raises(ModelError, match="BertModel"):
@@ -98,26 +98,6 @@ def test_a_model_in_memory_that_is_frozen_in_part_is_not_trained_in_silence(mode
 
 
 # -- A loaded model ----------------------------------------------------------------------------------------
-
-
-def test_a_stream_is_made_of_any_loaded_model(model_directory: Any, data_directory: Path) -> None:
-    """Strategies of ours and of Avalanche's learn it as they learn what `load_stream` loads."""
-
-    def matrix(stream: Any, cls: Any) -> list[dict[str, Any]]:
-        options = cls.Options(steps=3, learning_rate=0.1, **({"sparsity": 0.05} if cls is GraftingContinual else {}))
-        strategy = cls(stream=stream, options=options, seed=0)
-        rows = []
-        for experience in stream.benchmark.train_stream:
-            strategy.train(experience)
-            rows.append({task: answers.logits.tolist() for task, answers in strategy.evaluate().items()})
-        return rows
-
-    model, tasks = str(model_directory("bert")), "qnli,sst2"
-    for cls in (LwF, GraftingContinual):
-        made = make_stream(tasks, load_tasks(tasks, str(data_directory)), load_model(model, graftable="layer"), shots=4)
-        loaded = load_stream(tasks, data=str(data_directory), model=model, graftable="layer", shots=4)
-        assert made.model.space() == loaded.model.space()
-        assert matrix(made, cls) == matrix(loaded, cls)
 
 
 def test_a_loaded_model_serves_several_streams_until_it_is_trained(model_directory: Any, data_directory: Path) -> None:

@@ -108,7 +108,7 @@ def row(answers: TextAnswers, i: int) -> tuple[Any, Any]:
     return losses[i], ids[i]
 
 
-@pytest.mark.sampled("grafting-continual-class", share=0.5)
+@pytest.mark.sampled("grafting-continual-class")
 @pytest.mark.parametrize(
     ("name", "scenario"), [("grafting-continual", "class"), ("fine-tune", "domain"), ("lora", "class")]
 )

@@ -22,7 +22,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, most_moved, top
 from forgetfree.core.trained import RegionParameters, in_training
-from forgetfree.errors import OptionError, RegionError, TrainingError
+from forgetfree.errors import OptionError, TrainingError
 from forgetfree.ledger.graft import Graft
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -498,12 +498,6 @@ def test_a_gradient_that_is_not_finite_stops_the_search_and_restores_the_model(e
     assert torch.equal(space.flatten(model), pre)
 
 
-def test_vectors_of_another_length_are_refused() -> None:
-    model, space, pre, ft, batches = problem()
-    with pytest.raises(RegionError, match="must have the space's 39 entries, got 38 and 39"):
-        learn(model, space, pre[:-1], ft, batches, Region.empty())
-
-
 # -- Training a region -----------------------------------------------------------------------------------
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -553,16 +547,3 @@ def test_a_region_of_everything_trains_as_the_model_itself_does(name: str) -> No
         F.cross_entropy(twin(x, t), y).backward()
         plain.step()
     torch.testing.assert_close(space.flatten(model), space.flatten(twin), rtol=1e-6, atol=1e-7)
-
-
-def test_an_empty_region_trains_nothing() -> None:
-    model, space, pre, _, batches = problem()
-    trained = RegionParameters(model, space, Region.empty())
-    optimizer = torch.optim.AdamW([trained.values])
-    x, y, t = batches[0]
-    F.cross_entropy(model(x, t), y).backward()
-    trained.collect()
-    optimizer.step()
-    trained.write()
-    assert trained.touched == []
-    assert torch.equal(space.flatten(model), pre)

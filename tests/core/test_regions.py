@@ -27,12 +27,6 @@ def test_algebra_agrees_with_pythons_sets() -> None:
         assert (a - b).indices.tolist() == sorted(set(one) - set(other))
 
 
-def test_mask_and_back() -> None:
-    region = Region.of([3, 4, 5])
-    assert region.mask(6).tolist() == [False, False, False, True, True, True]
-    assert Region.from_mask(region.mask(6)) == region
-
-
 @pytest.mark.parametrize(
     ("indices", "message"),
     [

@@ -92,14 +92,3 @@ def test_half_of_a_surrogate_pair_is_refused_with_its_place(folder: Path) -> Non
     message.encode()  # it can be shown
     (folder / "source.json").write_text(json.dumps({"label_names": ["a", "b\ud800"]}))
     assert refusal(folder).startswith(f"{folder}/source.json is not valid JSON: a text in it holds '\\ud800', half of")
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_a_label_of_many_digits_is_told_in_a_message_of_some_length(folder: Path, suffix: str) -> None:
-    (folder / "train.jsonl").unlink()
-    label = "7" * 5000
-    text = {"jsonl": f'{{"text": "a", "label": "{label}"}}\n', "csv": f"text,label\na,{label}\n"}[suffix]
-    (folder / f"train.{suffix}").write_text(text)
-    message = refusal(folder)
-    assert message.startswith(f"{folder}/train.{suffix}: every row has label ")
-    assert len(message) < 400 + len(str(folder))

@@ -147,12 +147,6 @@ def test_a_prompt_is_never_truncated(tokenizer: Any, length: int) -> None:
         assert after[mask - 1 : mask + 2] == [question, tokenizer.mask_token_id, comma]
 
 
-def test_a_prompt_takes_its_tokens_from_the_longest_text() -> None:
-    """12 − [CLS] [SEP] ? [MASK] , = 7 tokens: the two of the second text, five of the first."""
-    got = prompted(BERT, ENTAILS, "film film film film film film film", "the story", max_length=12)
-    assert got == "[CLS] film film film film film ? [MASK] , the story [SEP]"
-
-
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(
         ModelError, match=r"left within 5 tokens: the prompt .* takes them all\. Set a higher max_length"
@@ -216,11 +210,6 @@ def test_padding_with_a_real_token_is_told_apart_from_that_token() -> None:
     tokens = TokenLayout(pad=0)
     assert tokens.attention_mask(x).tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6, [1, 0, 0, 0, 0, 0]]
     assert tokens.last(x).tolist() == [3, 5, 0]
-
-
-def test_the_mask_position_is_found_in_every_row() -> None:
-    x = padded(BERT, single("film", "the film story"), WAS)
-    assert layout(BERT).masked(x).tolist() == [4, 6]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forgetfree.data.examples import DatasetExamples, EncodedRows
+from forgetfree.data.examples import DatasetExamples
 
 X = torch.arange(12.0).reshape(4, 3)
 LABELS = [1, 0, 2, 1]
@@ -51,22 +51,3 @@ def test_the_digest_depends_on_inputs_and_labels_only() -> None:
     assert rows.digest != rows.subset([1, 0, 2, 3]).digest
     assert rows.digest != DatasetExamples(Rows(X + 1), LABELS, 0).digest
     assert rows.digest != DatasetExamples(Rows(), [1, 0, 2, 2], 0).digest
-
-
-# -- Encoded texts ---------------------------------------------------------------------------------------
-
-
-def test_rows_are_padded_to_the_longest_of_their_batch() -> None:
-    rows = EncodedRows.of([[5, 6, 7], [8], [9, 10, 11, 12]], [1, 0, 1], task=3, pad=0)
-    x, y, t = rows.batch([1, 0])
-    assert x.tolist() == [[8, 0, 0], [5, 6, 7]]
-    assert (y.tolist(), t.tolist()) == ([0, 1], [3, 3])
-    assert {x.dtype, y.dtype, t.dtype} == {torch.int64}
-
-
-def test_a_subset_has_its_rows_in_the_order_asked_for() -> None:
-    rows = EncodedRows.of([[5, 6, 7], [8], []], [1, 0, 2], task=4, pad=1)
-    assert (len(rows), rows.lengths, rows.targets) == (3, [3, 1, 0], [1, 0, 2])
-    rows = rows.subset([2, 0])
-    assert [rows[i][0].tolist() for i in range(2)] == [[], [5, 6, 7]]
-    assert (rows.targets, rows.task, rows.pad) == ([2, 1], 4, 1)

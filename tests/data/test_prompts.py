@@ -58,14 +58,6 @@ def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: An
     assert [~ids[i + 1] for i in marks[:-1]] == labels[:-1]  # at each mark the next token is learned
 
 
-def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
-    encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
-    (row,) = encoder.read(rows(("the film", "")))
-    ids, labels = row.ids, row.labels
-    assert [token < 0 for token in ids] == [False] * (len(ids) - 1) + [True]
-    assert labels == [tokenizer.eos_token_id]
-
-
 @pytest.mark.parametrize(
     ("definition", "expected"),
     [
@@ -108,15 +100,6 @@ def test_an_answer_in_a_chat_ends_with_the_token_that_ends_the_assistants_turn()
     labels = row.labels
     assert labels[-1] == encoder.end == chatting.convert_tokens_to_ids("<|turn|>") != chatting.eos_token_id
     assert PromptEncoder(chatting, task(template="{prompt}:"), 64).end == chatting.eos_token_id
-
-
-def test_text_of_a_user_is_never_a_special_token() -> None:
-    """Else a user could end the turn of another, or forge one."""
-    chatting = tiny.byte_level(causal=True)
-    chatting.chat_template = CHAT.replace("</s>", "<|endoftext|>")
-    (row,) = PromptEncoder(chatting, task(), 64).read(rows(("the <|endoftext|> film", "great")))
-    ids = row.ids
-    assert [~token if token < 0 else token for token in ids].count(chatting.eos_token_id) == 1
 
 
 def test_a_long_prompt_loses_its_beginning_and_the_template_nothing(tokenizer: Any) -> None:
@@ -251,30 +234,5 @@ def test_a_date_in_a_chat_template_is_the_same_on_every_day(
     (row,) = encoder.read(rows((json.dumps(turns) if definition.form == "messages" else "the film", "great")))
     before, _ = read(chatting, row.ids)
     assert before.startswith("Friday, 26 Jul 2024, day 208\n<")
-    chatting.chat_template = encoder.chat_template
-    assert chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == before
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ("turn['content'] | trim", "<user>Say it.\n\n  film</s><assistant>"),
-        ("turn['content']", "<user>Say it.\n\n  film \n</s><assistant>"),
-    ],
-)
-@pytest.mark.parametrize("chats", [False, True])
-def test_texts_are_trimmed_where_the_chat_template_trims_them(shown: str, expected: str, chats: bool) -> None:
-    """As transformers does, which an exported model is asked by."""
-    chatting = tiny.byte_level(causal=True)
-    chatting.chat_template = CHAT.replace("turn['content']", shown)
-    turns = [{"role": "user", "content": "  film \n"}]
-    definition = task(kind="messages" if chats else "generation", instruction="" if chats else "Say it.")
-    encoder = PromptEncoder(chatting, definition, 64)
-    (row,) = encoder.read(rows((json.dumps(turns) if chats else "  film \n", "great")))
-    before, _ = read(chatting, row.ids)
-    if chats:
-        assert before == chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    else:
-        assert before == expected
     chatting.chat_template = encoder.chat_template
     assert chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == before

@@ -10,7 +10,6 @@ import pytest
 
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import (
-    by_length,
     evenly,
     few_rows_note,
     k_shot,
@@ -139,11 +138,6 @@ def test_a_plan_is_drawn_by_seed_and_a_shorter_one_is_its_beginning() -> None:
     assert plan_batches(LENGTHS, 8, 0, seed=3) == []
     with pytest.raises(UsageError, match=r"There are no rows to draw batches from"):
         plan_batches([], 8, 3, seed=0)
-
-
-def test_evaluation_batches_hold_every_row_once_shortest_first() -> None:
-    batches = by_length([3, 1, 2, 5, 4], 2)
-    assert batches == [[1, 2], [0, 4], [3]]
 
 
 def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None:

@@ -19,7 +19,6 @@ from task_files import write_task
 from forgetfree.benchmarks.demo import TAGGED, load
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import WordEncoder
-from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import few_rows_note, k_shot
 from forgetfree.data.sources import load_task
@@ -182,19 +181,6 @@ def test_ids_are_those_of_the_whole_text_and_marks_stand_where_words_begin(kind:
                 firsts.setdefault(text[: start + 1].count(" "), place)
         assert [place for place, i in enumerate(ids) if i < 0] == [firsts[word] for word in range(len(firsts))]
         assert len(firsts) == len(text.split())
-
-
-def test_words_that_are_cut_off_have_labels_but_are_not_read() -> None:
-    tokenizer = tiny.build("bert")[1]
-    rows = Rows(("the film was lovely", "zzz the film"), (), ((0, 0, 0, 1), (1, 0, 0)))
-    ids = WordEncoder(tokenizer, 5)(rows)  # room for three tokens: the, film, was; z ##z ##z
-    encoded = EncodedRows.of(ids, rows.labels, 7, tokenizer.pad_token_id)
-    assert [len(row) for row in ids] == [5, 5] and encoded.counts == [3, 1] and len(encoded) == 2
-    x, y, t = encoded.batch([1, 0])
-    assert x.shape == (2, 5) and y.tolist() == [1, 0, 0, 0] and t.tolist() == [7] * 4
-    assert encoded.labels.tolist() == [0, 0, 0, 1, 1, 0, 0]
-    again = encoded.subset([1])
-    assert again.labels.tolist() == [1, 0, 0] and again.counts == [1]
 
 
 def test_a_word_without_a_token_is_read_as_an_unknown_one() -> None:

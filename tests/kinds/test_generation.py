@@ -20,7 +20,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 import forgetfree
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.continual.stream import load_stream
-from forgetfree.continual.template import lengths_of
+from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
@@ -264,7 +264,7 @@ def test_rows_that_somebody_put_together_have_their_lengths(data: Path, model: P
     """Also of rows that a plugin, or an online stream, put together."""
     stream = load_stream("first,last", data=str(data), model=str(model))
     task, rows = stream.tasks[1], stream.benchmark.train_stream[1].dataset
-    assert lengths_of(rows, stream.model) == task.train.lengths
+    assert sizes_of(rows, stream.model)[0] == task.train.lengths
 
 
 # -- Streams ----------------------------------------------------------------------------------------------
@@ -438,6 +438,15 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     bins = np.ceil(share.max(1) * 15)
     gaps = [abs(right[bins == b].mean() - share.max(1)[bins == b].mean()) * (bins == b).mean() for b in set(bins)]
     assert results.matrix("grafting-continual", metric="ece").iloc[-1, 0] == pytest.approx(sum(gaps), abs=1e-6)
+    (told,) = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    assert [row[1] for row in told["ece"]] == [None] * 3  # of the task without probabilities, which no mean counts
+    assert told["summary"]["ece"] == told["ece"][-1][0] > 0
+    assert results.summary().loc["grafting-continual", ("ece", "mean")] == pytest.approx(told["ece"][-1][0])
+    page = render(results, "html")
+    assert "cannot be read" not in page and "Reliability" in page
+    (tmp_path / "all.csv").write_text(render(results, "csv"))
+    again = forgetfree.load_results(tmp_path / "all.csv")
+    assert again.matrix("grafting-continual", 0, "ece")["last"].isna().all()
     assert not first.same_as(replace(first, logits=np.nextafter(first.logits, np.float32(9))))
     assert len(first.tensors()["ids"]) == first.lengths.sum()
 

@@ -19,12 +19,14 @@ from forgetfree.data.sources import load_task
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import apply_graft
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
 GRAFTED = (
     *(
+        "Bert",
+        "Roberta",
+        "GPT2",
         "DistilBert",
         "DebertaV2",
         "Electra",
@@ -84,7 +86,7 @@ def test_a_family_is_grafted_and_written(
 #: ends in an RMSNorm, and this OPT in a projection.
 NO_SUCH_HEAD = ("T5", "Llama", "OPT")
 #: Their tokenizers put nothing between two texts.
-JOINED = ("OPT", "Bloom", "GPTNeoX")
+JOINED = ("GPT2", "OPT", "Bloom", "GPTNeoX")
 LONG = "the film was awful . " * 30
 TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
 

@@ -38,18 +38,6 @@ def test_the_readouts_of_a_network_in_half_precision_are_float32() -> None:
         assert torch.allclose(model(x, 0), network(x).float(), atol=0.02)
 
 
-def test_the_network_is_copied() -> None:
-    network = vision.network("conv")
-    before = vision.everything(network)
-    model = ModuleModel(network)
-    model.add_task(TaskHead("one", 10))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-    model.train()(X, 0)
-    assert vision.different(vision.everything(network), before) == []
-
-
 class Named(nn.Module):
     """A network whose body has a name that language models use for what is not trained."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.readout_model import TaskHead
-from forgetfree.errors import ModelError, TaskError
+from forgetfree.errors import TaskError
 from forgetfree.models.task_model import TaskModel, TokenLayout
 
 SINGLE = TaskHead("first", 2)
@@ -189,9 +189,3 @@ def test_an_unknown_task_label_is_refused(task: int) -> None:
     for labels in (task, torch.tensor([task, task, task]), torch.tensor([0, task, 0])):
         with pytest.raises(TaskError, match=f"no task label {task}; it has 1 task"):
             model(batch(tokenizer, TEXTS), labels)
-
-
-def test_a_row_without_a_mask_is_refused() -> None:
-    model, tokenizer = make("bert-mlm", "prompt", TaskHead("first", 2, (8, 9)))
-    with pytest.raises(ModelError, match="exactly one mask token"):
-        model(batch(tokenizer, TEXTS), 0)

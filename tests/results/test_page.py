@@ -40,9 +40,9 @@ def test_the_sentence_says_what_each_lost_and_how_sure_that_is() -> None:
         "average (one seed). At the end grafting-continual scores 75.0 % on average, continual-ft 65.0 %: undecided (one seed)."
     )
     text = headline(compared(*runs, *(run_of("grafting-continual", seed, [0.8, 0.7]) for seed in (0, 1))))
-    assert "lost 15.0 points on average (95 % interval -48.5 to 78.5, 2 seeds), grafting-continual" in text
+    assert "lost 15.0 points on average (95 % interval of the loss -48.5 to 78.5, 2 seeds), grafting-continual" in text
     assert "grafting-continual lost 0.0 points on average (the same with each of 2 seeds)." in text
-    assert text.endswith(": undecided (95 % interval -24.3 to 39.3, 2 seeds).")
+    assert text.endswith(": undecided (95 % interval of the difference -24.3 to 39.3, 2 seeds).")
 
 
 def test_the_sentence_says_where_nothing_was_learned() -> None:

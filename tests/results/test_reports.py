@@ -245,6 +245,17 @@ def test_models_stand_side_by_side_on_the_same_rows() -> None:
     assert twins.strategies == ["a (fingerprint=01234567)", "a (fingerprint=98765432)"]
 
 
+def test_runs_that_graft_other_tensors_of_one_model_stand_side_by_side() -> None:
+    """``graftable`` is no option of a strategy: the model alone tells them apart."""
+    results = [
+        results_of(
+            run_of("a", 0, [0.6, last]), model={"name": "m", "fingerprint": "f", "graftable": entries}, source=str(last)
+        )
+        for last, entries in ((0.7, 100), (0.8, 200))
+    ]
+    assert together(results).strategies == ["a (graftable=100)", "a (graftable=200)"]
+
+
 def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
     """Named by what differs only: `steps` is the same in all."""
     runs = [

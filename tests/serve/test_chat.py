@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,42 +142,6 @@ def test_a_task_of_labels_is_no_model(client: Any, monkeypatch: pytest.MonkeyPat
     answer = client.post("/v1/chat/completions", json=ask("first"))
     assert (answer.status_code, client.get("/v1/models").json()["data"]) == (422, [])
     assert "is answered by labels. Ask it by POST /predict." in answer.json()["error"]["message"]
-
-
-@pytest.fixture(scope="module")
-def openai_client(run: Path) -> Iterator[Any]:
-    """OpenAI's own client, of a server on a port of this machine."""
-    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed: pip install openai")
-    import uvicorn
-
-    from forgetfree.serve.server import application
-
-    app = application(Predictor.of_run(run), most_tokens=20)
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
-        thread.start()
-        address = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
-        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as asking:
-            yield asking
-        server.should_exit = True
-        thread.join()
-
-
-def test_openai_s_client_gets_the_texts_of_predict(run: Path, openai_client: Any) -> None:
-    predictor = Predictor.of_run(run)
-    assert [model.id for model in openai_client.models.list()] == list(prompted.TASKS)
-    create, messages = openai_client.chat.completions.create, [{"role": "user", "content": "great film"}]
-    for task in ("chat", "last"):
-        (written,) = predictor.answer(task, ["great film"])
-        said = create(model=task, messages=messages, temperature=0)
-        assert said.choices[0].message.content == written.text
-        assert said.usage.total_tokens == written.prompt_tokens + written.tokens
-    short = create(model="last", messages=messages, max_completion_tokens=2)
-    assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (2, "length")
-    with pytest.raises(Exception, match="There is no model 'unknown'") as caught:
-        create(model="unknown", messages=messages)
-    assert type(caught.value).__name__ == "NotFoundError"
 
 
 def test_turns_that_the_chat_template_refuses_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

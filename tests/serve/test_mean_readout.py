@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
+from compared import run_logits
 from safetensors.torch import load_file
 
-from forgetfree import Graft, Predictor, TaskSwitch, cli
+from forgetfree import Predictor, TaskSwitch, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import mean_of_tokens
@@ -43,11 +43,10 @@ def test_a_run_is_answered_from_exported_and_switched(
     run = finished_run(kind, "grafting-continual", more=MEAN)
     assert json.loads((run / "config.json").read_text())["model"]["readout"] == "mean"
     rows = {each.task.name: each.test for each in load_tasks("qnli,sst2", str(data_directory))}
-    stored = load_file(run / "grafting-continual" / "seed-0" / "predictions.safetensors")
     predictor = Predictor.of_run(run / "grafting-continual/seed-0/ledger.safetensors", model=str(model_directory(kind)))
     for task in ("qnli", "sst2"):
-        (name,) = (name for name in stored if "logits" in name and task in name)
-        assert torch.equal(predictor.logits(task, rows[task]), stored[name])  # the ledger alone knows how it is read
+        expected = run_logits(run, "grafting-continual", task)
+        assert torch.equal(predictor.logits(task, rows[task]), expected)  # the ledger alone knows how it is read
         out = tmp_path / task
         assert cli.main(["export", str(run), "--task", task, "--out", str(out)]) == 0
         readout = load_file(out / "readout.safetensors")
@@ -64,31 +63,6 @@ def test_a_run_is_answered_from_exported_and_switched(
     with torch.no_grad():
         logits = model(input_ids=ids).logits
     assert torch.allclose(logits, predictor.logits("sst2", rows["sst2"])[:1], atol=1e-5)
-
-
-def test_a_graft_is_applied(model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path) -> None:
-    places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
-    few = ["--shots", "4", "--sparsity", "0.05", "--set", "mask_steps=1"]
-    trained = ["--steps", "4", "--set", "learning_rate=0.3"]
-    assert cli.main(["graft", "sst2", *places, *few, *trained, *MEAN, "--out", str(tmp_path / "graft")]) == 0
-    file = tmp_path / "graft" / "bare-graft/seed-0/graft.safetensors"
-    assert (origin := Graft.load(file).origin) is not None and origin.readout == "mean"
-    assert cli.main(["apply", str(file), "--out", str(tmp_path / "applied")]) == 0
-    assert load_file(tmp_path / "applied" / "readout.safetensors").keys() == {"weight", "bias"}
-
-
-def test_words_cannot_be_labelled_by_it(model_directory: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    lines = [
-        {"tokens": ["Ann", "sings"], "ner_tags": ["B-PER", "O"]},
-        {"tokens": ["a", "b"], "ner_tags": ["O", "B-PER"]},
-    ]
-    for split in ("train", "test"):
-        path = tmp_path / "data" / "names" / f"{split}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines * 6))
-    places = ["--data", str(tmp_path / "data"), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
-    assert cli.main(["run", "names", *places, *MEAN, "--shots", "2", "--steps", "1"]) == 2
-    assert "labels words, and the readout 'mean' labels whole texts. Use --readout linear." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -164,6 +164,7 @@ def test_pages_of_other_sites_get_no_answers(server: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(share=0.2)
 def test_other_strategies_are_served_and_ctrl_c_ends_it(run: Path) -> None:
     server = start(run, "--strategy", "lora")
     code, said = server.ask("/predict", {"task": "sst2", "texts": ["a lovely film", "a dull story"]})

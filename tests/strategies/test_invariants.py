@@ -17,16 +17,13 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from compared import assert_same, everything, learn, logits
 from small_strategies import (
     GRAFTING,
     SETTINGS,
     SMALL,
     Watch,
-    assert_same,
-    everything,
-    learn,
     learned_rows,
-    logits,
     make,
     theta_of,
 )
@@ -149,21 +146,6 @@ def test_what_a_ledger_promises(
     assert_same(logits(resumed), rows[2])
     resumed.train(list(resumed.stream.benchmark.train_stream)[2])
     assert_same(logits(resumed), rows[-1])
-
-
-@pytest.mark.sampled("gpt2-sgd-fine-tune", "roberta-adamw-lora")
-@pytest.mark.parametrize("name", ["fine-tune", "lora"])
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_each_task_is_answered_by_its_own_model(tiny_stream: MakeStream, setting: str, name: str) -> None:
-    """A learned task's logits stay; one that is not learned yet is answered by the pre-trained model."""
-    kind, readout, how = SETTINGS[setting]
-    stream = tiny_stream(kind, readout)
-    rows = learned_rows(make(name, stream, lora_dropout=0.1, **how))
-    for position, task in enumerate(stream.tasks):
-        assert not torch.equal(rows[position][task.name], rows[position + 1][task.name])
-        for row, answers in enumerate(rows):
-            expected = rows[position + 1] if row > position else rows[0]
-            assert torch.equal(answers[task.name], expected[task.name])
 
 
 @pytest.mark.sampled("grafting-continual", "packnet")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import small_vision
 import torch
-from small_strategies import everything, learn, learned_rows, logits, make
-from torch import Tensor, nn
+from compared import different, everything, learn, logits
+from small_strategies import learned_rows, make
+from torch import nn
 
 from forgetfree import registry
 from forgetfree.continual.benchmark_stream import benchmark_stream
@@ -58,20 +59,6 @@ STREAMS = {
     "tied": lambda: bert(tie_layers),
     "channels-last": channels_last,
 }
-
-
-def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]
-
-
-def test_the_models_are_what_they_are_called() -> None:
-    spaces = {kind: make().model.space() for kind, make in STREAMS.items()}
-    assert {spec.dtype for spec in spaces["mixed"].tensors} == {torch.bfloat16, torch.float32}
-    assert {spec.dtype for spec in spaces["bf16"].tensors} == {torch.bfloat16}
-    assert not any(".1." in spec.name for spec in spaces["tied"].tensors)
-    convolutions = [p for p in STREAMS["channels-last"]().model.backbone.parameters() if p.dim() == 4]
-    assert any(not each.is_contiguous() for each in convolutions)
 
 
 #: LoRA adapts linear layers, of which the convolutional network has none.

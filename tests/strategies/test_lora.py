@@ -13,14 +13,15 @@ import pytest
 import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
 from avalanche.core import SupervisedPlugin
+from compared import assert_same, everything, logits
 from damage import note, put, rewrite, sealed, told
 from safetensors.torch import save_file
-from small_strategies import assert_same, everything, learned_rows, logits, make
+from small_strategies import learned_rows, make
 from torch import Tensor, nn
 
 from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TrainingError
-from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
+from forgetfree.models.lora_adapters import LoraAdapters, targets
 from forgetfree.strategies.lora import adapter_training
 from forgetfree.tensor_file import OpenFile
 
@@ -122,13 +123,6 @@ def test_adapters_learn_at_ten_times_the_rate_unless_told_otherwise(tiny_stream:
 # -- Orthogonality -----------------------------------------------------------------------------------------
 
 
-def test_the_penalty_by_hand() -> None:
-    """A_1 = (1 2 0; 0 1 1), A_2 = (1 0 3): A_1·A_2ᵀ = (1, 3)ᵀ, so 1 + 9 = 10; the other layer adds (2·0.5)² = 1."""
-    earlier = {"a": torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]), "b": torch.tensor([[2.0]])}
-    newest = {"a": torch.tensor([[1.0, 0.0, 3.0]]), "b": torch.tensor([[0.5]]), "only here": torch.ones(1, 1)}
-    assert overlap(earlier, newest).item() == 11
-
-
 def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> None:
     """λ·Σ_i over both earlier tasks, at the first step of the third."""
     seen: list[float] = []
@@ -168,17 +162,6 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
     strategy.options = replace(strategy.options, lora_learning_rate=share * largest)
     with nullcontext() if stable else pytest.raises(TrainingError, match="the weight of a penalty"):
         strategy.train(second)
-
-
-def test_first_weights_leave_the_global_generator_alone(tiny_stream: MakeStream) -> None:
-    from peft import LoraConfig
-
-    adapters = LoraAdapters(tiny_stream("bert", "linear").model.backbone)
-    torch.manual_seed(5)
-    adapters.add("one", LoraConfig(r=2, target_modules=["query"]), seed=3)
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    assert torch.equal(drawn, torch.rand(3))
 
 
 # -- Where the task is withheld ------------------------------------------------------------------------------
@@ -332,12 +315,6 @@ def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str
     again = make(name, stream())
     again.load(tmp_path)
     assert_same(logits(again), rows[-1])
-
-
-def test_a_model_without_linear_layers_is_refused() -> None:
-    network = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(12, 4))
-    with pytest.raises(OptionError, match="LoRA adapts linear layers, and finds none to adapt in Sequential"):
-        make("lora", benchmark_stream(_benchmark(), network))
 
 
 @pytest.mark.parametrize(

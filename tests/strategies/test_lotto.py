@@ -13,7 +13,6 @@ from small_strategies import theta_of
 from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved
-from forgetfree.errors import OptionError
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {"steps": 3, "batch_size": 4, "sparsity": 0.02, "optimizer": "adamw", "learning_rate": 0.01}
@@ -79,11 +78,6 @@ def test_it_goes_on_from_what_was_saved(tiny_stream: MakeStream, tmp_path: Any) 
     for each in (strategy, again):
         each.train(each.stream.benchmark.train_stream[1])
     assert torch.equal(theta_of(strategy), theta_of(again))
-
-
-def test_a_mask_without_an_entry_is_refused(tiny_stream: MakeStream) -> None:
-    with pytest.raises(OptionError, match="leaves no entry"):
-        make(tiny_stream(), sparsity=1e-9)
 
 
 def test_where_no_entry_is_left_nothing_is_trained(tiny_stream: MakeStream) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from compared import different, state_of
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification, GPT2ForSequenceClassification, GPT2LMHeadModel
 
@@ -65,14 +66,8 @@ def logits(model: nn.Module, ledger: Ledger, task: str, batch: dict[str, Tensor]
         return model.eval()(input_ids=batch["input_ids"]).logits.clone()
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    assert [name for name in before if not torch.equal(after[name], before[name])] == []
+    assert different(model.state_dict(), before) == []
     assert all(type(each) is nn.Parameter and each.requires_grad for each in model.parameters())
 
 
@@ -450,6 +445,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement"), UsageError, ("got fine_tuned=None", ".state_dict()")),
         (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'",)),
+        (learn(region_from="movement", fine_tuned=model), UsageError, ("got fine_tuned=", "…. Give its state dict")),
         (learn(heads=["scores"]), UsageError, ("no such module",)),
         (learn(heads=["transformer.h.0"]), UsageError, ("lies in the body",)),
         (learn(on=other), LedgerError, ("belongs to other weights",)),

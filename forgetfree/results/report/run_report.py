@@ -125,7 +125,7 @@ def _lost(label: str, results: Results) -> str:
     loss, scale = results.forgetting(label), results.scale
     verb = "gained" if scale.text(loss.value).startswith("-") else "lost"
     points = f"{scale.text(abs(loss.value))} points" if scale == PERCENT else scale.with_unit(abs(loss.value))
-    return f"{name} {verb} {points} on average ({_certainty(loss, len(results.units[label]), scale)})"
+    return f"{name} {verb} {points} on average ({_certainty(loss, 'loss', len(results.units[label]), scale)})"
 
 
 def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> str:
@@ -137,14 +137,14 @@ def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> 
     if difference is None:
         return f"{scores} (no seed in common)."
     seeds = len(results.units[ours].keys() & results.units[naive].keys())
-    return f"{scores}: {difference.verdict} ({_certainty(difference, seeds, scale)})."
+    return f"{scores}: {difference.verdict} ({_certainty(difference, 'difference', seeds, scale)})."
 
 
-def _certainty(found: Interval, seeds: int, scale: Scale) -> str:
+def _certainty(found: Interval, what: str, seeds: int, scale: Scale) -> str:
     """Say how sure a loss or a difference is."""
     if math.isnan(found.low):
         return "one seed" if seeds == 1 else f"the same with each of {seeds} seeds"
-    return f"95 % interval {scale.text(found.low)} to {scale.text(found.high)}, {seeds} seeds"
+    return f"95 % interval of the {what} {scale.text(found.low)} to {scale.text(found.high)}, {seeds} seeds"
 
 
 def _average(label: str, results: Results) -> float:
