@@ -161,20 +161,6 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
 
 
-def test_a_task_alone_stands_on_the_pre_trained_model() -> None:
-    model, other = language_model(), language_model()
-    ledger, single = Ledger.of_model(model), Ledger.of_model(other)
-    with learning(model, ledger, "first", batches=texts(1), sparsity=0.01):
-        train(model, texts(2))
-    with learning(model, ledger, "second", batches=texts(3), sparsity=0.01, composition="alone"):
-        torch.manual_seed(5)
-        train(model, texts(4))
-    with learning(other, single, "second", batches=texts(3), sparsity=0.01):
-        torch.manual_seed(5)
-        train(other, texts(4))
-    assert torch.equal(logits(model, ledger, "second", texts(9)[0]), logits(other, single, "second", texts(9)[0]))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
     """The same region, batches and rate in `RegionParameters`, which takes gradients by hooks and not by autograd's graph."""
