@@ -17,16 +17,13 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from compared import assert_same, everything, learn, logits
 from small_strategies import (
     GRAFTING,
     SETTINGS,
     SMALL,
     Watch,
-    assert_same,
-    everything,
-    learn,
     learned_rows,
-    logits,
     make,
     theta_of,
 )
