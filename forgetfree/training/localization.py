@@ -17,7 +17,6 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.selection import (
-    Saliency,
     budget,
     diagonal_fisher,
     floor_share,
@@ -27,6 +26,7 @@ from forgetfree.core.selection import (
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
+from forgetfree.recipes import Saliency
 from forgetfree.training.training_options import LocalizationOptions
 
 #: Hard masks that are tried on validation rows while S is learned.
