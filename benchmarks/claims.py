@@ -19,10 +19,11 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.options import typed
-from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, forgetting, interval
+from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, interval
+from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, Table, render_page
-from forgetfree.results.runs import UNION, read_run
-from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.runs import UNION, Run, read_run
+from forgetfree.results.table import SCORE, Results
 from forgetfree.results.unit_folder import ELSEWHERE
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
@@ -121,23 +122,31 @@ class Runs:
         }
         self.tasks = next(iter(self._results.values())).tasks
         self.test_rows = next(iter(self._results.values())).test_rows
-        self.entries: dict[str, StrategyRuns] = {}
-        self.answers: dict[str, dict[int, Mapping[str, Any]]] = {}
+        self.strategies: dict[str, tuple[Results, str]] = {}
         scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
         for hidden, results in self._results.items():
             at_end = {metric: results.evidence(metric).scores for metric in scores}
-            for entry in results.entries:
-                role = "withheld" if hidden else _role(entry)
-                if role in self.entries:
+            for label, units in results.units.items():
+                role = "withheld" if hidden else _role(next(iter(units.values())))
+                if role in self.strategies:
                     raise ReportError(
                         f"Each strategy is judged in one configuration, got {', '.join(results.strategies)}. Leave some runs "
                         "out."
                     )
-                self.entries[role] = entry
-                self.answers[role] = {run.seed: run.probabilities for run in entry.runs}
+                self.strategies[role] = results, label
                 for metric, of_roles in scores.items():
-                    of_roles[role] = at_end[metric][entry.label]
+                    of_roles[role] = at_end[metric][label]
         self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())
+
+    def units(self, role: str) -> Mapping[int, Run]:
+        """Return what is known of the runs of a strategy beside their scores, by seed."""
+        results, label = self.strategies[role]
+        return results.units[label]
+
+    def matrices(self, role: str, metric: str = SCORE) -> Floats:
+        """Return the values of a strategy by a metric, shape (S, T+1, T)."""
+        results, label = self.strategies[role]
+        return results.matrices(label, metric)
 
     def unlike(self, wanted: Mapping[str, str]) -> list[str]:
         """Return what of the set-up is not as it is ``wanted``, for each strategy its seeds."""
@@ -149,8 +158,8 @@ class Runs:
                 for key, value in wanted.items()
                 if key not in ("seeds", "files") and typed(there.get(key)) != value
             ]
-        for role, answers in self.answers.items():
-            if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
+        for role in self.strategies:
+            if (seeds := ",".join(map(str, self.units(role)))) != wanted["seeds"]:
                 found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
         return list(dict.fromkeys(found))  # what both kinds of runs have otherwise, once
 
@@ -160,8 +169,7 @@ def _runs(name: str, paths: Sequence[str]) -> Runs:
     return Runs(paths) if paths else Runs(published(name), set_up(name)["seeds"].split(","))
 
 
-def _role(entry: StrategyRuns) -> str:
-    run = entry.runs[0]
+def _role(run: Run) -> str:
     if run.strategy != "grafting-continual":
         return run.strategy
     return "bare" if run.facts.options.get("region_steps") == 0 else str(run.facts.options.get("composition", "union"))
@@ -176,8 +184,7 @@ def changed(role: str, runs: Runs) -> Interval:
     Scores are compared, not answers.
     """
     changes = []
-    for run in runs.entries[role].runs:
-        matrix = run.learning_matrix[1:]  # the first row is that before training
+    for matrix in runs.matrices(role)[:, 1:]:  # the first row is that before training
         changes += [np.abs(matrix[task:, task] - matrix[task, task]).max() for task in range(len(matrix))]
     most = float(np.max(changes))  # Python's max loses NaN
     return Interval(most, float(np.min(changes)), most)
@@ -198,18 +205,18 @@ def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
 
     ``None`` where a run did not ask for it (``final_union``).
     """
-    chosen = [i for i, each in enumerate(runs.tasks) if task in (None, each)]
-    those = runs.entries["union"].runs
-    if not all(run.knows(f"{UNION}accuracy") for run in those):
+    unions, owned = (runs.matrices("union", metric)[:, -1] for metric in (f"{UNION}accuracy", SCORE))
+    if np.isnan(unions).all(axis=1).any():
         return None
-    unions = [run.end(f"{UNION}accuracy")[chosen] for run in those]
     # Answers under the final union are not kept: rows count as independent.
     scores: dict[str, dict[int, dict[str, RowScore]]] = {"union": {}, "own": {}}
-    for run, union in zip(those, unions, strict=True):
-        for name, values in (("union", union), ("own", run.learning_matrix[-1][chosen])):
-            scores[name][run.seed] = {
-                runs.tasks[i]: RowScore.of_value(float(value), run.metric[i], runs.test_rows.get(runs.tasks[i], 0))
-                for i, value in zip(chosen, values, strict=True)
+    results, _ = runs.strategies["union"]
+    for name, values in (("union", unions), ("own", owned)):
+        for seed, of_tasks in zip(runs.units("union"), values, strict=True):
+            scores[name][seed] = {
+                each: RowScore.of_value(float(value), metric, runs.test_rows.get(each, 0))
+                for each, metric, value in zip(runs.tasks, results.metric, of_tasks, strict=True)
+                if task in (None, each)
             }
     return Evidence(scores).difference("union", "own")
 
@@ -228,11 +235,11 @@ def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]
 
     def measured(runs: Runs) -> Interval | None:
         fine_tuning: dict[int, float] = {}
-        for entry in runs.entries.values():
-            for run in entry.runs:
-                made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
-                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
-        own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), run.seed) for run in runs.entries[role].runs]
+        for run in (run for role in runs.strategies for run in runs.units(role).values()):
+            made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
+            fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
+        its = runs.units(role)
+        own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), seed) for seed, run in its.items()]
         if not all(fine_tuning[seed] for _, seed in own):
             return None
         return interval([seconds / fine_tuning[seed] for seconds, seed in own])
@@ -246,10 +253,10 @@ def told_apart(runs: Runs) -> Interval | None:
     ``None`` where the answers are not kept, as in a CSV file.
     """
     scores: dict[int, dict[str, RowScore]] = {}
-    for seed, of_tasks in runs.answers["withheld"].items():
-        if not of_tasks:
+    for seed, run in runs.units("withheld").items():
+        if not run.probabilities:
             return None
-        for task, each in of_tasks.items():
+        for task, each in run.probabilities.items():
             right = np.isin(each.logits.argmax(axis=1), np.unique(each.labels))
             scores.setdefault(seed, {})[task] = RowScore.of_rows(right, "accuracy")
     return Evidence({"withheld": scores}).average("withheld")
@@ -358,7 +365,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
         ReportError: as `judged`.
     """
     runs = _runs(name, paths)
-    roles = [role for role in runs.entries if role != "fine-tune"]
+    roles = [role for role in runs.strategies if role != "fine-tune"]
     scored: list[tuple[str, str | None]] = [*((task, task) for task in runs.tasks), ("average", None)]
     quantities: dict[str, Callable[[str], Interval | None]] = {
         f"share of fine-tune, {title}": partial(share, other="fine-tune", runs=runs, task=task)
@@ -369,7 +376,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
     }
     quantities[f"minus union, {runs.tasks[-1]}"] = partial(_beside, runs, "union", runs.tasks[-1])
     quantities |= {
-        "forgetting": lambda role: forgetting(runs.entries[role].runs, runs.test_rows),
+        "forgetting": lambda role: Results.forgetting(*runs.strategies[role]),
         **{f"final union, {title}": partial(_final_union, runs, task) for title, task in (scored[0], scored[-1])},
         "ECE minus fine-tune": lambda role: calibration(runs, role),
         "seconds of localizing, share of fine-tune": lambda role: cost("localize", role=role)(runs),

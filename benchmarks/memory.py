@@ -18,9 +18,9 @@ from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model
 from forgetfree.recipes import ModelDtype
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.monitor import Phase
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train")
 WAYS = {

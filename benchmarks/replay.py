@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -20,6 +21,7 @@ import numpy as np
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.runs import Run, RunRecord, read_run
+from forgetfree.results.table import SCORE, Results
 
 Json = dict[str, Any]
 #: Where files are that are given by name.
@@ -60,7 +62,7 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
     found = run(config)
     if found["failed"]:
         raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
-    return compared(published, read_run(out).runs[0], list(results.test_rows.values()), exactly=same_machine)
+    return compared(results, read_run(out), published, exactly=same_machine)
 
 
 def units_of(results: RunRecord) -> dict[str, Run]:
@@ -84,35 +86,36 @@ def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | N
     settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items() if key in known}
     return RunConfig(
         stream=about.stream,
-        strategies=(run.strategy,),
-        seeds=(run.seed,),
+        strategy=(run.strategy,),
+        seed=(run.seed,),
         shots=about.data["shots"],
         model=model or about.model["name"],
         readout=about.model["readout"],
         data=data,
-        settings=settings,
+        set=settings,
         device=run.facts.made.get("machine", {}).get("device", "auto"),
         out=str(out),
     )
 
 
-def compared(published: Run, again: Run, rows: Sequence[int], *, exactly: bool) -> Verdict:
+def compared(published: RunRecord, again: RunRecord, run: Run, *, exactly: bool) -> Verdict:
     """Return how the scores of a run compare with those of the same run before.
 
     Args:
-        published: the run before.
-        again: the run.
-        rows: how many test rows each task has.
+        published: the runs before.
+        again: the run alone, or with others.
+        run: which of the published ones.
         exactly: every bit must be equal.
     """
     from scipy.stats import binomtest
 
-    pairs = ((published.learning_matrix, again.learning_matrix), (published.ece, again.ece))
+    before, after = (Results([replace(each, runs=(run,))]) for each in (published, again))
+    pairs = [[each.values(run.strategy, run.seed, metric) for each in (before, after)] for metric in (SCORE, "ece")]
     if all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
         return "equal to the bit"
     if exactly:
         return "different"
-    for score, other, n in zip(published.learning_matrix[-1], again.learning_matrix[-1], rows, strict=True):
+    for score, other, n in zip(*(each[-1] for each in pairs[0]), published.test_rows.values(), strict=True):
         interval = binomtest(round(score * n), n).proportion_ci(method="wilson")
         if not interval.low <= other <= interval.high:
             return "different"

@@ -29,8 +29,6 @@ Function = Callable[..., Any]
 HelpGroup = Literal["What to learn", "How to learn", "How to run"]
 #: The largest whole number that an option takes.
 _MOST = 2**31 - 1
-#: Options of ``--set`` that have a flag of their own, too.
-FLAGGED = ("learning_rate", "batch_size", "precision", "test_limit", "cache", "threads")
 _BOUNDS = {
     "greater_than": "above",
     "greater_than_equal": "at least",
@@ -42,15 +40,6 @@ _TYPE_NAMES: dict[Any, str] = {
     **{type(None): "none", Mapping[str, Any]: "a table", Function: "package.module:function"},
     **{Mapping[str, str]: "a table of texts", tuple[str, ...]: "a list of texts"},
 }
-
-
-def flag_of(name: str) -> str:
-    """Return how the command line names what ``--set`` reaches.
-
-    >>> flag_of("learning_rate"), flag_of("lora.rank")
-    ('--learning-rate', '--set lora.rank')
-    """
-    return f"--{name.replace('_', '-')}" if name in FLAGGED else f"--set {name}"
 
 
 def typed(value: Any) -> str:
@@ -73,7 +62,7 @@ def option(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
-    flag: str = "",
+    flag: bool = False,
     group: HelpGroup = "What to learn",
     placeholder: str = "N",
 ) -> Any:
@@ -85,7 +74,7 @@ def option(
         above: bound that the value must exceed, as pydantic names bounds.
         at_least: lower bound.
         at_most: upper bound.
-        flag: its name on the command line and in files, where that is another: ``seed`` of ``seeds``.
+        flag: of what ``--set`` reaches: whether it has a flag of its own, too.
         group: where the help of a command has it.
         placeholder: what stands for its value in the help.
     """
@@ -263,17 +252,6 @@ def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
             ]
         adapters[field.name] = TypeAdapter(bounded, config=strict), hint
     return adapters
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type as it is."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        TypeAdapter(hint).validate_python(value, strict=True)
-    except ValidationError:
-        return False
-    return True
 
 
 def type_name(hint: Any) -> str:

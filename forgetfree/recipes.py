@@ -11,6 +11,12 @@ from typing import Any, Literal, get_args
 ModelDtype = Literal["float32", "bfloat16"]
 #: The optimisers that have a name.
 OptimizerName = Literal["sgd", "momentum", "adamw"]
+#: Of forward passes in training, as it is asked for; ``auto`` is what `forgetfree.core.precision.faster_precision` says.
+PrecisionChoice = Literal["fp32", "bf16", "fp16", "auto"]
+#: By what an entry is scored, see `forgetfree.core.selection.saliency`.
+Saliency = Literal["movement", "gradient", "snip", "gallop", "fisher", "random"]
+#: How γ is chosen: by learning the mask, or by a saliency.
+RegionSource = Literal["mask"] | Saliency
 #: What says how many updates a task gets, where no number does: see `forgetfree.training.training_options.TrainingOptions`.
 StepsRule = Literal["auto", "paper"]
 

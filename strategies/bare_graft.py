@@ -9,7 +9,7 @@ from pathlib import Path
 from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Training
 from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.models.state import ModelState
-from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.training_options import LocalizationOptions
 
 #: The graft of a stream of one task, beside the ledger.
 GRAFT = "graft.safetensors"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forgetfree.results.runs import RunRecord, frame_of, to_csv, whole_run
+from forgetfree.results.report.run_report import to_csv
+from forgetfree.results.runs import RunRecord, frame_of, whole_run
 from forgetfree.results.scores import Score
 from forgetfree.results.table import Results
 
@@ -79,5 +80,5 @@ def together(results: Sequence[Json]) -> Results:
 def write(path: Path, results: Json) -> Path:
     """Write results as one CSV file."""
     path = path.with_suffix(".csv")
-    path.write_text(to_csv(record_of(results)), encoding="utf-8")
+    path.write_text(to_csv(together([results])), encoding="utf-8")
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from forgetfree.errors import RunError
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.config_file import Request
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import HISTORY, OUTCOME, PREDICTIONS, RECORD, read_record
 from forgetfree.tensor_file import TensorFile
@@ -89,9 +91,8 @@ def make_run(
         unit.end({}, {}, each["error"])
     stream = ",".join(tasks)
     asked = {
-        **{"stream": stream, "strategy": list(loss), "data": "demo", "model": "minilm", "readout": "auto"},
-        **{"shots": 8, "steps": 20, "sparsity": None, "seed": list(seeds), "device": "auto"},
-        "set": {"precision": "bf16", "grafting-continual.final_union": False},
+        **asdict(Request(stream=stream, strategy=tuple(loss), data="demo", shots=8, seed=tuple(seeds))),
+        "set": {"steps": 20, "precision": "bf16", "grafting-continual.final_union": False},
     }
     definitions = [
         {

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
+from compared import everything, logits
+from torch import Tensor
 
 from forgetfree import registry
 
@@ -47,18 +48,6 @@ def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
     return cls(stream=stream, options=cls.Options(**options), seed=seed, **rest)
 
 
-def logits(strategy: Any) -> dict[str, Tensor]:
-    """What the strategy answers now, for every task of the stream."""
-    return {name: torch.from_numpy(answers.logits) for name, answers in strategy.evaluate().items()}
-
-
-def learn(strategy: Any, count: int | None = None) -> Any:
-    """The strategy, once it has learned the first tasks of its stream."""
-    for experience in list(strategy.stream.benchmark.train_stream)[:count]:
-        strategy.train(experience)
-    return strategy
-
-
 def learned_rows(strategy: Any) -> list[dict[str, Tensor]]:
     """Train on the whole stream; the answers before it and after each task."""
     rows = [logits(strategy)]
@@ -72,17 +61,6 @@ def theta_of(strategy: Any) -> Tensor:
     """What the model holds of the graftable tensors."""
     flat: Tensor = strategy.space.flatten(strategy.model.backbone)
     return flat
-
-
-def everything(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of every tensor of a model, buffers included."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 class Watch(SupervisedPlugin):

@@ -100,18 +100,6 @@ def make(name: str, stream: Stream, **changes: Any) -> Any:
     return cls(stream=stream, options=cls.Options(**options), **rest)
 
 
-def everything(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of every tensor, buffers included."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Names of the tensors that are not the same in both, bit for bit."""
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name]))]
-
-
 def inputs(rows: Examples) -> Tensor:
     """All inputs of a task's rows of one length."""
     return rows.batch(range(len(rows)))[0]

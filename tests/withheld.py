@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import small_vision as vision
-import torch
+from compared import everything
 from torch import Tensor
 
 from forgetfree import registry
@@ -20,16 +20,6 @@ INFERENCE = ["last", "router", "lda"]
 def kind_of(name: str) -> str:
     """The network for a strategy: adapters need linear layers."""
     return "mlp" if "lora" in name else "conv"
-
-
-def learn(strategy: Any, tasks: int | None = None) -> Any:
-    for experience in list(strategy.stream.benchmark.train_stream)[:tasks]:
-        strategy.train(experience)
-    return strategy
-
-
-def logits(strategy: Any) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(found.logits) for name, found in strategy.evaluate().items()}
 
 
 def text_stream(tiny_stream: MakeStream, scenario: str) -> Stream:
@@ -46,4 +36,4 @@ def a_stream(tiny_stream: MakeStream, scenario: str, kind: str) -> Stream:
 def model_of(strategy: Any, task: Any) -> dict[str, Tensor]:
     """Every tensor of the backbone that belongs to ``task``."""
     with strategy.answering(task):
-        return vision.everything(strategy.model.backbone)
+        return everything(strategy.model.backbone)

@@ -26,7 +26,7 @@ from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing.tiny import wordpiece, words
-from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.training_options import LocalizationOptions
 
 #: Width, layers, inner width, heads, heads of keys, and words of Llama's shape: SmolLM2-135M, Llama 3.2 and 3.1.
 SHAPES = {

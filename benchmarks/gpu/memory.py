@@ -9,8 +9,8 @@ from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
 from forgetfree.benchmarks.memory import peaks_of, ways
 from forgetfree.recipes import ModelDtype
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 #: Tokens of a row.
 LENGTH = 512

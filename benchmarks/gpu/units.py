@@ -51,8 +51,9 @@ def measure(bench: Bench, name: str, arguments: Mapping[str, Any]) -> Iterator[V
     forgetfree.run(**arguments, **how, out=out, resume=True, debug=True)
     results = forgetfree.load_results(out)
     (run,) = results.runs
-    yield Value("average", 100 * run.average, "%", shown=True)
-    yield Value("forgetting", 100 * run.forgetting, "points", shown=True)
+    six = results.summary_of(run.strategy, run.seed)
+    yield Value("average", 100 * (six["average"] or 0.0), "%", shown=True)
+    yield Value("forgetting", 100 * (six["forgetting"] or 0.0), "points", shown=True)
     if run.facts.broken_claims:
         yield Value("nothing is forgotten", "; ".join(run.facts.broken_claims), holds=False)
     if aside := run.facts.held_out:

@@ -28,9 +28,9 @@ from forgetfree.results.report.figures import legend, panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 from forgetfree.seeds import derive_seed
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.loop import answers_of, fine_tune
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 #: Ranks of LoRA and widths of bottlenecks (B.3).
 SIZES = {"LoRA": (1, 2, 8), "Houlsby": (1, 2, 16, 64), "Pfeiffer": (1, 2, 16, 64)}

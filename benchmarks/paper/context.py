@@ -11,7 +11,6 @@ from typing import Any
 from forgetfree.benchmarks.paper.rows import Row, Unit
 from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
-from forgetfree.core.selection import Saliency
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
@@ -20,10 +19,12 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build, recorded
+from forgetfree.recipes import Saliency
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.localization import LocalizationOptions, check_localization
+from forgetfree.training.localization import check_localization
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 
 class Context:

@@ -30,10 +30,10 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.seeds import derive_seed
-from forgetfree.training.localization import LocalizationOptions, mask_batches, mask_loss, mask_options
+from forgetfree.training.localization import mask_batches, mask_loss, mask_options
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import TrainingStep, plan, training_mode
-from forgetfree.training.training_options import TrainingOptions, scheduled_rate
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, scheduled_rate
 
 #: Kinds of tasks. The paper names seven of its eight tasks; the kinds are its own (§5.1), AG News is our eighth.
 KINDS = {

@@ -10,8 +10,8 @@ from dataclasses import replace
 from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 #: Steps of fine-tuning that are timed; more take as much longer as they are more.
 STEPS = 20

@@ -31,10 +31,10 @@ TASKS, STEPS = 50, 60
 def small_run(strategy: str) -> Iterator[UnitWork]:
     """Give a run of 50 small tasks on a tiny BERT into a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory() as out:
-        settings: dict[str, Any] = {"upper_triangle": False, "evaluation_batch_size": 32}
+        settings: dict[str, Any] = {"steps": STEPS, "upper_triangle": False, "evaluation_batch_size": 32}
         if strategy == "grafting-continual":
             settings |= {"sparsity": 1e-3, "mask_steps": 4}
-        config = RunConfig(stream="sst2", data="demo", strategies=(strategy,), steps=STEPS, settings=settings, out=out)
+        config = RunConfig(stream="sst2", data="demo", strategy=(strategy,), set=settings, out=out)
         work = UnitWork(prepared(config), Execution(debug=True))
         work.loader.tasks = small_tasks(TASKS, train=64, test=256)
         with patch("forgetfree.models.loading.load_model", lambda *_, **__: tiny_model(positions=128)):

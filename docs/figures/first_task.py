@@ -31,7 +31,7 @@ def picture(run: Path = RUN) -> str:
     results = load_results(run)
     first, rows = results.tasks[0], results.test_rows[results.tasks[0]]
     stages = [f"after {task}" for task in results.tasks]
-    seeds = len(results.entries[0].runs)
+    seeds = len(results.units[results.strategies[0]])
     parts = [
         text(LEFT, 24, f"Accuracy on {first}, the first of {len(results.tasks)} tasks, in %", "text", anchor="start"),
         text(LEFT, 41, f"mean and range over {seeds} seeds, {rows:,} test rows", "faint", anchor="start", size=11),
@@ -43,21 +43,19 @@ def picture(run: Path = RUN) -> str:
     for i, stage in enumerate(stages):
         parts.append(text(LEFT + i * STEP, _height(LOWEST) + 22, stage, "faint", size=12))
     dark = ""
-    for entry in results.entries:
-        if entry.label not in LINES:
+    for label in results.strategies:
+        if label not in LINES:
             continue
-        name, before, after = LINES[entry.label]
-        scores = 100 * np.array([run.learning_matrix[1:] for run in entry.runs])[:, :, 0]
+        name, before, after = LINES[label]
+        scores = 100 * results.matrices(label)[:, 1:, 0]
         band = [*_points(scores.max(0)), *reversed(_points(scores.min(0)))]
-        parts.append(f'<polygon points="{" ".join(band)}" class="{entry.label}-fill" fill="{before}" opacity="0.18"/>')
+        parts.append(f'<polygon points="{" ".join(band)}" class="{label}-fill" fill="{before}" opacity="0.18"/>')
         line = " ".join(_points(scores.mean(0)))
-        parts.append(
-            f'<polyline points="{line}" class="{entry.label}" fill="none" stroke="{before}" stroke-width="2.5"/>'
-        )
+        parts.append(f'<polyline points="{line}" class="{label}" fill="none" stroke="{before}" stroke-width="2.5"/>')
         end = scores.mean(0)[-1]
-        label = text(LEFT + (len(stages) - 1) * STEP, _height(end) - 10, f"{name}: {end:.1f}", "text", anchor="end")
-        parts.append(label.replace('class="text"', f'class="{entry.label}-fill"').replace(colours["text"][0], before))
-        dark += f".{entry.label}{{stroke:{after}}}.{entry.label}-fill{{fill:{after}}}"
+        words = text(LEFT + (len(stages) - 1) * STEP, _height(end) - 10, f"{name}: {end:.1f}", "text", anchor="end")
+        parts.append(words.replace('class="text"', f'class="{label}-fill"').replace(colours["text"][0], before))
+        dark += f".{label}{{stroke:{after}}}.{label}-fill{{fill:{after}}}"
     return str(drawing["_page"](WIDTH, HEIGHT, parts, dark))
 
 

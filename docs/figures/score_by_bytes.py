@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from forgetfree.results.report.page import size
-from forgetfree.results.table import StrategyRuns, load_results
+from forgetfree.results.runs import Run
+from forgetfree.results.table import load_results
 
 HERE = Path(__file__).parent
 RUNS = HERE.parent.parent / "benchmarks" / "results"
@@ -45,12 +46,12 @@ def picture(files: Sequence[str] = FILES) -> str:
     colours, text = drawing["COLOURS"], drawing["_text"]
     results = load_results(*(RUNS / f"{name}.csv" for name in files))
     evidence, tasks = results.evidence(), len(results.tasks)
-    entries = [entry for entry in results.entries if all(run.facts.memory for run in entry.runs)]
-    entries.sort(key=_bytes)
-    averages = [evidence.average(entry.label) for entry in entries]
+    kept = {label: _bytes([*runs.values()]) for label, runs in results.units.items()}
+    labels = sorted((label for label in kept if not math.isnan(kept[label])), key=lambda label: kept[label])
+    averages = [evidence.average(label) for label in labels]
     ends = [each for found in averages for each in (found.value, found.low, found.high) if not math.isnan(each)]
     lowest, highest = math.floor(50 * min(ends)) * 2, math.ceil(50 * max(ends)) * 2
-    least, most = math.log10(_bytes(entries[0]) / tasks / 2), math.log10(_bytes(entries[-1]) / tasks * 2)
+    least, most = math.log10(kept[labels[0]] / tasks / 2), math.log10(kept[labels[-1]] / tasks * 2)
 
     def across(amount: float) -> float:
         return LEFT + (math.log10(amount) - least) / (most - least) * (WIDTH - LEFT - RIGHT)
@@ -59,7 +60,7 @@ def picture(files: Sequence[str] = FILES) -> str:
         return round(TOP + (highest - 100 * score) / (highest - lowest) * (BOTTOM - TOP), 1)
 
     rows = ", ".join(f"{count:,}" for count in results.test_rows.values())
-    seeds = " to ".join(map(str, sorted({len(entry.runs) for entry in entries})))
+    seeds = " to ".join(map(str, sorted({len(results.units[label]) for label in labels})))
     parts = [
         text(LEFT, 24, f"Average over {tasks} tasks, in %, by what is kept a task", "text", anchor="start"),
         text(LEFT, 41, f"mean and 95 % interval, {seeds} seeds, {rows} test rows", "faint", anchor="start", size=11),
@@ -80,14 +81,15 @@ def picture(files: Sequence[str] = FILES) -> str:
             size=11,
         )
     )
+    first = {label: next(iter(results.units[label].values())) for label in labels}
     dark, places = dict[str, None](), list[float]()  # a strategy may stand there several times
-    for entry in entries:
-        places.append(max(across(_bytes(entry) / tasks), places[-1] + APART if places else -math.inf))
-    marks = list(zip(entries, averages, places, strict=True))
+    for label in labels:
+        places.append(max(across(kept[label] / tasks), places[-1] + APART if places else -math.inf))
+    marks = list(zip(labels, averages, places, strict=True))
     left = max((x for x in places if x < WIDTH / 2), default=0.0)
     line = -math.inf  # of the labels beside the points on the left, which stand close to one another
-    for entry, found, x in sorted(marks, key=lambda mark: height(mark[1].value)):
-        name = entry.runs[0].strategy
+    for label, found, x in sorted(marks, key=lambda mark: height(mark[1].value)):
+        name = first[label].strategy
         before, after = COLOURS.get(name, _OTHER)
         bar = "" if math.isnan(found.low) else f"M{x:.1f} {height(found.low):g}V{height(found.high):g}"
         parts.append(f'<path d="{bar}" class="{name}" stroke="{before}" stroke-width="2"/>')
@@ -98,20 +100,19 @@ def picture(files: Sequence[str] = FILES) -> str:
             y = line
             lead = f"M{x + 6:.1f} {height(found.value):g}L{start - 4:.1f} {y - 4:g}"
             parts.append(f'<path d="{lead}" class="{name}" stroke="{before}" stroke-width="1" opacity="0.35"/>')
-        label = text(start, y, _label(entry, entries), "text", anchor=anchor, size=11)
-        parts.append(label.replace('class="text"', f'class="{name}-fill"').replace(colours["text"][0], before))
+        words = text(start, y, _label(first[label], [first[each] for each in labels]), "text", anchor=anchor, size=11)
+        parts.append(words.replace('class="text"', f'class="{name}-fill"').replace(colours["text"][0], before))
         dark[f".{name}{{stroke:{after}}}.{name}-fill{{fill:{after}}}"] = None
     return str(drawing["_page"](WIDTH, HEIGHT, parts, "".join(dark)))
 
 
-def _bytes(entry: StrategyRuns) -> float:
-    """Return what is kept after the last task, the mean over seeds."""
-    return float(np.mean([run.facts.memory[-1] for run in entry.runs]))
+def _bytes(runs: Sequence[Run]) -> float:
+    """Return what is kept after the last task, the mean over seeds; NaN where it is not known."""
+    return float(np.mean([run.facts.memory[-1] if run.facts.memory else math.nan for run in runs]))
 
 
-def _label(entry: StrategyRuns, entries: Sequence[StrategyRuns]) -> str:
-    run = entry.runs[0]
-    same = [each.runs[0].facts.options for each in entries if each.runs[0].strategy == run.strategy]
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    same = [each.facts.options for each in runs if each.strategy == run.strategy]
     told = [f"{key}={run.facts.options[key]}" for key in TOLD if len({options.get(key) for options in same}) > 1]
     return f"{run.strategy} ({', '.join(told)})" if told else run.strategy
 

@@ -7,10 +7,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from inspect import signature
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_origin
 
 from forgetfree import recipes, registry
 from forgetfree.cli.job import Job
@@ -18,10 +17,11 @@ from forgetfree.data.columns import named_metrics
 from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import each_note_once, tell
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.config import Execution, InMemory, RunConfig, key_of, keys_of, strategies_of, stream_of
+from forgetfree.jobs.config import IN_PYTHON, Execution, InMemory, RunConfig, strategies_of, stream_of
 from forgetfree.jobs.directory import failures
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 from forgetfree.options import build, by_name, name_of_function
+from forgetfree.results.config_file import TYPES
 from forgetfree.results.table import Results, load_results
 from forgetfree.training.training_options import check_optimizer
 
@@ -114,21 +114,20 @@ def run(
     objects = InMemory(strategies=classes, data=rows, model=network, tokenizer=tokenizer)
     values: Json = {
         "stream": _joined(stream, rows),
-        "strategies": list(strategies_of(names)),
+        "strategy": list(strategies_of(names)),
         "shots": shots,
-        "sparsity": sparsity,
         "held_out": _text(held_out),
         "fine_tuned": _text(fine_tuned),
         "model": _text(model) if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
         "data": places if rows is None else "in memory",
-        "metrics": named_metrics(metric),
+        "metric": named_metrics(metric),
         "readout": readout,
-        "steps": steps,
-        "seeds": _listed(seeds),
+        "seed": _listed(seeds),
         "device": str(device),
     }
     strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
-    values |= _settings(values, settings | strategy_settings)
+    flagged = {key: value for key, value in (("steps", steps), ("sparsity", sparsity)) if value is not None}
+    values |= _settings(values, flagged | settings | strategy_settings)
     with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out) as directory:
         quiet_libraries()
         values["out"] = str(directory)
@@ -166,15 +165,10 @@ def _job(values: Json, objects: InMemory, into: str) -> Job:
     """Return a run of its own, with the words ``into`` which it is written."""
     given = {key: value for key, value in values.items() if value is not None}
     given.setdefault("data", default_data())
-    config, usual = build(RunConfig, given, "run"), RunConfig()
+    config = build(RunConfig, given, "run")
     if not config.stream:
         raise no_stream(objects.data_or(config.data))
-    changed = {
-        _argument(key): each
-        for key, each in given.items()
-        if key not in ("settings", "out") and getattr(config, key) != getattr(usual, key)
-    }
-    config = replace(config, objects=replace(objects, call=_call(changed | dict(config.settings))))
+    config = replace(config, objects=replace(objects, call=_call(_changed(given) | dict(config.set))))
     return Job.of_config(config, f"Running {config.stream}{into}")
 
 
@@ -184,29 +178,29 @@ def _job_on(on: Any, without: str | None, values: Json, objects: InMemory) -> Jo
         raise UsageError(
             f"A run on top of another reads files, and given are {', '.join(given)}. Give a file or directory."
         )
-    usual = RunConfig()
-    asked = {
-        key_of(field): values[field.name]
-        for field in fields(RunConfig)
-        if values.get(field.name) and field.name not in ("out", "stream", "device", "settings")
-        if field.name == "data" or values[field.name] not in (one := getattr(usual, field.name), _listed(one))
-    } | values["settings"]
-    stream, names = values["stream"], {key: name for name, key in keys_of().items()}
-    shown = {"stream": stream, "on": on, "without": without}
-    shown |= {_argument(names.get(key, key)): each for key, each in asked.items()}
+    asked = {key: each for key, each in _changed(values).items() if key not in ("stream", "device")} | values["set"]
+    if values["data"]:
+        asked["data"] = values["data"]  # of the default, too: it is where the further tasks are
+    stream = values["stream"]
+    shown = {"stream": stream, "on": on, "without": without} | asked
     call = _call({key: each for key, each in shown.items() if each})
     return Job.on_run(on and Path(on), without, stream, Path(values["out"]), asked, replace(objects, call=call))
 
 
-def _argument(name: str) -> str:
-    """Return what `run` calls the option of a field."""
-    return name if name in signature(run).parameters else keys_of().get(name, name)
+def _changed(values: Json) -> Json:
+    """Return the values that are not their fields' defaults."""
+    usual = RunConfig()
+    return {
+        key: each
+        for key, each in values.items()
+        if key not in ("set", "out") and each and each not in (one := getattr(usual, key), _listed(one))
+    }
 
 
 def _call(arguments: Json) -> str:
     """Return the call as config.json says it."""
     shown = {key: name_of_function(each) if callable(each) else repr(_text(each)) for key, each in arguments.items()}
-    return f"forgetfree.run({', '.join(f'{key}={each}' for key, each in shown.items())})"
+    return f"forgetfree.run({', '.join(f'{IN_PYTHON.get(key, key)}={each}' for key, each in shown.items())})"
 
 
 @contextmanager
@@ -222,18 +216,10 @@ def _directory(out: Any) -> Iterator[Path]:
 def _settings(values: Json, arguments: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
     check_optimizer(arguments.get("optimizer"))  # once, not for every strategy
-    hints = get_type_hints(RunConfig)
-    flags = {
-        key_of(field): field.name
-        for field in fields(RunConfig)
-        if field.metadata and field.name not in {*values, "settings", "out"}
-    }
-    own = {
-        flags[key]: _listed(value) if get_origin(hints[flags[key]]) is tuple else value
-        for key, value in arguments.items()
-        if key in flags
-    }
-    return own | {"settings": {key: by_name(value) for key, value in arguments.items() if key not in flags}}
+    own = {key: value for key, value in arguments.items() if key in TYPES.keys() - values.keys() - {"set"}}
+    settings = {key: by_name(value) for key, value in arguments.items() if key not in own}
+    listed = {key: _listed(value) if get_origin(TYPES[key]) is tuple else value for key, value in own.items()}
+    return listed | {"set": settings}
 
 
 def _named_strategies(

@@ -16,18 +16,8 @@ from forgetfree.data.sources import default_data, no_stream, tasks_of_files
 from forgetfree.display import brief, tell
 from forgetfree.errors import UsageError
 from forgetfree.files import free_directory
-from forgetfree.jobs.config import (
-    ALSO_SETTINGS,
-    Execution,
-    RunConfig,
-    RunOptions,
-    SettingFlags,
-    for_strategies,
-    key_of,
-    section_types,
-    stream_of,
-)
-from forgetfree.options import FLAGGED, HelpGroup, build, option
+from forgetfree.jobs.config import FLAGGED, Execution, RunConfig, flag_of, for_strategies, stream_of
+from forgetfree.options import HelpGroup, build, option
 from forgetfree.results.config_file import read_options
 
 Json = dict[str, Any]
@@ -46,13 +36,13 @@ class CommandFlags:
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
     )
+    on: str | None = option(None, "a finished run: learn further tasks on top of it", placeholder="RUN")
+    without: str | None = option(
+        None, "with --on: write RUN as it would be, had the task never been learned", placeholder="TASK"
+    )
     quiet: bool = option(False, "say nothing but errors and the result", group="How to run")
 
 
-#: Options of ``--set`` that have a flag of their own, too.
-_SETTINGS: Mapping[str, Field[Any]] = {
-    name: {**SettingFlags.__dataclass_fields__, **RunOptions.__dataclass_fields__}[name] for name in FLAGGED
-}
 _GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
 
 
@@ -60,7 +50,7 @@ _GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_
 
 
 #: What one of the two commands has no flag for.
-_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_out")}
+_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategy", "held_out", "on", "without")}
 
 
 def arguments_of(command: str) -> Iterator[Argument]:
@@ -75,10 +65,11 @@ def arguments_of(command: str) -> Iterator[Argument]:
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
         kinds = [] if int in get_args(hints[name]) else kinds  # a number, or one of these words
-        yield _flag(key_of(field), field, list[str] if several else bool if hints[name] is bool else str, *kinds)
-    for name, field in _SETTINGS.items():
-        yield _flag(name, field, str)
-    own = {field.name: field for field in (*fields(Execution), *fields(CommandFlags)) if field.metadata}
+        yield _flag(name, field, list[str] if several else bool if hints[name] is bool else str, *kinds)
+    for name, field in FLAGGED.items():
+        yield _flag(name, field, str, default=field.default)
+    own = {each.name: each for each in (*fields(Execution), *fields(CommandFlags)) if each.metadata}
+    own = {name: field for name, field in own.items() if name not in _WITHOUT[command]}
     config_file, log = own.pop("config"), own.pop("log")
     yield _flag("config", config_file, str)
     for name, field in own.items():
@@ -87,14 +78,14 @@ def arguments_of(command: str) -> Iterator[Argument]:
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
-def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = ()) -> Argument:
+def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = (), default: Any = None) -> Argument:
     """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
     placeholder = field.metadata["placeholder"]
-    if placeholder in ("DIR", "FILE"):
+    if placeholder in ("DIR", "FILE", "RUN"):
         hint = Path  # which the shell completes
     parameter = Parameter(
         name=f"--{name.replace('_', '-')}",
-        help=field.metadata["help"],
+        help=field.metadata["help"] + ("" if default is None else f" (default: the model's recipe, else {default})"),
         group=_GROUPS[field.metadata["group"]],
         metavar=None if choices else placeholder,
         choices=choices or None,
@@ -133,7 +124,7 @@ def read_flags(
     prefix = "" if command == "run" else "graft-"
     values = {"data": default_data(), "out": free_directory(f"{prefix}{values['stream']}"), **values}
     if command == "graft":
-        values["strategies"] = list(recipes.GRAFT)
+        values["strategy"] = list(recipes.GRAFT)
     return build(RunConfig, values, command), execution, output
 
 
@@ -169,27 +160,31 @@ def _lacks_stream(command: str, flags: Mapping[str, Any], data: Any) -> UsageErr
 
 def values_of(flags: Mapping[str, Any]) -> Json:
     """Return the values of a configuration's fields: the file's first, then the command line's over them."""
-    plain, types = dict.fromkeys(_SETTINGS, Any), section_types()
-    file = read_options(Path(flags["config"]), types | plain) if "config" in flags else {}
-    if file and "strategy" in flags and not flags.get("resume"):
-        file, left = for_strategies(file, flags["strategy"])  # no flag could take these away
-        if left and not flags.get("quiet"):
-            tell(f"note: {flags['config']} has {', '.join(left)} for strategies that are not run here: left out.")
+    file: Json = {"set": {}}
+    if "config" in flags:
+        file = _in_set(read_options(Path(flags["config"]), FLAGGED), f"{flags['config']}: {{0}} and set.{{0}}")
+        if "strategy" in flags and not flags.get("resume"):
+            file, left = for_strategies(file, flags["strategy"])  # no flag could take these away
+            if left and not flags.get("quiet"):
+                tell(f"note: {flags['config']} has {', '.join(left)} for strategies that are not run here: left out.")
     if len(flags.get("data", ())) == 1:  # several files are a list of them
         flags = {**flags, "data": flags["data"][0]}
-    typed = _settings(flags.get("set", ()))
-    for key in _SETTINGS:  # the others are compared when all is checked
-        if key in flags and key in typed:
-            flag = key.replace("_", "-")
-            raise UsageError(f"--{flag} and --set {key}={typed[key]} are both given. Leave one of them out.")
-        if file.get(key) is not None and key in file.get("set", {}):
-            raise UsageError(f"{flags['config']}: {key} and set.{key} are both given. Leave one of them out.")
-    over = {key for key in (*_SETTINGS, *ALSO_SETTINGS) if key in flags or key in typed}
-    file = {key: value for key, value in file.items() if key not in over}
-    settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | typed
-    own = {key: each[key] for each in (file, flags) for key in _SETTINGS if key in each}
-    values = {**file, **flags, "set": settings | own}
-    return {field.name: values[key] for field in fields(RunConfig) if (key := key_of(field)) in values}
+    flags = _in_set({**flags, "set": _settings(flags.get("set", ()))}, "{1} and --set {0}={2}")
+    values = {**file, **flags, "set": file["set"] | flags["set"]}
+    return of_class(RunConfig, values)
+
+
+def _in_set(given: Mapping[str, Any], both: str) -> Json:
+    """Return options with those that ``--set`` could give in ``set``; ``both`` says of one that it is given both ways.
+
+    Raises:
+        UsageError: one is.
+    """
+    settings = given.get("set", {})
+    own = {key: given[key] for key in FLAGGED if given.get(key) is not None}
+    for key in own.keys() & settings.keys():
+        raise UsageError(f"{both.format(key, flag_of(key), settings[key])} are both given. Leave one of them out.")
+    return {key: value for key, value in given.items() if key not in FLAGGED} | {"set": {**settings, **own}}
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

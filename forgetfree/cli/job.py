@@ -54,7 +54,7 @@ class Job:
         config = prepared(config)
         loader = StreamLoader(config)
         shadowed = registry.shadowed("strategies")
-        notes = [f"note: {note}" for name, note in shadowed.items() if name in config.strategies]
+        notes = [f"note: {note}" for name, note in shadowed.items() if name in config.strategy]
         return cls(config, partial(run, config, loader=loader), (announcement, *notes, recipe_of(config)), loader)
 
     @classmethod
@@ -113,7 +113,7 @@ class Job:
             go_offline_if_cut_off()
         if watched and execution.resume:
             tell(resumption(out))
-        with no_empty_directories(out, config.settings.get("cache")):
+        with no_empty_directories(out, config.set.get("cache")):
             yield execution
 
 
@@ -150,7 +150,7 @@ def recipe_of(config: RunConfig) -> str:
             f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
         )
     trains = config.fine_tuned is None
-    if trains and not any(key.rpartition(".")[2] == "optimizer" for key in config.settings):
+    if trains and not any(key.rpartition(".")[2] == "optimizer" for key in config.set):
         return (
             f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "
             "such as 1e-4, often needs fewer steps)"

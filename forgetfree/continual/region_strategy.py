@@ -22,9 +22,9 @@ from forgetfree.data.sampling import representative
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import VALIDATION_ROWS, LocalizationOptions
+from forgetfree.training.localization import VALIDATION_ROWS
 from forgetfree.training.loop import loss_of
-from forgetfree.training.training_options import TrainingOptions, region_rate
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
 
 @dataclass(frozen=True, kw_only=True)

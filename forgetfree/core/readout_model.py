@@ -26,8 +26,6 @@ BY_WORDS: tuple[ReadoutKind, ...] = ("prompt", "causal", "generate")
 LINEAR: tuple[ReadoutKind, ...] = ("linear", "mean")
 #: The precision of forward passes, see `autocast`; ``fp32`` leaves them in the dtype of the weights.
 Precision = Literal["fp32", "bf16", "fp16"]
-#: As it is asked for: ``auto`` is what `forgetfree.core.precision.faster_precision` says of the model.
-PrecisionChoice = Literal["fp32", "bf16", "fp16", "auto"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
 #: Up to as many tokens, PyTorch's flash attention is slower on CPUs in half precision than its plain formula.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +19,8 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import trainable
 from forgetfree.display import counted
 from forgetfree.errors import OptionError, TrainingError
+from forgetfree.recipes import Saliency
 
-#: By what an entry is scored, see `saliency`.
-Saliency = Literal["movement", "gradient", "snip", "gallop", "fisher", "random"]
-#: How γ is chosen: by learning the mask, or by a saliency.
-RegionSource = Literal["mask"] | Saliency
 #: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
 SMALL = 1e-3
 #: The most scores of which one maximum is taken.

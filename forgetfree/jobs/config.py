@@ -1,7 +1,7 @@
 """A run as it was asked for: one frozen configuration, checked once as a whole; and how it is run.
 
-The command line makes its flags from the fields, and a file of options has them under the same names. What a Python program
-hands over as objects stands in `InMemory`.
+`forgetfree.results.config_file.Request` declares what flags and files give. What a Python program hands over as objects stands
+in `InMemory`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
-
-from pydantic import Field as Bounds
+from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
 
 from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
 from forgetfree.display import brief, first_twice
 from forgetfree.errors import Faults, ForgetfreeError, OptionError, ReportError, UnknownNameError, UsageError
 from forgetfree.json_file import read_json
-from forgetfree.options import Options, build, faults_in, name_of_function, option
-from forgetfree.recipes import ModelDtype, StepsRule
+from forgetfree.options import Options, build, faults_in, name_of_function, option, read_value
+from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import PLACES, of_each, portable
+from forgetfree.results.config_file import PLACES, TYPES, Request, of_each, portable
 from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
 if TYPE_CHECKING:
     from forgetfree.jobs.progress import Progress
 
-Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
-Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
-#: Options with a flag that ``--set`` could give, too.
-ALSO_SETTINGS = ("steps", "sparsity")
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
 BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
-#: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_out")
+#: What a Python program calls options that may be given several times.
+IN_PYTHON = {"strategy": "strategies", "seed": "seeds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +40,7 @@ class RunOptions(Options):
     """What ``--set`` reaches of a run, beside the strategies' own options."""
 
     test_limit: int | None = option(
-        None, "evaluate on at most this many test rows a task", at_least=1, group="How to run"
+        None, "evaluate on at most this many test rows a task", at_least=1, flag=True, group="How to run"
     )
     evaluate_on: EvaluatedOn = option(
         "test", "validation: score every other validation row instead, to choose options by"
@@ -53,6 +48,7 @@ class RunOptions(Options):
     cache: str | None = option(
         None,
         "directory of fine-tuned models to share between runs; none: inside OUT",
+        flag=True,
         group="How to run",
         placeholder="DIR",
     )
@@ -60,6 +56,7 @@ class RunOptions(Options):
         None,
         "CPU threads, at most one a core of the machine; none: as torch chooses",
         at_least=1,
+        flag=True,
         group="How to run",
     )
     max_length: int | None = option(
@@ -104,18 +101,20 @@ class RunOptions(Options):
             raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingFlags:
-    """Options of training that ``--set`` reaches, and a flag of their own, too: what its help says."""
+#: Options of ``--set`` that have a flag of their own, too; in a file, they may stand beside the table ``set`` as well.
+FLAGGED: Mapping[str, Field[Any]] = {
+    each.name: each for cls in (LocalizationOptions, RunOptions) for each in fields(cls) if each.metadata["flag"]
+}
+_TYPES_OF_FLAGGED = {**get_type_hints(LocalizationOptions), **get_type_hints(RunOptions)}
 
-    learning_rate: str = option("", "step size of the optimizer", group="How to learn", placeholder="F")
-    batch_size: str = option("", "rows per update", group="How to learn")
-    precision: str = option(
-        "",
-        "fp32 (that of the weights, see dtype), bf16, on a GPU fp16, or auto: bf16 where it is faster",
-        group="How to learn",
-        placeholder="NAME",
-    )
+
+def flag_of(key: str) -> str:
+    """Return how the command line names what ``--set`` reaches.
+
+    >>> flag_of("learning_rate"), flag_of("lora.rank")
+    ('--learning-rate', '--set lora.rank')
+    """
+    return f"--{key.replace('_', '-')}" if key in FLAGGED else f"--set {key}"
 
 
 @dataclass(frozen=True)
@@ -160,105 +159,19 @@ class InMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Request):
     """A run as it was asked for. `check` tells all that is wrong with it, together."""
 
-    model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
-    data: str | tuple[str, ...] = option(
-        "hub",
-        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
-        "else hub)",
-        placeholder="hub|demo|DIR|FILE",
-    )
-    text_columns: tuple[str, ...] = option(
-        (),
-        "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
-        flag="text_column",
-        placeholder="NAME",
-    )
-    label_columns: tuple[str, ...] = option(
-        (),
-        "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
-        flag="label_column",
-        placeholder="NAME",
-    )
-    kinds: tuple[str, ...] = option(
-        (),
-        "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
-        flag="kind",
-        placeholder="KIND",
-    )
-    skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
-    metrics: tuple[str, ...] = option(
-        (),
-        "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
-        "see docs/data.md)",
-        flag="metric",
-        placeholder="NAME",
-    )
-    readout: Readout = option(
-        "auto",
-        "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
-    )
-    steps: int | StepsRule | None = option(
-        None,
-        "updates per task: a number; auto: by its rows; paper: 16·n·k (default: the model's recipe, else paper)",
-        at_least=1,
-        group="How to learn",
-        placeholder="INT|auto|paper",
-    )
-    seeds: tuple[Seed, ...] = option(
-        (0,),
-        "seed of sampling and training, may be given several times (default: 0)",
-        flag="seed",
-        group="How to learn",
-    )
-    settings: Mapping[str, Any] = option(
-        dict,
-        "any option: see 'forgetfree list strategies --verbose'",
-        flag="set",
-        group="How to learn",
-        placeholder="KEY=VALUE",
-    )
-    device: str = option(
-        "auto",
-        "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU",
-        group="How to run",
-        placeholder="NAME",
-    )
     out: str = option("", "directory to write", group="How to run", placeholder="DIR")
-
-    stream: str = option("", "a registered stream, or task names joined by commas")
-    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
-    sparsity: float | None = option(
-        None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
-    )
-
-    strategies: tuple[str, ...] = option(
-        DEFAULT_STRATEGIES,
-        "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
-        "of ours",
-        flag="strategy",
-        placeholder="NAME",
-    )
-
-    fine_tuned: str | None = option(
-        None,
-        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
-        placeholder="DIR",
-    )
-    held_out: str | None = option(
-        None,
-        "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
-        "text, or a task, of --data or in a folder (causal language models)",
-        placeholder="TEXTS|TASK",
-    )
     #: Objects in the place of names: what no flag and no file can give.
     objects: Any = InMemory()
 
     def __post_init__(self) -> None:
-        if isinstance(self.strategies, tuple):  # else a fault, which `check` tells
-            object.__setattr__(self, "strategies", strategies_of(self.strategies))
+        if isinstance(self.strategy, tuple):  # else a fault, which `check` tells
+            object.__setattr__(self, "strategy", strategies_of(self.strategy))
+        if isinstance(self.set, Mapping):
+            typed = {key: read_value(self.set[key], _TYPES_OF_FLAGGED[key]) for key in FLAGGED if key in self.set}
+            object.__setattr__(self, "set", {**self.set, **typed})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: each process finds strategies for itself."""
@@ -272,29 +185,24 @@ class RunConfig:
     @property
     def strategy_names(self) -> tuple[str, ...]:
         """Return what tables, options and folders call the strategies."""
-        return tuple(map(registry.strategy_name, self.strategies))
+        return tuple(map(registry.strategy_name, self.strategy))
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
         """Return every strategy with every seed, seed after seed, by the names of their folders."""
-        pairs = ((name, seed) for seed in self.seeds for name in self.strategy_names)
+        pairs = ((name, seed) for seed in self.seed for name in self.strategy_names)
         return {f"{name}/seed-{seed}": {"strategy": name, "seed": seed} for name, seed in pairs}
 
     @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
-        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics, self.kinds)
+        return ReadOptions(self.text_column, self.label_column, self.skip_bad_rows, self.metric, self.kind)
 
     @property
     def unnamed(self) -> list[str]:
         """List what it has in memory and no file can name."""
-        listed: list[str] = self.objects.listed(self.settings)
+        listed: list[str] = self.objects.listed(self.set)
         return listed
-
-    def flags(self) -> dict[str, Any]:
-        """Return the options that a flag of this command gives and that ``--set`` could give, too."""
-        given = {name: getattr(self, name, None) for name in ALSO_SETTINGS}
-        return {name: value for name, value in given.items() if value is not None}
 
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
         """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
@@ -302,14 +210,11 @@ class RunConfig:
         Args:
             strategy: whose; settings for others do not count. Default: for all.
         """
-        return recipes.recipe_of(self.model, {**self.settings, **self.flags()}, self.strategy_names, strategy)
+        return recipes.recipe_of(self.model, self.set, self.strategy_names, strategy)
 
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
-        section = {
-            key_of(field): getattr(self, field.name) for field in fields(self) if field.metadata and field.name != "out"
-        }
-        section = {key: value for key, value in section.items() if value or key not in _UNLESS_GIVEN}
+        section = {key: getattr(self, key) for key in TYPES}
         for key in PLACES:
             if section.get(key):
                 section[key] = of_each(portable, section[key], Path(self.out))
@@ -320,7 +225,7 @@ class RunConfig:
     @cached_property
     def classes(self) -> dict[str, Any]:
         """The strategies by name."""
-        named = zip(self.strategy_names, self.strategies, strict=True)
+        named = zip(self.strategy_names, self.strategy, strict=True)
         return {name: self.objects.strategies.get(name) or registry.strategy(each) for name, each in named}
 
     @cached_property
@@ -334,7 +239,7 @@ class RunConfig:
     @cached_property
     def common(self) -> RunOptions:
         """The run's own options, which ``--set`` gives."""
-        given = {key: value for key, value in self.settings.items() if key in RunOptions.__dataclass_fields__}
+        given = {key: value for key, value in self.set.items() if key in RunOptions.__dataclass_fields__}
         return build(RunOptions, given, "the run")
 
     def check(self) -> Self:
@@ -351,18 +256,16 @@ class RunConfig:
         faults = self._faults_of_each()
         attempt = faults.attempt
         if again := first_twice(name.casefold() for name in self.strategy_names):
-            same = [each for each in self.strategies if registry.strategy_name(each).casefold() == again]
+            same = [each for each in self.strategy if registry.strategy_name(each).casefold() == again]
             faults.add(f"--strategy {' and '.join(same)} have one name. Give one another: NAME=MODULE:CLASS.")
-        named = zip(self.strategy_names, self.strategies, strict=True)
+        named = zip(self.strategy_names, self.strategy, strict=True)
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
         known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
         own = set(RunOptions.__dataclass_fields__)
         if len(classes) == len(resolved):  # else the options of one are unknown
-            for key in self.settings:
+            for key in self.set:
                 attempt(_check_setting, key, own, known)
-            if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
-                faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
         if self.held_out in self.names:
@@ -377,38 +280,33 @@ class RunConfig:
         """Return what is wrong with each option by itself."""
         from forgetfree.device import find_device
 
-        faults, keys = Faults(), keys_of()
-        for fault in faults_in(self, lambda name: f"--{keys[name].replace('_', '-')}"):
+        faults = Faults()
+        for fault in faults_in(self, lambda name: f"--{name.replace('_', '-')}"):
             faults.add(f"{fault}.")
         if isinstance(self.device, str):
             faults.attempt(find_device, self.device)
         for each in fields(self):
-            value, key = getattr(self, each.name), key_of(each).replace("_", "-")
+            value, key = getattr(self, each.name), each.name.replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
             if value == () and each.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
-        once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_columns)))
-        for named in self.kinds:
+        once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_column)))
+        for named in self.kind:
             faults.attempt(registry.kind, named.rpartition("=")[2])
         for name in self.names or ("",):
             faults.attempt(once.columns, name)
             faults.attempt(once.kind, name)
             faults.attempt(once.metric, name)
         faults.attempt(self.read_options.check, self.names)
-        for key in self.flags():
-            if key in self.settings:
-                faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
-        if callable(self.settings.get("optimizer")) and not isinstance(self.settings["optimizer"], type):
+        if callable(self.set.get("optimizer")) and not isinstance(self.set["optimizer"], type):
             for key in ("learning_rate", "readout_learning_rate", "weight_decay"):
-                if key in self.settings:
+                if key in self.set:
                     faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
         return faults
 
     def _check_fine_tuned(self, faults: Faults) -> None:
         """Add what does not go with a model that is fine-tuned already."""
-        from forgetfree.training.training_options import TrainingOptions
-
         if not Path(str(self.fine_tuned)).is_dir():
             faults.add(f"--fine-tuned {self.fine_tuned!r} is no directory. Give one that save_pretrained wrote.")
         if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
@@ -418,11 +316,11 @@ class RunConfig:
             )
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
         still_read = {"steps", "batch_size", "precision", "evaluation_batch_size"}
-        for key in (TrainingOptions.__dataclass_fields__.keys() - still_read) & self.settings.keys():
+        for key in (TrainingOptions.__dataclass_fields__.keys() - still_read) & self.set.keys():
             faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
         for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):
-            if self.settings.get(key, usual) not in (usual, str(usual)):
-                faults.add(f"{key}={self.settings[key]} does not go with --fine-tuned. Leave it out.")
+            if self.set.get(key, usual) not in (usual, str(usual)):
+                faults.add(f"{key}={self.set[key]} does not go with --fine-tuned. Leave it out.")
 
     def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
         """Return the options of each strategy; a fault that several of them have is added once."""
@@ -435,23 +333,19 @@ class RunConfig:
                 for part in error.parts or (whole,):
                     wrong.setdefault(part, []).append(name)
         for part, names in wrong.items():
-            name = part.partition(" ")[0]
-            if not (
-                name in self.flags() and any(fault.startswith(f"--{name} must ") for fault in faults)
-            ):  # it is told
-                faults.add(f"Options of {', '.join(names)}: {part}.")
+            faults.add(f"Options of {', '.join(names)}: {part}.")
         return options
 
     def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
-        """Return the options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""
-        scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
-        merged = {**self.recipe(strategy), **self.flags(), **self.settings, **scoped}
+        """Return the options of one strategy, weakest first: recipe, ``--set key``, ``--set strategy.key``."""
+        scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.set.items() if k.startswith(f"{strategy}.")}
+        merged = {**self.recipe(strategy), **self.set, **scoped}
         return {key: value for key, value in merged.items() if key in known}
 
 
 def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str, Any], faults: Faults) -> None:
     """Add what the run's own options do not go with."""
-    unfit = [name for each in config.metrics if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
+    unfit = [name for each in config.metric if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
     if unfit and common.scenario == "class":
         faults.add(
             f"scenario=class tells the labels of all tasks apart, which {' and '.join(OF_ALL_LABELS)} score, and --metric "
@@ -488,6 +382,7 @@ class Execution:
         "also log losses, rates and scores there: tensorboard, wandb, mlflow, trackio or another tracker of accelerate; may be "
         "given several times",
         group="How to run",
+        placeholder="NAME",
     )
     progress: Progress | None = None
     debug: bool = False
@@ -542,7 +437,7 @@ def with_precision(config: RunConfig) -> RunConfig:
     Args:
         config: the configuration; where there is something to measure, all of it is checked first.
     """
-    settings = {**config.recipe(), **config.settings}
+    settings = {**config.recipe(), **config.set}
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
     if not keys:
         return config
@@ -550,7 +445,7 @@ def with_precision(config: RunConfig) -> RunConfig:
     taken = {key: begun[key] for key in keys if key in begun}
     if left := [key for key in keys if key not in taken]:
         taken |= dict.fromkeys(left, _measured(config.check()))
-    return replace(config, settings={**config.settings, **taken})
+    return replace(config, set={**config.set, **taken})
 
 
 def _measured(config: RunConfig) -> str:
@@ -577,22 +472,6 @@ def _begun_with(config: RunConfig) -> Mapping[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def key_of(field: Field[Any]) -> str:
-    """Return the name of an option in a file; as a flag, it has hyphens."""
-    return field.metadata.get("flag") or field.name
-
-
-def keys_of() -> dict[str, str]:
-    """Return the names of all options in a file, by the names of their fields."""
-    return {field.name: key_of(field) for field in fields(RunConfig)}
-
-
-def section_types() -> dict[str, Any]:
-    """Return the names in a file of options and the type of each."""
-    hints = get_type_hints(RunConfig, include_extras=True)
-    return {key_of(field): hints[field.name] for field in fields(RunConfig) if field.metadata and field.name != "out"}
-
-
 def stream_of(tasks: Iterable[str]) -> str:
     """Return tasks as one text; a comma after a name that is a registered stream's, too, says that it is the task's."""
     stream = ",".join(map(str, tasks))
@@ -615,11 +494,8 @@ def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> tup
         gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
     except ForgetfreeError:
         return dict(section), []
-    left = [key for key in section.get("set", {}) if key in gone]
-    kept = {**section, "set": {key: value for key, value in section.get("set", {}).items() if key not in left}}
-    if "sparsity" in gone and kept.pop("sparsity", None):
-        return kept, [*(f"--set {key}" for key in left), "--sparsity"]
-    return kept, [f"--set {key}" for key in left]
+    kept = {key: value for key, value in section["set"].items() if key not in gone}
+    return {**section, "set": kept}, [flag_of(key) for key in section["set"] if key in gone]
 
 
 def _names_of(strategies: Sequence[str]) -> set[str]:
@@ -641,20 +517,17 @@ def _check_setting(key: str, own: set[str], known_of: Mapping[str, set[str]]) ->
         raise UnknownNameError("strategy in --set", strategy, known_of)
     known = known_of[strategy] if strategy else own.union(*known_of.values())
     if name not in known:
-        fields_of_run = {
-            key_of(each): each.name for each in fields(RunConfig) if each.name not in ("stream", "settings")
-        }
-        if key in fields_of_run:
+        if key in TYPES and key not in ("stream", "set"):
             flag = f"--{key.replace('_', '-')}"
             raise UsageError(
-                f"{key!r} is no option of a strategy. Give it as {flag}, in Python as {fields_of_run[key]}=."
+                f"{key!r} is no option of a strategy. Give it as {flag}, in Python as {IN_PYTHON.get(key, key)}=."
             )
         options = {each: set(registry.strategy(each).Options.__dataclass_fields__) for each in registry.STRATEGIES}
         owners = [each for each, names in options.items() if key in names]
         if owners:
             raise UsageError(
                 f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "
-                f"--strategy, or leave --set {key} out."
+                f"--strategy, or leave {flag_of(key)} out."
             )
-        others = set() if strategy else {*keys_of(), *keys_of().values()}.union(*options.values()) - {key}
+        others = set() if strategy else {*TYPES, *IN_PYTHON.values()}.union(*options.values()) - {key}
         raise UnknownNameError("option", key, known, others=others)

@@ -11,10 +11,10 @@ from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
 from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.config import keys_of
+from forgetfree.jobs.config import flag_of
 from forgetfree.jobs.environment import versions
 from forgetfree.jobs.unit import Json, Unit, named
-from forgetfree.options import flag_of, name_of_function, typed
+from forgetfree.options import name_of_function, typed
 from forgetfree.results.config_file import load_run
 
 #: As many units as a message names.
@@ -144,7 +144,6 @@ def merged_config(out: Path, before: Json, now: Json) -> Json:
 
 def _merged_request(out: Path, before: Json, now: Json) -> Json:
     """Return what was asked for in a directory, now and before; raise ``UsageError`` where something else is."""
-    keys = keys_of()
     listed = {key: before[key] if isinstance(before.get(key), list) else [] for key in _GROWING}
     new = [registry.strategy_name(each) for each in now["strategy"] if each not in listed["strategy"]]
     # Nothing there was made with the options of strategies that join now.
@@ -152,7 +151,7 @@ def _merged_request(out: Path, before: Json, now: Json) -> Json:
     differ = _differing(
         before,
         now | {"set": settings},
-        lambda key: key if key == "stream" else f"--{keys.get(key, key).replace('_', '-')}",
+        lambda key: key if key == "stream" else f"--{key.replace('_', '-')}",
     )
     classes = {registry.strategy_name(each): each for each in listed["strategy"] if isinstance(each, str)}
     for each in now["strategy"]:

@@ -53,9 +53,9 @@ from forgetfree.models.location import locate
 from forgetfree.models.state import StateStore
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
-from forgetfree.training.localization import LocalizationOptions, mask_options
+from forgetfree.training.localization import mask_options
 from forgetfree.training.monitor import Monitor, Phase
-from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
+from forgetfree.training.training_options import MOST_SHOTS, LocalizationOptions, TrainingOptions
 
 if TYPE_CHECKING:
     from forgetfree.continual.stream import Stream
@@ -118,7 +118,7 @@ class _Look:
         attempt = self.faults.attempt
         known: RunOptions | None = attempt(lambda: config.common)
         self._common = known or RunOptions()
-        self._loader = loader or StreamLoader(config if known else replace(config, settings={}))
+        self._loader = loader or StreamLoader(config if known else replace(config, set={}))
         self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
         if config.out:  # a program that only asks may name none
             attempt(check_place, Path(config.out))
@@ -163,7 +163,7 @@ class _Look:
         for rows in tasks:
             few = few_rows_note(rows.train, rows.task, config.shots) if self._options else ""
             self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on), few))
-        for seed, rows in product(config.seeds if self._options else (), tasks):
+        for seed, rows in product(config.seed if self._options else (), tasks):
             attempt(sampled, rows, config.shots, seed)
         return tasks
 
@@ -235,7 +235,7 @@ class _Look:
         self._note_cut_texts()
         times = {name: phases for name in config.classes if (phases := self._step_times(name)) is not None}
         shared = set[Any]()
-        units = [self._unit(name, seed, times, shared) for seed, name in product(config.seeds, config.classes)]
+        units = [self._unit(name, seed, times, shared) for seed, name in product(config.seed, config.classes)]
         self._note_full_space()
         every = [unit["seconds"] for unit in units]
         return {
@@ -326,12 +326,12 @@ class _Look:
         rows = next((self._rows[task] for task in config.names if task in self._rows), None)
         if rows is None or loaded is None:
             return None
-        drawn: Json = {"shots": config.shots, "seed": config.seeds[0], "test_limit": 1}
+        drawn: Json = {"shots": config.shots, "seed": config.seed[0], "test_limit": 1}
         return make_stream(rows.task.name, [rows], loaded, **drawn)
 
     def _learn_first(self, name: str, stream: Stream, options: Any, monitor: Monitor) -> None:
         """Let a strategy learn one task, from θ_pre, and keep nothing."""
-        common = {"seed": self._config.seeds[0], "device": self._device, "store": self._fine_tuned}
+        common = {"seed": self._config.seed[0], "device": self._device, "store": self._fine_tuned}
         learner = self._config.classes[name](stream=stream, options=options, monitor=monitor, **common)
         learner.train(stream.benchmark.train_stream[0])
 
@@ -349,7 +349,7 @@ class _Look:
     def _note_full_space(self) -> None:
         """Note where the regions of all tasks are more than there is."""
         tasks = len(self._config.names)
-        for seed, (name, options) in product(self._config.seeds, self._options.items()):
+        for seed, (name, options) in product(self._config.seed, self._options.items()):
             sparsity = options.sparsity if isinstance(options, LocalizationOptions) else 0
             if tasks * sparsity > 1:
                 self._notes.append(

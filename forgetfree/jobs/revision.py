@@ -24,7 +24,7 @@ from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import RunConfig, for_strategies, keys_of, prepared, stream_of
+from forgetfree.jobs.config import RunConfig, for_strategies, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
@@ -139,8 +139,7 @@ class FinishedRun:
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
         section = {key: value for key, value in section.items() if value is not None and key != "fine_tuned"}
-        values = {name: section[key] for name, key in keys_of().items() if key in section}
-        return build(RunConfig, values | {"stream": stream_of(tasks), "out": str(out)}, "run")
+        return build(RunConfig, section | {"stream": stream_of(tasks), "out": str(out)}, "run")
 
 
 def _listed(data: Any) -> list[str]:

@@ -189,7 +189,7 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     missing = [unit for unit in units_in(out, config.units) if unit not in done]
     if missing:
         sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
-        space = loader.stream(config.seeds[0]).model.space()
+        space = loader.stream(config.seed[0]).model.space()
         tell_note(tiny_region_note(len(space), [each for each in sparsities if each is not None]))
     for unit in missing:
         make_directory(unit.directory)
@@ -235,7 +235,7 @@ def _workers(work: UnitWork, execution: Execution, units: int, progress: Progres
     from forgetfree.jobs.workers import WorkerProcesses, units_at_a_time
 
     if _is_auto(config, execution):
-        jobs = units_at_a_time(units, len(loader.stream(config.seeds[0]).model.space()))
+        jobs = units_at_a_time(units, len(loader.stream(config.seed[0]).model.space()))
         if jobs == 1:
             return None
     loader.unload()  # workers load for themselves

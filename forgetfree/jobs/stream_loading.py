@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
-_OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
+_OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario", "steps")
 
 
 class StreamLoader:
@@ -178,10 +178,10 @@ def describe(loader: StreamLoader) -> Json:
 
     config, common = loader.config, loader.config.common
     _tell_of_rows(loader.tasks, config)
-    stream, tuned = loader.stream(config.seeds[0]), loader.fine_tuned
+    stream, tuned = loader.stream(config.seed[0]), loader.fine_tuned
     for name, strategy in config.classes.items():
         check_options(strategy, config.options[name], stream)
-    aside = loader.held_out_texts(config.seeds[0])
+    aside = loader.held_out_texts(config.seed[0])
     apart = aside.notes(loader.tasks) if aside else []
     for note in (
         stream.loaded.note,
@@ -230,7 +230,7 @@ def describe(loader: StreamLoader) -> Json:
                 **({"left_out": left_out} if left_out else {}),
             },
             "floors": {"constant": floor},
-            "set": {key: value for key, value in config.settings.items() if key not in _OF_THE_PLACE},
+            "set": {key: value for key, value in config.set.items() if key not in _OF_THE_PLACE},
             "shared_rows": {rows.task.name: rows.shared for rows in loader.tasks},
         },
     }

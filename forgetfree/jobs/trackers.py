@@ -105,8 +105,9 @@ def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
     with locked(out / ".trackers.lock"):  # of several workers, one makes what they share
         tracker.start()
     if name not in known:
-        simple = {key: value for key, value in config.items() if isinstance(value, str | int | float)}
-        others = {key: json.dumps(value, default=str) for key, value in config.items() if key not in simple}
+        given = {key: value for key, value in config.items() if key != "set"} | config["set"]
+        simple = {key: value for key, value in given.items() if isinstance(value, str | int | float)}
+        others = {key: json.dumps(value, default=str) for key, value in given.items() if key not in simple}
         tracker.store_init_configuration(simple | others)
     run = tracker.tracker
     of_mlflow = getattr(getattr(run, "info", None), "run_id", None)

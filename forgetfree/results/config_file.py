@@ -4,64 +4,138 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+from pydantic import Field
 
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
-from forgetfree.options import fits, type_name
-from forgetfree.recipes import StepsRule
+from forgetfree.options import faults_in, option
+from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
-#: What `RunConfig.section` holds.
-_RUN_SECTION: Mapping[str, Any] = {
-    **{**dict.fromkeys(("stream", "model", "readout", "device"), str), "data": str | tuple[str, ...]},
-    **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
-    **{"shots": int | None, "steps": int | StepsRule | None, "sparsity": float | None},
-}
-#: What it holds where it was given: how the data are read, texts that no task trains.
-_GIVEN: Mapping[str, Any] = {
-    **dict.fromkeys(("text_column", "label_column", "kind", "metric"), tuple[str, ...]),
-    **{"skip_bad_rows": bool, "fine_tuned": str, "held_out": str},
-}
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 
 
-def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_GIVEN}) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a run is asked for. Flags, files of options and the ``run`` of config.json have the fields under their names."""
+
+    model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
+    data: str | tuple[str, ...] = option(
+        "hub",
+        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
+        "else hub)",
+        placeholder="hub|demo|DIR|FILE",
+    )
+    text_column: tuple[str, ...] = option(
+        (),
+        "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
+        placeholder="NAME",
+    )
+    label_column: tuple[str, ...] = option(
+        (),
+        "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
+        placeholder="NAME",
+    )
+    kind: tuple[str, ...] = option(
+        (),
+        "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
+        placeholder="KIND",
+    )
+    skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
+    metric: tuple[str, ...] = option(
+        (),
+        "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
+        "see docs/data.md)",
+        placeholder="NAME",
+    )
+    readout: Readout = option(
+        "auto",
+        "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
+    )
+    seed: tuple[Seed, ...] = option(
+        (0,),
+        "seed of sampling and training, may be given several times (default: 0)",
+        group="How to learn",
+    )
+    set: Mapping[str, Any] = option(
+        dict,
+        "any option: see 'forgetfree list strategies --verbose'",
+        group="How to learn",
+        placeholder="KEY=VALUE",
+    )
+    device: str = option(
+        "auto",
+        "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU",
+        group="How to run",
+        placeholder="NAME",
+    )
+    stream: str = option("", "a registered stream, or task names joined by commas")
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
+
+    strategy: tuple[str, ...] = option(
+        DEFAULT_STRATEGIES,
+        "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
+        "of ours",
+        placeholder="NAME",
+    )
+
+    fine_tuned: str | None = option(
+        None,
+        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
+        placeholder="DIR",
+    )
+    held_out: str | None = option(
+        None,
+        "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
+        "text, or a task, of --data or in a folder (causal language models)",
+        placeholder="TEXTS|TASK",
+    )
+
+
+#: The options of a run and their types.
+TYPES: Mapping[str, Any] = get_type_hints(Request, include_extras=True)
+
+
+def read_section(values: Any, more: Collection[str] = ()) -> dict[str, Any]:
     """Return the options of a file under their names on the command line; what may be given several times as a list.
 
     Args:
         values: what the file holds.
-        types: the names of options and their types; default: those of a run.
+        more: names that it may have beside those of a run, whose values are not looked at.
 
     Raises:
         UnknownNameError: a name that is no option.
-        ValueError: a value of another type.
+        ValueError: a value of another type, or out of range.
     """
     check("the options", values, isinstance(values, dict), "a table")
-    section = {}
-    for key, value in values.items():
-        if key not in types:
-            raise UnknownNameError("option in a file:", key, types)
-        hint = types[key]
-        several = next((each for each in (hint, *get_args(hint)) if get_origin(each) is tuple), None)
-        listed = several is hint or (several is not None and isinstance(value, list))
-        section[key] = [value] if listed and not isinstance(value, list) else value
-        hint = get_args(several)[0] if listed else hint
-        for item in section[key] if listed else [value]:
-            check(key, item, fits(item, hint), type_name(hint))
+    for key in values:
+        if key not in TYPES and key not in more:
+            raise UnknownNameError("option in a file:", key, {*TYPES, *more})
+    section = {
+        key: [value] if get_origin(TYPES.get(key)) is tuple and not isinstance(value, list) else value
+        for key, value in values.items()
+    }
+    own = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items() if key in TYPES}
+    if faults := faults_in(Request(**own)):
+        raise ValueError("; ".join(faults))
     return section
 
 
-def read_options(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(path: Path, more: Collection[str] = ()) -> dict[str, Any]:
     """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
 
     Args:
         path: the file, or a directory with a config.json.
-        types: the names of options and their types.
+        more: names of options that a file may have beside those of a run.
 
     Raises:
         UsageError: the file cannot be read, or says something else.
@@ -83,7 +157,7 @@ def read_options(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
         )
     try:
-        section = read_section(values["run"] if begun else values, types)
+        section = read_section(values["run"] if begun else values, more)
     except ValueError as error:
         raise UsageError(f"{path}: {error}. {remedy}") from error
     if begun:
@@ -143,7 +217,7 @@ def _check_run(config: Any) -> None:
         section = read_section(config["run"])
     except UnknownNameError as error:
         raise ValueError(str(error)) from error
-    if missing := [key for key in _RUN_SECTION if key not in section]:
+    if missing := [key for key in TYPES if key not in section]:
         raise ValueError(f"run.{missing[0]} is missing")
     for number, fields in enumerate(config["tasks"]):
         try:

@@ -19,7 +19,7 @@ intervals are mostly wider than need be. F1 alone bounds nothing: those interval
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple, Self
@@ -31,8 +31,7 @@ from forgetfree import registry
 from forgetfree.display import PERCENT
 from forgetfree.results.answers import Answers
 from forgetfree.results.calibration import BINS, reliability
-from forgetfree.results.metrics import Floats, limits_of, mean_of, sign
-from forgetfree.results.runs import Run
+from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, mean_of, sign
 
 #: The chance that an interval misses.
 ALPHA = 0.05
@@ -341,20 +340,26 @@ class Evidence:
         return values[places], rows[np.ix_(places, places)], (low, high)
 
 
-def forgetting(runs: Sequence[Run], test_rows: Mapping[str, int]) -> Interval:
+def forgetting(matrices: Floats, metrics: Sequence[str], rows: Sequence[int]) -> Interval:
     """Return how far tasks but the last are below their best score since they were learned, the mean.
 
     The answers of the past are not kept: rows then and at the end are taken as independent, where a seed lost anything.
+
+    Args:
+        matrices: the learning matrices of all seeds ``(S, T+1, T)``.
+        metrics: of each task.
+        rows: how many each task is scored on; 0 where it is not known.
     """
-    variance, lost, first = 0.0, np.any([run.forgotten for run in runs], axis=0), runs[0]
-    most = mean_of([high - low for low, high in map(limits_of, first.metric[:-1])])
-    for i, (task, metric) in enumerate(zip(first.tasks[:-1], first.metric, strict=False)):
-        if (rows := test_rows.get(task, 0)) and lost[i]:
-            ends = [run.learning_matrix[i + 1 :, i] for run in runs]
-            of = partial(RowScore.of_value, metric=metric, rows=rows)
+    forgotten = np.array([forgetting_per_task(matrix, metrics) for matrix in matrices])
+    variance = 0.0
+    most = mean_of([high - low for low, high in map(limits_of, metrics[:-1])])
+    for i, (metric, count) in enumerate(zip(metrics[:-1], rows, strict=False)):
+        if count and forgotten[:, i].any():
+            of = partial(RowScore.of_value, metric=metric, rows=count)
+            ends = matrices[:, i + 1 :, i]
             both = [
                 of(float(sign(metric) * max(sign(metric) * scores))).variance + of(float(scores[-1])).variance
                 for scores in ends
             ]
-            variance += float(np.mean(both)) / rows / (len(first.tasks) - 1) ** 2
-    return interval([run.forgetting for run in runs], variance).within(-most, most)
+            variance += float(np.mean(both)) / count / (len(metrics) - 1) ** 2
+    return interval([mean_of(each[:-1]) for each in forgotten], variance).within(-most, most)

@@ -7,11 +7,8 @@ the frame with a column for each metric.
 from __future__ import annotations
 
 import io
-import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -25,7 +22,7 @@ from forgetfree.errors import ReportError, UsageError, first_line
 from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.config_file import load_run
-from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, mean_of, summarize
+from forgetfree.results.metrics import limits_of
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
@@ -139,33 +136,27 @@ class About(_Facts):
     unfinished: list[Json] = Field(default_factory=list)
 
 
-# ---- a unit ---------------------------------------------------------------------------------------------
+# ---- what was read --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A strategy with one seed: its rows of the frame, and what is known beside them.
+    """A strategy with one seed: what is known of it beside its scores.
 
     Attributes:
         facts: what its unit says.
-        scores: its rows.
-        about: the whole run.
         source: where it was read.
         answers: the last ones on every task, where they are kept: labels or texts.
         before: by task, the texts before training of the rows that a report shows.
         labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
             labelled.
-        reference: the fine-tuned models that intransigence is measured against; none: it is not known.
     """
 
     facts: UnitFacts
-    scores: pd.DataFrame
-    about: About
     source: str = ""
     answers: Mapping[str, Answers] = field(default_factory=dict)
     before: Mapping[str, Sequence[str]] = field(default_factory=dict)
     labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    reference: Run | None = None
 
     @property
     def strategy(self) -> str:
@@ -178,16 +169,6 @@ class Run:
         return self.facts.seed
 
     @property
-    def tasks(self) -> list[str]:
-        """Those of the stream, in the order of learning."""
-        return self.about.tasks
-
-    @property
-    def metric(self) -> list[str]:
-        """The metric of each task."""
-        return [self.about.metric[task] for task in self.about.tasks]
-
-    @property
     def probabilities(self) -> dict[str, Any]:
         """The answers with logits and labels: of labels, and of texts that are closed."""
         return {task: each for task, each in self.answers.items() if each.choices and each.ece is not None}
@@ -197,67 +178,6 @@ class Run:
         """The answers that are texts."""
         return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
 
-    @cached_property
-    def _matrices(self) -> Mapping[str, Floats]:
-        """The values of each metric, shape (T+1, T), NaN where it was not measured."""
-        places = {task: place for place, task in enumerate(self.about.tasks)}
-        matrices: dict[str, Floats] = defaultdict(lambda: np.full((len(places) + 1, len(places)), np.nan))
-        columns = (self.scores[name] for name in ("metric", "after", "task", "value"))
-        for metric, after, task, value in zip(*columns, strict=True):
-            matrices[metric][after, places[task]] = value
-        return matrices
-
-    def values(self, metric: str) -> Floats:
-        """Return the values of a metric, shape (T+1, T), NaN where it was not measured."""
-        return self._matrices[metric]
-
-    def end(self, metric: str) -> Floats:
-        """Return the values of a metric after the last task, shape (T,)."""
-        values: Floats = self.values(metric)[-1]
-        return values
-
-    def knows(self, metric: str) -> bool:
-        """Say whether anything was measured by a metric."""
-        return bool((self.scores["metric"] == metric).any())
-
-    @cached_property
-    def learning_matrix(self) -> Floats:
-        """The scores, shape (T+1, T), NaN where a task was not evaluated before it was learned."""
-        return np.stack([self.values(metric)[:, place] for place, metric in enumerate(self.metric)], axis=1)
-
-    @property
-    def ece(self) -> Floats:
-        """The calibration errors, the same shape, NaN where answers have no probabilities."""
-        return self.values("ece")
-
-    @property
-    def average(self) -> float:
-        """The mean score over all tasks at the end."""
-        return float(self.learning_matrix[-1].mean())
-
-    @cached_property
-    def forgotten(self) -> list[float]:
-        """By how much each task has fallen from its best, see `forgetfree.results.metrics.forgetting_per_task`."""
-        return forgetting_per_task(self.learning_matrix, self.metric)
-
-    @property
-    def forgetting(self) -> float:
-        """The mean of `forgotten` over all tasks but the last."""
-        return mean_of(self.forgotten[:-1])
-
-    @cached_property
-    def summary(self) -> dict[str, float | None]:
-        """The six numbers of `forgetfree.results.metrics.summarize`."""
-        learned = np.diagonal(self.reference.learning_matrix, -1) if self.reference else None
-        return summarize(self.learning_matrix, self.ece, learned, self.metric)
-
-    @property
-    def outcome(self) -> Json:
-        """What is the same whenever the same command runs on the same machine."""
-        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
-        numbers = self.scores[["task", "after", "metric", "value"]]
-        return {**facts, "scores": frozenset(numbers.itertuples(index=False, name=None))}
-
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
@@ -265,20 +185,32 @@ class RunRecord:
 
     Attributes:
         about: what is known of the whole.
+        scores: one measured number a row, see `forgetfree.results.scores`.
         runs: those of its units that have ended well.
         source: where it was read; empty where it was read from nowhere.
     """
 
     about: About
+    scores: pd.DataFrame
     runs: tuple[Run, ...]
     source: str = ""
+
+    def scores_of(self, run: Run) -> pd.DataFrame:
+        """Return the scores of one of the runs."""
+        return self.scores[(self.scores["strategy"] == run.strategy) & (self.scores["seed"] == run.seed)]
+
+    def outcome(self, run: Run) -> Json:
+        """Return what is the same whenever the same command runs on the same machine."""
+        facts = run.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
+        numbers = self.scores_of(run)[["task", "after", "metric", "value"]]
+        return {**facts, "scores": frozenset(numbers.itertuples(index=False, name=None))}
 
     @property
     def test_rows(self) -> dict[str, int]:
         """How many rows each task is scored on, as far as it is known."""
         counts = {**self.about.data.get("test_rows", {})}
         if not counts and self.runs:
-            scores = self.runs[0].scores
+            scores = self.scores_of(self.runs[0])
             counts = {task: int(rows) for task, rows in zip(scores["task"], scores["rows"], strict=True) if rows}
         return counts
 
@@ -355,23 +287,15 @@ def whole_run(
         _check_frame(frame, known)
     except (ValueError, UsageError) as error:
         raise ReportError(f"{place}{first_line(error)}. {remedy}") from error
-    groups = {key: rows for key, rows in frame.groupby(UNIT, sort=False)}
+    stages = {key: {*its} for key, its in frame.groupby([*UNIT, "task", "metric"], sort=False)["after"]}
     runs = []
     for each, shown in zip(facts, files or [{}] * len(facts), strict=True):
-        run = Run(each, groups.get((each.strategy, each.seed), frame.iloc[:0]), known, source, **shown)
         try:
-            for name, values in (("scores", run.learning_matrix), ("ece", run.ece)):
-                lacking = np.tril(np.isnan(values), -1).any(axis=0)
-                if name == "ece":  # answers may have no probabilities
-                    lacking &= ~np.isnan(values).all(axis=0)
-                if lacking.any():
-                    task = known.tasks[int(np.argmax(lacking))]
-                    raise ValueError(f"{name} of {task} are missing after a task")
-            _check_facts(each, known)
+            _check_unit(each, known, stages)
         except ValueError as error:
             raise ReportError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
-        runs.append(run)
-    return RunRecord(known, tuple(runs), source)
+        runs.append(Run(each, source, **shown))
+    return RunRecord(known, frame, tuple(runs), source)
 
 
 def _check_frame(frame: pd.DataFrame, about: About) -> None:
@@ -400,13 +324,21 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
                 check(f"floors.{name} of {task}", score, right, f"in [{low:g}, {high:g}]")
 
 
-def _check_facts(facts: UnitFacts, about: About) -> None:
-    """Raise ``ValueError`` where lists are not of the tasks of the stream."""
+def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) -> None:
+    """Raise ``ValueError`` where a score of a learned task is missing, or lists are not of the tasks of the stream.
+
+    ``stages`` says by strategy, seed, task and metric after how many tasks there is a score. Answers may have no ECE at all.
+    """
     ledger, count = facts.ledger, len(about.tasks)
     lists: list[tuple[str, Sequence[Any] | None]] = [(n, getattr(facts, n)) for n in ("seconds_per_task", "kept_bytes")]
     if ledger:
         lists += [("region_size", ledger.region_size), ("owned_size", ledger.owned_size), ("overlap", ledger.overlap)]
         lists += [("overlap", row) for row in ledger.overlap]
+    for name, metric in (("scores", about.metric), ("ece", dict.fromkeys(about.tasks, "ece"))):
+        for learned, task in enumerate(about.tasks, start=1):
+            there = stages.get((facts.strategy, facts.seed, task, metric[task]), set())
+            if (there or name == "scores") and not there.issuperset(range(learned, count + 1)):
+                raise ValueError(f"{name} of {task} are missing after a task")
     for name, values in lists:
         check(name, values, values is None or len(values) == count, f"{count} numbers")
 
@@ -553,18 +485,8 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[st
 # ---- one CSV file ---------------------------------------------------------------------------------------
 
 
-def to_csv(record: RunRecord) -> str:
-    """Return a run as the text of a CSV file."""
-    lines = [record.about.model_dump(exclude_unset=True)]
-    lines += [run.facts.model_dump(exclude_unset=True) | {"summary": run.summary} for run in record.runs]
-    text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
-    frame = pd.concat([run.scores for run in record.runs]) if record.runs else frame_of([])
-    index = [*UNIT, "task", "after", "rows"]
-    return text + frame.pivot_table("value", index, "metric", sort=False).reset_index().to_csv(index=False)
-
-
 def of_csv(text: str, source: str = "") -> RunRecord:
-    """Return a run from the text of a CSV file: undoes `to_csv`.
+    """Return a run from the text of a CSV file: undoes `forgetfree.results.report.run_report.to_csv`.
 
     Raises:
         ValueError: it is no such text.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -23,9 +24,19 @@ from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.options import typed
 from forgetfree.results.answers import LabelAnswers, confusion, label_scores, same_rows, unpack_rows
-from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.metrics import Floats, limits_of, scale_of, sign
-from forgetfree.results.runs import CONSTANT, LEARNED_FLOORS, REFERENCE, UNTRAINED, Run, RunRecord, frame_of, read_run
+from forgetfree.results.evidence import Evidence, Interval, RowScore, forgetting
+from forgetfree.results.metrics import Floats, limits_of, scale_of, sign, summarize
+from forgetfree.results.runs import (
+    CONSTANT,
+    LEARNED_FLOORS,
+    REFERENCE,
+    UNIT,
+    UNTRAINED,
+    Run,
+    RunRecord,
+    frame_of,
+    read_run,
+)
 from forgetfree.results.scores import Score
 from forgetfree.results.unit_folder import check_own
 
@@ -46,26 +57,6 @@ _USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
 _MAY_DIFFER = ("model", "fingerprint", "graftable", "readout", "shots", "steps", "max_length")
 #: What a unit may keep in a file of that name.
 _KEPT = ("ledger", "graft")
-
-
-@dataclass(frozen=True, eq=False)
-class StrategyRuns:
-    """The runs of one strategy in one configuration, one per seed.
-
-    Attributes:
-        label: the strategy's name, with the options in which it differs from its other configurations.
-        runs: its runs, by rising seed.
-        options: what makes the configuration: its options, and what else differs between directories.
-    """
-
-    label: str
-    runs: tuple[Run, ...]
-    options: Json
-
-    @property
-    def strategy(self) -> str:
-        """The strategy's name."""
-        return self.runs[0].strategy
 
 
 def load_results(*paths: StrPath) -> Results:
@@ -96,8 +87,9 @@ class Results:
 
     Attributes:
         scores: one measured number a row: ``strategy``, ``seed``, ``task``, ``after`` (how many tasks were learned before),
-            ``metric``, ``value`` and ``rows`` (how many were scored; 0 where it is not known).
-        entries: the runs of each strategy in each configuration, in the order first seen.
+            ``metric``, ``value`` and ``rows`` (how many were scored; 0 where it is not known). All tables and figures are
+            made of it. A strategy has several configurations where its options or set-ups differ: these stand in its name.
+        units: what is known beside the scores, by strategy, as ``scores`` has it, and rising seed.
         records: each run as it was read.
         stream: its name.
         tasks: in the order of learning.
@@ -126,32 +118,86 @@ class Results:
         self.settings = _shared_settings(records)
         floors = next((each.about.floors for each in records if each.about.floors), None)
         self.constant: tuple[float, ...] | None = tuple(floors.constant) if floors else None
-        entries = _entries(records)
-        self.entries = tuple(
-            replace(entry, runs=tuple(self._beside_reference(entries, entry, run) for run in entry.runs))
-            for entry in entries
-        )
-        self.learned_floors = {} if _differing(records) else _learned_floors(records)
-        tables = [run.scores for run in self.runs if len(run.scores)]
+        found = _configurations(records)
+        self.units = {label: {run.seed: run for run, _ in units} for label, _, units in found}
+        self._references = _references(found)
+        tables = [self._with_agreement(label, *unit) for label, _, units in found for unit in units]
         self.scores = pd.concat(tables, ignore_index=True) if tables else frame_of([])
+        self.learned_floors = {} if _differing(records) else self._learned_floors()
         self._held: dict[tuple[str, str, int], Any] = {}
+
+    def _with_agreement(self, label: str, run: Run, scores: pd.DataFrame) -> pd.DataFrame:
+        """Return the scores of a run under its label, with its agreement with the fine-tuned models, where both keep answers.
+
+        Agreement is the share of test rows of each task that are answered alike.
+        """
+        scores = scores.assign(strategy=label)
+        if (place := self._references.get((label, run.seed))) is None or (scores["metric"] == "agreement").any():
+            return scores
+        reference = self.units[place][run.seed]
+        pairs = [(run.answers.get(task), reference.answers.get(task)) for task in self.tasks]
+        same_run = reference.source == run.source
+        if all(one and other and (same_run or same_rows(one, other)) for one, other in pairs):
+            agreed = [
+                Score(
+                    label,
+                    run.seed,
+                    task,
+                    len(self.tasks),
+                    "agreement",
+                    one.agreement(other),
+                    self.test_rows.get(task, 0),
+                )
+                for task, (one, other) in zip(self.tasks, pairs, strict=True)
+                if one and other
+            ]
+            scores = pd.concat([scores, frame_of(agreed)], ignore_index=True)
+        return scores
+
+    # ---- the frame, by run --------------------------------------------------------------------------------
+
+    @cached_property
+    def _matrices(self) -> dict[Any, Floats]:
+        """The values by strategy, seed and metric, each (T+1, T); those of the tasks' own metrics stand as `SCORE`, too."""
+        own = self.scores[self.scores["metric"] == self.scores["task"].map(self.records[0].about.metric)]
+        matrices, places = {}, {task: place for place, task in enumerate(self.tasks)}
+        for key, its in pd.concat([self.scores, own.assign(metric=SCORE)]).groupby([*UNIT, "metric"], sort=False):
+            matrices[key] = np.full((len(places) + 1, len(places)), np.nan)
+            matrices[key][its["after"], its["task"].map(places)] = its["value"]
+        return matrices
+
+    def values(self, strategy: str, seed: int, metric: str = SCORE) -> Floats:
+        """Return the values of a run by a metric, by default its learning matrix: (T+1, T), NaN where nothing was measured."""
+        none = np.full((len(self.tasks) + 1, len(self.tasks)), np.nan)
+        return self._matrices.get((strategy, seed, metric), none)
+
+    def matrices(self, strategy: str, metric: str = SCORE) -> Floats:
+        """Return `values` of all seeds of a strategy, shape (S, T+1, T)."""
+        return np.stack([self.values(strategy, seed, metric) for seed in self.units[strategy]])
+
+    def summary_of(self, strategy: str, seed: int) -> dict[str, float | None]:
+        """Return the six numbers of `summary` for one run; None where a part is missing."""
+        tuned = self._references.get((strategy, seed))
+        learned = np.diagonal(self.values(tuned, seed), -1) if tuned else None
+        return summarize(self.values(strategy, seed), self.values(strategy, seed, "ece"), learned, self.metric)
 
     # ---- what a report reads ------------------------------------------------------------------------------
 
     @property
     def strategies(self) -> list[str]:
         """The strategies, in the order given, with the options that tell one's configurations apart."""
-        return [entry.label for entry in self.entries]
+        return list(self.units)
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of all strategies."""
-        return [run for entry in self.entries for run in entry.runs]
+        """What is known of all runs beside their scores."""
+        return [run for runs in self.units.values() for run in runs.values()]
 
-    @property
-    def by_strategy(self) -> Mapping[str, StrategyRuns]:
-        """The first configuration of each strategy, by its name; where it has several, their labels say which is which."""
-        return {entry.strategy: entry for entry in reversed(self.entries)}
+    def first_of(self, strategy: str) -> str | None:
+        """Return the first configuration of a strategy, by the name that it has here; none where there is none."""
+        return next(
+            (label for label, runs in self.units.items() if next(iter(runs.values())).strategy == strategy), None
+        )
 
     @property
     def best_floors(self) -> list[tuple[str, float]]:
@@ -165,29 +211,6 @@ class Results:
             floors.append((max if better == 1 else min)(known, key=itemgetter(1)))
         return floors
 
-    def _beside_reference(self, entries: Sequence[StrategyRuns], entry: StrategyRuns, run: Run) -> Run:
-        """Return a run with its label, and with what the fine-tuned models of its seed say of it.
-
-        They are those of its own directory, or of another with equal options. Agreement is the share of test rows of each task
-        whose answer is theirs, where both are kept.
-        """
-        tuned = [(each, its) for each in entries if each.strategy == REFERENCE for its in each.runs]
-        tuned = [(each, its) for each, its in tuned if its.seed == run.seed]
-        own = next((its for _, its in tuned if its.source == run.source), None)
-        reference = own or next((its for each, its in tuned if _agree(entry.options, each.options)), None)
-        scores = run.scores.assign(strategy=entry.label)
-        if reference and not run.knows("agreement"):
-            pairs = [(run.answers.get(task), reference.answers.get(task)) for task in self.tasks]
-            if all(one and other and (own or same_rows(one, other)) for one, other in pairs):
-                agreed = [
-                    Score(entry.label, run.seed, task, len(self.tasks), "agreement", one.agreement(other), rows)
-                    for task, (one, other) in zip(self.tasks, pairs, strict=True)
-                    for rows in [self.test_rows.get(task, 0)]
-                    if one and other
-                ]
-                scores = pd.concat([scores, frame_of(agreed)], ignore_index=True)
-        return replace(run, scores=scores, reference=reference)
-
     def evidence(self, metric: str | None = None) -> Evidence:
         """Return the scores at the end of the stream with how each depends on its rows, as far as the answers are kept.
 
@@ -200,11 +223,12 @@ class Results:
             for each in kept[1:]
         )
 
-        def scores(run: Run) -> Iterator[tuple[str, RowScore]]:
+        def scores(label: str, run: Run) -> Iterator[tuple[str, RowScore]]:
             """Yield each task that has such a score, with it."""
-            for number, (task, own) in enumerate(zip(self.tasks, self.metric, strict=True)):
+            at_end = self.values(label, run.seed, metric or SCORE)[-1]
+            accuracies = self.values(label, run.seed, "accuracy")[-1]
+            for task, own, value, accuracy in zip(self.tasks, self.metric, at_end, accuracies, strict=True):
                 its, rows = metric or own, self.test_rows.get(task, 0)
-                value, accuracy = float(run.end(its)[number]), float(run.end("accuracy")[number])
                 if np.isnan(value):
                     continue
                 if alike and task in run.answers and (found := RowScore.of_answers(run.answers[task], its)):
@@ -212,9 +236,32 @@ class Results:
                 elif its == "accuracy" and task in run.facts.right_rows and rows:
                     yield task, RowScore.of_rows(unpack_rows(run.facts.right_rows[task], rows), "accuracy")
                 else:
-                    yield task, RowScore.of_value(value, its, rows, accuracy if own == "accuracy" else None)
+                    known = float(accuracy) if own == "accuracy" else None
+                    yield task, RowScore.of_value(float(value), its, rows, known)
 
-        return Evidence({entry.label: {run.seed: dict(scores(run)) for run in entry.runs} for entry in self.entries})
+        return Evidence(
+            {
+                label: {seed: dict(scores(label, run)) for seed, run in runs.items()}
+                for label, runs in self.units.items()
+            }
+        )
+
+    def _learned_floors(self) -> dict[str, tuple[float | None, ...]]:
+        """Return floors that some task has, by their names in tables: of each task the mean over seeds, where all have it."""
+        floors = {
+            LEARNED_FLOORS[name]: tuple(map(mean_of_known, zip(*its.values(), strict=True)))
+            for name, its in floors_by_seed(self.records).items()
+        }
+        if self.records[0].about.model.get("readout") == "generate" and len(self.scores):
+            # A model that writes texts may know the tasks already.
+            rows = np.concatenate([self.matrices(label)[:, 0] for label in self.units])
+            if not np.isnan(rows).any():
+                floors[UNTRAINED] = tuple(fmean(scores) for scores in zip(*rows, strict=True))
+        return {name: scores for name, scores in floors.items() if any(score is not None for score in scores)}
+
+    def forgetting(self, strategy: str) -> Interval:
+        """Return how far the tasks of a strategy are below their best score since they were learned, with its interval."""
+        return forgetting(self.matrices(strategy), self.metric, [self.test_rows.get(task, 0) for task in self.tasks])
 
     # ---- for users ----------------------------------------------------------------------------------------
 
@@ -235,9 +282,10 @@ class Results:
             UnknownNameError: no such strategy or metric.
             ReportError: there is no such seed.
         """
-        run = self._run(strategy, seed)
+        self._run(strategy, seed)
+        self._check_metric(metric)
         index = pd.Index([BEFORE, *self.tasks], name="after")
-        return pd.DataFrame(self._values(run, metric), index, pd.Index(self.tasks, name="task"))
+        return pd.DataFrame(self.values(strategy, seed, metric), index, pd.Index(self.tasks, name="task"))
 
     def summary(self) -> pd.DataFrame:
         """Return mean and standard deviation (n − 1) over seeds.
@@ -247,9 +295,9 @@ class Results:
             with the same seed) and ``ece``, see `forgetfree.results.metrics`: fractions, each with ``mean`` and
             ``std``; NaN where a part is missing.
         """
-        rows = [{"strategy": entry.label, **run.summary} for entry in self.entries for run in entry.runs]
-        table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
-        return table.groupby("strategy", sort=False).agg(["mean", "std"])
+        units = [(label, seed) for label, runs in self.units.items() for seed in runs]
+        rows = pd.DataFrame([self.summary_of(*unit) for unit in units], [label for label, _ in units], dtype=float)
+        return rows.rename_axis("strategy").groupby("strategy", sort=False).agg(["mean", "std"])
 
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
         """Compare two strategies at the end of the stream, in pairs of the same task and seed.
@@ -273,8 +321,9 @@ class Results:
             UnknownNameError: no such strategy or metric.
             ReportError: the two have no seed in common.
         """
-        self._values(self._entry(a).runs[0], metric)
-        self._entry(b)
+        for each in (a, b):
+            self._check_strategy(each)
+        self._check_metric(metric)
         scores = self.evidence(None if metric == SCORE else metric).scores
         seeds = [seed for seed in scores[a] if seed in scores[b]]
         if not seeds:
@@ -336,11 +385,12 @@ class Results:
         if metric != SCORE:
             shares = PERCENT if limits_of(metric) == (0, 1) else PLAIN
             scale = scale_of(metric) if metric in registry.metrics() else shares
+        self._check_metric(metric)
         figure, (axes,) = panels(self.tasks)
-        for entry, style in zip(self.entries, styles(len(self.entries)), strict=True):
-            values = scale.factor * np.array([self._values(run, metric) for run in entry.runs])
+        for label, style in zip(self.strategies, styles(len(self.strategies)), strict=True):
+            values = scale.factor * self.matrices(label, metric)
             for place, ax in enumerate(axes):
-                course(ax, values[:, :, place], style | {"label": entry.label})
+                course(ax, values[:, :, place], style | {"label": label})
         for ax in axes:
             ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
         axes[0].set_ylabel(scale.titled(metric))
@@ -377,8 +427,8 @@ class Results:
 
     def _places(self) -> list[tuple[str, str, int]]:
         """Return of which strategies and seeds there is a ledger or a graft."""
-        units = [(entry.label, run) for entry in self.entries for run in entry.runs]
-        every = [(kind, label, run.seed) for label, run in units for kind in _KEPT if _file(run, kind).is_file()]
+        units = [(label, seed, run) for label, runs in self.units.items() for seed, run in runs.items()]
+        every = [(kind, label, seed) for label, seed, run in units for kind in _KEPT if _file(run, kind).is_file()]
         return [*self._held, *every]
 
     def _kept(self, kind: str, strategy: str, seed: int) -> Any:
@@ -409,23 +459,21 @@ class Results:
 
     # ---- parts --------------------------------------------------------------------------------------------
 
-    def _entry(self, strategy: str) -> StrategyRuns:
-        if strategy not in self.strategies:
-            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
-        return self.entries[self.strategies.index(strategy)]
-
     def _run(self, strategy: str, seed: int) -> Run:
-        runs = {run.seed: run for run in self._entry(strategy).runs}
+        self._check_strategy(strategy)
+        runs = self.units[strategy]
         if seed not in runs:
             raise ReportError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, runs))}.")
         return runs[seed]
 
-    def _values(self, run: Run, metric: str) -> Floats:
-        if metric == SCORE:
-            return run.learning_matrix
-        if metric not in (known := set(self.scores["metric"])):
-            raise UnknownNameError("metric", metric, {*known, SCORE})
-        return run.values(metric)
+    def _check_strategy(self, strategy: str) -> None:
+        if strategy not in self.units:
+            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
+
+    def _check_metric(self, metric: str) -> None:
+        known = {SCORE, *self.scores["metric"]}
+        if metric not in known:
+            raise UnknownNameError("metric", metric, known)
 
     def _labelled(self, strategy: str, task: str, seed: int) -> tuple[LabelAnswers, Mapping[int, str]]:
         run = self._run(strategy, seed)
@@ -501,32 +549,58 @@ def _shared_settings(records: Sequence[RunRecord]) -> Json:
     return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
 
 
-def _entries(records: Sequence[RunRecord]) -> list[StrategyRuns]:
-    """Return the runs of each configuration of each strategy.
+def _configurations(records: Sequence[RunRecord]) -> list[tuple[str, Json, list[tuple[Run, pd.DataFrame]]]]:
+    """Return of each configuration of each strategy the name, what makes it, and its runs by rising seed, with their scores.
 
     Raises:
         ReportError: one strategy and seed has two outcomes.
     """
     telling = _differing(records)
-    # strategy → its options as JSON → seed → run
-    found: dict[str, dict[str, dict[int, Run]]] = {}
+    # strategy → what makes a configuration, as JSON → seed → run
+    found: dict[str, dict[str, dict[int, tuple[Run, RunRecord]]]] = {}
     for record in records:
         setup = {key: _stated(record, key) for key in telling}
         for run in record.runs:
             options = json.dumps(setup | run.facts.options, sort_keys=True)
-            earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
-            if run is not earlier and run.outcome != earlier.outcome:
+            seeds = found.setdefault(run.strategy, {}).setdefault(options, {})
+            earlier, its = seeds.setdefault(run.seed, (run, record))
+            if run is not earlier and record.outcome(run) != its.outcome(earlier):
                 raise ReportError(
                     f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
                     "different outcomes. Leave one of them out, or run with another seed."
                 )
-    entries = []
+    configurations = []
     for strategy, variants in found.items():
         options_of_each = [json.loads(variant) for variant in variants]
         labels = _labels_of(strategy, options_of_each, telling)
-        for label, its, seeds in zip(labels, options_of_each, variants.values(), strict=True):
-            entries.append(StrategyRuns(label, tuple(seeds[seed] for seed in sorted(seeds)), its))
-    return entries
+        for label, its_options, seeds in zip(labels, options_of_each, variants.values(), strict=True):
+            units = [(run, record.scores_of(run)) for _, (run, record) in sorted(seeds.items())]
+            configurations.append((label, its_options, units))
+    return configurations
+
+
+def _references(
+    configurations: Sequence[tuple[str, Json, Sequence[tuple[Run, pd.DataFrame]]]],
+) -> dict[tuple[str, int], str]:
+    """Return for each strategy and seed which fine-tuned models it is measured against.
+
+    They are those of its own directory, or of another with equal options.
+    """
+    references = {}
+    tuned = [
+        (label, options, run)
+        for label, options, units in configurations
+        for run, _ in units
+        if run.strategy == REFERENCE
+    ]
+    for label, options, units in configurations:
+        for run, _ in units:
+            same_seed = [each for each in tuned if each[2].seed == run.seed]
+            own = [place for place, _, its in same_seed if its.source == run.source]
+            alike = [place for place, theirs, _ in same_seed if _agree(options, theirs)]
+            if found := own or alike:
+                references[label, run.seed] = found[0]
+    return references
 
 
 def _labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str]) -> Iterator[str]:
@@ -557,18 +631,6 @@ def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[flo
             if record.about.floors and (of_seeds := getattr(record.about.floors, name)):
                 floors[name] = floors.get(name, {}) | of_seeds
     return floors
-
-
-def _learned_floors(records: Sequence[RunRecord]) -> dict[str, tuple[float | None, ...]]:
-    """Return floors that some task has, by their names in tables: of each task the mean over seeds, where all have it."""
-    floors = {}
-    for name, its in floors_by_seed(records).items():
-        floors[LEARNED_FLOORS[name]] = tuple(map(mean_of_known, zip(*its.values(), strict=True)))
-    texts = [run for each in records for run in each.runs if each.about.model.get("readout") == "generate"]
-    rows = [run.learning_matrix[0] for run in texts]  # a model that writes texts may know the tasks already
-    if rows and not np.isnan(rows).any():
-        floors[UNTRAINED] = tuple(fmean(scores) for scores in zip(*rows, strict=True))
-    return {name: scores for name, scores in floors.items() if any(score is not None for score in scores)}
 
 
 def mean_of_known(scores: Sequence[float | None]) -> float | None:

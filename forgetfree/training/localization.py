@@ -1,4 +1,4 @@
-"""How the skill of one task is localized: the options, γ_base, the steps on S and their batches (paper, §2 and §3).
+"""How the skill of one task is localized: γ_base, the steps on S and their batches (paper, §2 and §3).
 
 `forgetfree.training.single_task` goes from θ_ft to a region by them; equations 3 and 4 are `forgetfree.core.mask`.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -18,8 +17,6 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.selection import (
-    RegionSource,
-    Saliency,
     budget,
     diagonal_fisher,
     floor_share,
@@ -29,8 +26,8 @@ from forgetfree.core.selection import (
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
-from forgetfree.options import option
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.recipes import Saliency
+from forgetfree.training.training_options import LocalizationOptions
 
 #: Hard masks that are tried on validation rows while S is learned.
 MASK_EVALUATIONS = 2
@@ -42,42 +39,6 @@ GRADIENT_ROWS, FISHER_ROWS = 64, 256
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
 _ELSEWHERE = {"size": 256, "tokens": 2**14}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalizationOptions(TrainingOptions):
-    """How a task is fine-tuned and then localized."""
-
-    sparsity: float = option(
-        1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
-    )
-    region_from: RegionSource = option(
-        "mask",
-        "how γ is chosen: mask learns S from γ_base, as in the paper. The others take what scores highest, with "
-        "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
-        "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
-    )
-    base_fraction: float = option(
-        0.1,
-        "size of γ_base of region_from=mask, the most moved entries (§2), as a share of those that the region may have; the "
-        "rest is left to S. The paper: 0.1 (§3.1), and none of several tasks (§5.1). With mask_steps=0, γ_base is the whole "
-        "region",
-        at_least=0,
-        at_most=1,
-    )
-    mask_steps: int | None = option(
-        None,
-        "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
-        "most the paper's 100",
-        at_least=0,
-    )
-    mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
-    mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
-
-    @property
-    def needs_fine_tuned(self) -> bool:
-        """Whether γ cannot be chosen without θ_ft."""
-        return self.region_from in ("mask", "movement")
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:

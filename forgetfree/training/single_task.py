@@ -36,7 +36,6 @@ from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, encode_task
 from forgetfree.training.localization import (
     VALIDATION_ROWS,
-    LocalizationOptions,
     base_size,
     check_localization,
     mask_batches,
@@ -47,7 +46,13 @@ from forgetfree.training.localization import (
 from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import layer_checkpoints
-from forgetfree.training.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
+from forgetfree.training.training_options import (
+    LocalizationOptions,
+    TrainingOptions,
+    for_model,
+    region_rate,
+    scheduled_rate,
+)
 
 #: Updates of a linear readout alone before γ is chosen, where `region_from` needs no θ_ft.
 READOUT_STEPS = 100

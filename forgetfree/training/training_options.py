@@ -1,22 +1,23 @@
-"""How a task is trained: the options, and what they say of steps, learning rates and optimisers."""
+"""How a task is trained and localized: the options, and what they say of steps, learning rates and optimisers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from forgetfree import recipes
-from forgetfree.core.precision import Rows, decided
-from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel
 from forgetfree.errors import OptionError
 from forgetfree.options import Function, Options, build, name_of_function, option
 
-AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
+if TYPE_CHECKING:
+    import torch
 
+    from forgetfree.core.precision import Rows
+    from forgetfree.core.readout_model import ReadoutModel
+
+AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 
 #: ``steps=auto``: passes over the rows of a task, and the least and the most updates. See docs/results/recipe.md.
 AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
@@ -33,7 +34,13 @@ class TrainingOptions(Options):
         "rates; a function of parameter groups sets all itself",
     )
     learning_rate: float = option(
-        1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0, at_most=1e38
+        1e-2,
+        "step size of the optimizer for the backbone; the paper chooses from 1e-2, 5e-3, 1e-3",
+        above=0,
+        at_most=1e38,
+        flag=True,
+        group="How to learn",
+        placeholder="F",
     )
     readout_learning_rate: float | None = option(
         None, "of the task's linear readout; none: the backbone's", above=0, at_most=1e38
@@ -49,13 +56,18 @@ class TrainingOptions(Options):
     warmup: float = option(
         0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
     )
-    batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
+    batch_size: int = option(
+        8, "rows per update; the paper chooses from 2, 4, 8", at_least=1, flag=True, group="How to learn"
+    )
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
     steps: int | recipes.StepsRule = option(
         "paper",
         f"updates per task; auto: {AUTO_PASSES} passes over its rows, at least {AUTO_LEAST} and at most {AUTO_MOST} updates; "
         "paper: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for all rows (A.2)",
         at_least=1,
+        flag=True,
+        group="How to learn",
+        placeholder="INT|auto|paper",
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool | Literal["fine-tuning"] = option(
@@ -66,12 +78,15 @@ class TrainingOptions(Options):
         "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "
         "rows, about a third more time, the same gradients",
     )
-    precision: PrecisionChoice = option(
+    precision: recipes.PrecisionChoice = option(
         "fp32",
         "of training's forward and backward passes; weights keep their dtype, and answer in it. fp32: that of the weights, so "
         "bfloat16 with dtype=bfloat16; "
-        "bf16 is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is faster, measured "
-        "once (bf16 where it takes at most 0.85 of the time of fp32)",
+        "bf16, and on a GPU fp16, is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is "
+        "faster, measured once (bf16 where it takes at most 0.85 of the time of fp32)",
+        flag=True,
+        group="How to learn",
+        placeholder="NAME",
     )
     evaluation_batch_size: int = option(
         64,
@@ -120,8 +135,52 @@ class TrainingOptions(Options):
         return build(cls, {key: value for key, value in recipe.items() if key in known} | changes, cls.__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalizationOptions(TrainingOptions):
+    """How a task is fine-tuned and then localized."""
+
+    sparsity: float = option(
+        1e-4,
+        "share of the graftable entries a region may have; the paper: 1e-4",
+        above=0,
+        at_most=1,
+        flag=True,
+        group="How to learn",
+        placeholder="F",
+    )
+    region_from: recipes.RegionSource = option(
+        "mask",
+        "how γ is chosen: mask learns S from γ_base, as in the paper. The others take what scores highest, with "
+        "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
+        "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
+    )
+    base_fraction: float = option(
+        0.1,
+        "size of γ_base of region_from=mask, the most moved entries (§2), as a share of those that the region may have; the "
+        "rest is left to S. The paper: 0.1 (§3.1), and none of several tasks (§5.1). With mask_steps=0, γ_base is the whole "
+        "region",
+        at_least=0,
+        at_most=1,
+    )
+    mask_steps: int | None = option(
+        None,
+        "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
+        "most the paper's 100",
+        at_least=0,
+    )
+    mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
+    mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
+
+    @property
+    def needs_fine_tuned(self) -> bool:
+        """Whether γ cannot be chosen without θ_ft."""
+        return self.region_from in ("mask", "movement")
+
+
 def for_model(options: AnyOptions, model: ReadoutModel, rows: Rows | None = None) -> AnyOptions:
     """Return the options with what ``auto`` means for a model where it is, see `forgetfree.core.precision.decided`."""
+    from forgetfree.core.precision import decided
+
     return (
         replace(options, precision=decided(options.precision, model, rows)) if options.precision == "auto" else options
     )
@@ -171,7 +230,11 @@ def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float
 
 def check_optimizer(optimizer: object) -> None:
     """Raise ``OptionError`` for an optimiser that is made already, as Avalanche's templates take it."""
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if isinstance(optimizer, str):
+        return
+    from torch.optim import Optimizer
+
+    if isinstance(optimizer, Optimizer):
         name = type(optimizer).__name__
         raise OptionError(
             f"optimizer={name}(…) holds the parameters of one model, and every task gets an optimiser of its own, over what "
@@ -191,10 +254,12 @@ def build_optimizer(function: Function, groups: list[dict[str, Any]]) -> torch.o
     Raises:
         OptionError: it is none, or would move other parameters: what is frozen must stay as it is.
     """
+    from torch.optim import Optimizer
+
     own = [{"params": group["params"]} for group in groups] if sets_rates(function) else groups
     name, handed = name_of_function(function), {id(each) for group in groups for each in group["params"]}
     made = function(own)
-    if not isinstance(made, torch.optim.Optimizer):
+    if not isinstance(made, Optimizer):
         raise OptionError(
             f"optimizer={name} returned a {type(made).__name__}, expected a torch.optim.Optimizer. Give a function such as "
             "lambda parameters: torch.optim.SGD(parameters, lr=0.01)."

@@ -124,8 +124,8 @@ def test_an_f1_of_the_final_union_says_nothing_of_other_rows(runs: list[str]) ->
     """What accuracy m is bounded by, m·(1 − m), bounds no F1; and nothing varies between the seeds."""
     its = Runs(runs)
     assert np.isfinite(final_union(its).low)
-    for run in its.entries["union"].runs:
-        run.about.metric.update(dict.fromkeys(run.tasks, "f1"))
+    results, _ = its.strategies["union"]
+    results.metric = ["f1"] * len(results.tasks)
     assert final_union(its).value == pytest.approx(-2 / 15) and np.isnan(final_union(its).low)
 
 
@@ -173,11 +173,15 @@ def test_the_whole_interval_decides(compared: str, interval: tuple[float, float,
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(1e-9, "does not"), (np.nan, "undecided")])
-def test_a_score_that_changes_is_forgetting(runs: list[str], value: float, verdict: str) -> None:
+def test_a_score_that_changes_is_forgetting(
+    runs: list[str], value: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A score that is missing decides nothing, wherever it stands."""
     for task in range(2):
         changed = Runs(runs)
-        changed.entries["union"].runs[-1].learning_matrix[-1, task] += value
+        matrices = changed.matrices("union").copy()
+        matrices[-1, -1, task] += value
+        monkeypatch.setattr(changed, "matrices", lambda role, its=matrices: its)
         found = MEASURED["nothing is forgotten"](changed)
         assert found is not None
         assert Claim("", "=", 0.0).verdict(found) == verdict

@@ -15,7 +15,9 @@ import pytest
 from forgetfree import cli
 from forgetfree.benchmarks import replay
 from forgetfree.errors import UsageError
-from forgetfree.results.runs import Run, read_run, to_csv
+from forgetfree.results.report.run_report import to_csv
+from forgetfree.results.runs import RunRecord, read_run
+from forgetfree.results.table import Results
 
 SMALL = replay.RESULTS / "small.csv"
 
@@ -80,22 +82,26 @@ def test_scores_that_were_not_published_are_told(
     """With the same versions and machine one bit is enough; otherwise a score must leave its interval."""
     results = read_run(file)
 
-    def ending(*last: float) -> Run:
-        run = results.runs[0]
-        scores, end = run.scores.copy(), run.scores["after"] == 2
-        for task, score in zip(run.tasks, last, strict=True):
-            scores.loc[end & (scores["task"] == task) & (scores["metric"] == "accuracy"), "value"] = score
-        return replace(run, scores=scores)
+    run = results.runs[0]
+    rows = {"sst2": 100, "qnli": 40}  # Wilson: 0.711 to 0.867, and 0.352 to 0.648
 
-    run, same, near, far = ending(0.8, 0.5), ending(0.8, 0.5), ending(0.85, 0.5), ending(0.8, 0.2)
-    rows = [100, 40]  # Wilson: 0.711 to 0.867, and 0.352 to 0.648
-    assert replay.compared(run, same, rows, exactly=True) == "equal to the bit"
-    assert replay.compared(run, near, rows, exactly=True) == "different"
-    assert replay.compared(run, near, rows, exactly=False) == "within its interval"
-    assert replay.compared(run, far, rows, exactly=False) == "different"
-    assert replay.compared(run, ending(0.87, 0.5), rows, exactly=False) == "different"
-    worse = ending(0.0, results.runs[0].end("accuracy")[1])
-    (changed := tmp_path / "changed.csv").write_text(to_csv(replace(results, runs=(worse, *results.runs[1:]))))
+    def ending(*last: float) -> RunRecord:
+        scores = results.scores.copy()
+        at_end = (scores["strategy"] == run.strategy) & (scores["seed"] == run.seed) & (scores["after"] == 2)
+        for task, score in zip(results.about.tasks, last, strict=True):
+            scores.loc[at_end & (scores["task"] == task) & (scores["metric"] == "accuracy"), "value"] = score
+        about = results.about.model_copy(update={"data": results.about.data | {"test_rows": rows}})
+        return replace(results, about=about, scores=scores)
+
+    before, same, near, far = ending(0.8, 0.5), ending(0.8, 0.5), ending(0.85, 0.5), ending(0.8, 0.2)
+    assert replay.compared(before, same, run, exactly=True) == "equal to the bit"
+    assert replay.compared(before, near, run, exactly=True) == "different"
+    assert replay.compared(before, near, run, exactly=False) == "within its interval"
+    assert replay.compared(before, far, run, exactly=False) == "different"
+    assert replay.compared(before, ending(0.87, 0.5), run, exactly=False) == "different"
+    last = Results([results]).values(run.strategy, run.seed)[-1, 1]
+    worse = replace(results, scores=ending(0.0, float(last)).scores)
+    (changed := tmp_path / "changed.csv").write_text(to_csv(Results([worse])))
     assert replay.main([str(changed), "--unit", "fine-tune/seed-1", *published[1]]) == 1
     assert "fine-tune/seed-1: different" in capsys.readouterr().out
 

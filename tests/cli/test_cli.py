@@ -158,7 +158,7 @@ def test_a_file_serves_other_strategies_than_its_own(tiny_cli: Tiny, tmp_path: P
     (found,) = results_of(tmp_path / "out")["runs"]
     assert found["strategy"] == "continual-ft" and found["options"]["batch_size"] == 4
     asked = json.loads((tmp_path / "out" / "config.json").read_text())["run"]
-    assert asked["set"] == {"batch_size": 4, "upper_triangle": False} and not asked.get("sparsity")
+    assert asked["set"] == {"steps": 1, "batch_size": 4, "upper_triangle": False}
     assert cli.main([*run, str(tmp_path / "out"), "--resume"]) == 2
     assert "grafting-continual is not among the strategies of this run" in capsys.readouterr().err
     config.write_text(text + "mask_stepz = 1\n")
@@ -624,7 +624,7 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", recipe))
 
     def options(**settings: Any) -> dict[str, Any]:
-        config = RunConfig(stream="sst2", strategies=("ewc", "rwalk"), model="toy", settings=settings)
+        config = RunConfig(stream="sst2", strategy=("ewc", "rwalk"), model="toy", set=settings)
         return dict(config.check().options)
 
     given = options()
@@ -633,7 +633,7 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
     assert options(ewc_lambda=3.0)["ewc"].ewc_lambda == 3.0
     assert options(**{"ewc.ewc_lambda": 2.0})["ewc"].ewc_lambda == 2.0
     assert options(optimizer="adamw")["ewc"].learning_rate != 0.5
-    assert RunConfig(stream="sst2", strategies=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}
+    assert RunConfig(stream="sst2", strategy=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}
 
 
 def test_the_list_of_kinds_is_the_table_of_the_documents(capsys) -> None:
@@ -687,7 +687,7 @@ def test_threads_wait_asleep_unless_the_user_says_otherwise(
         (
             ["--set", "batch_size=x", "--set", "fine-tune.learning_rate=-2", "--steps", "-3"],
             [
-                "--steps must be at least 1, got -3.",
+                "Options of fine-tune, continual-ft, grafting-continual: steps must be at least 1, got -3.",
                 "Options of fine-tune: learning_rate must be above 0, got -2.0.",
                 "Options of fine-tune, continual-ft, grafting-continual: batch_size must be a whole number, got 'x'.",
             ],
@@ -703,7 +703,7 @@ def test_a_fault_of_several_strategies_is_told_once(
 
 
 def test_who_has_no_recipe_and_sets_no_optimizer_is_told_what_trains() -> None:
-    config = RunConfig(stream="sst2", model="gpt2", strategies=("fine-tune",))
+    config = RunConfig(stream="sst2", model="gpt2", strategy=("fine-tune",))
     assert recipe_of(config).startswith("No recipe for gpt2: the paper's options train it, by SGD")
     for key in ("optimizer", "fine-tune.optimizer"):
-        assert recipe_of(replace(config, settings={key: "adamw"})) == ""
+        assert recipe_of(replace(config, set={key: "adamw"})) == ""

@@ -78,7 +78,7 @@ def test_python_has_the_list_of_bad_rows(here: Path) -> None:
     from forgetfree.jobs.preflight import plan_of
 
     with pytest.raises(SeveralFaultsError) as told:
-        plan_of(RunConfig(stream="a", data="a.csv", model="model", steps=0, out="out"))
+        plan_of(RunConfig(stream="a", data="a.csv", model="model", set={"steps": 0}, out="out"))
     assert told.value.rows == caught.value.rows and len(told.value.faults) > 1
 
 
@@ -86,8 +86,8 @@ def test_a_program_asks_for_a_plan_without_a_directory(here: Path) -> None:
     from forgetfree.jobs.config import RunConfig
 
     before = sorted(path.name for path in here.iterdir())
-    columns: Any = {"text_columns": ("review",), "label_columns": ("mood",)}
-    config = RunConfig(stream="b", data="b.csv", model="model", steps=2, sparsity=0.1, **columns)
+    columns: Any = {"text_column": ("review",), "label_column": ("mood",)}
+    config = RunConfig(stream="b", data="b.csv", model="model", set={"steps": 2, "sparsity": 0.1}, **columns)
     assert [task["task"] for task in forgetfree.plan(config)["tasks"]] == ["b"]
     assert sorted(path.name for path in here.iterdir()) == before
 

@@ -39,8 +39,8 @@ from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.table import load_results
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 LABELS = {0: "negative", 1: "positive"}
 
@@ -173,11 +173,11 @@ def test_values_are_those_of_fine_tuning_where_gradients_choose(graft: GraftComm
 def test_the_models_recipe_counts_and_gives_way(monkeypatch: Any) -> None:
     recipe = {"base_fraction": 0.3, "sparsity": 0.5, "mask_steps": 7}
     monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", {"base_fraction": 0.0}, recipe))
-    asked: Any = {"stream": "sst2", "model": "toy", "strategies": recipes.GRAFT}
-    options = RunConfig(**asked, settings={"mask_steps": "5"}).check().options["bare-graft"]
+    asked: Any = {"stream": "sst2", "model": "toy", "strategy": recipes.GRAFT}
+    options = RunConfig(**asked, set={"mask_steps": "5"}).check().options["bare-graft"]
     assert (options.sparsity, options.mask_steps, options.base_fraction) == (0.5, 5, 0.3)
-    assert RunConfig(**asked, settings={"optimizer": "sgd"}).recipe() == {}
-    with_another = RunConfig(stream="sst2", model="toy", strategies=("bare-graft", "grafting-continual"))
+    assert RunConfig(**asked, set={"optimizer": "sgd"}).recipe() == {}
+    with_another = RunConfig(stream="sst2", model="toy", strategy=("bare-graft", "grafting-continual"))
     assert with_another.recipe()["base_fraction"] == 0  # of a stream, for all alike
 
 

@@ -26,6 +26,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetti
 from avalanche.logging import TextLogger
 from avalanche.models import MTSimpleMLP
 from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LRSchedulerPlugin
+from compared import different, everything
 from torch import nn
 
 from forgetfree import registry
@@ -70,21 +71,21 @@ def test_each_tasks_model_stays_where_the_task_is_withheld(name: str, kind: str,
         strategy.eval(stream.benchmark.test_stream)
         learned.append(own_model(strategy, task))
     for task, model in zip(stream.tasks, learned, strict=True):
-        assert vision.different(own_model(strategy, task), model) == []
+        assert different(own_model(strategy, task), model) == []
     last = answers(strategy)
     strategy.save(tmp_path)
     fresh = vision.make(name, vision.stream("class", kind), store=strategy.store)
     fresh.load(tmp_path)
     fresh.eval(fresh.stream.benchmark.test_stream)
-    assert vision.different(answers(fresh), last) == []
+    assert different(answers(fresh), last) == []
     for task, model in zip(fresh.stream.tasks, learned, strict=True):
-        assert vision.different(own_model(fresh, task), model) == []
+        assert different(own_model(fresh, task), model) == []
 
 
 def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
     """Backbone and readout that belong to a task."""
     with strategy.answering(task):
-        tensors = vision.everything(strategy.model.backbone)
+        tensors = everything(strategy.model.backbone)
     return tensors | {f"readout.{name}": tensor for name, tensor in strategy.readouts[task.name].items()}
 
 
@@ -92,7 +93,7 @@ def test_a_pre_trained_network_is_where_all_tasks_start_from() -> None:
     """θ_pre is the network as it is given, last layer and statistics included; the network itself stays as it was."""
     network = vision.network("conv")
     network(vision.digits()[0][:100])  # some statistics
-    before = vision.everything(network)
+    before = everything(network)
     stream = benchmark_stream(vision.split_digits("task"), network)
     strategy = vision.make("grafting-continual", stream)
     strategy.eval(stream.benchmark.test_stream)
@@ -103,7 +104,7 @@ def test_a_pre_trained_network_is_where_all_tasks_start_from() -> None:
                 network(vision.inputs(task.test)), torch.as_tensor(strategy.predictions[task.name].logits)
             )
     run(strategy, stream.benchmark)
-    assert vision.different(vision.everything(network), before) == []
+    assert different(everything(network), before) == []
 
 
 # -- Benchmarks ------------------------------------------------------------------------------------------
@@ -325,10 +326,10 @@ def test_an_interrupted_first_task_leaves_the_model_as_it_was(name: str, scenari
     """Weights, readouts and BatchNorm's statistics."""
     stream = vision.stream(scenario, "mlp" if name == "lora" else "conv")
     strategy = vision.make(name, stream, plugins=[InterruptAt()])
-    before = vision.everything(strategy.model)
+    before = everything(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream.benchmark.train_stream[0])
-    assert vision.different(before, vision.everything(strategy.model)) == []
+    assert different(before, everything(strategy.model)) == []
 
 
 def test_an_interrupted_task_does_not_count_for_cumulative() -> None:

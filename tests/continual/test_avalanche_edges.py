@@ -25,6 +25,7 @@ from avalanche.benchmarks import (
 )
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.core import SupervisedPlugin
+from compared import different, everything
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -113,7 +114,7 @@ def test_parts_draw_from_seeds_of_their_own() -> None:
 def test_a_strategy_that_learns_a_task_at_once_refuses_a_part(name: str) -> None:
     stream = vision.stream("task")
     strategy = vision.make(name, stream)
-    before = vision.everything(stream.model)
+    before = everything(stream.model)
     message = (
         rf"{type(strategy).__name__} learns a task at once, from all of its rows, got part 3 of experience-0 \(20 of \d+ "
         r"rows\). Train on the experience that it was cut from, or by a strategy that learns in parts: "
@@ -121,7 +122,7 @@ def test_a_strategy_that_learns_a_task_at_once_refuses_a_part(name: str) -> None
     )
     with pytest.raises(UsageError, match=message):
         strategy.train(online(stream)[3])
-    assert vision.different(before, vision.everything(stream.model)) == []
+    assert different(before, everything(stream.model)) == []
     assert strategy.learned == []
 
 
@@ -183,11 +184,11 @@ def test_experiences_of_another_benchmark_are_refused(name: str) -> None:
         r"Experience \d of the stream 'train' is none of this stream's own: expected an experience of stream.benchmark"
     )
     strategy = vision.make("continual-ft", stream)
-    before = vision.everything(stream.model)
+    before = everything(stream.model)
     for call in (strategy.train, strategy.eval, stream.task_of):
         with pytest.raises(UsageError, match=message):
             call(other)
-    assert vision.different(before, vision.everything(stream.model)) == []
+    assert different(before, everything(stream.model)) == []
     strategy.train(stream.benchmark.train_stream[0])  # nothing is left behind
     assert set(strategy.evaluate()) == {task.name for task in stream.tasks}
 
@@ -244,7 +245,7 @@ def test_copies_that_avalanche_makes_are_the_streams_own(name: str) -> None:
         strategy.eval(decorated.test_stream)
         answers = {task: found.logits for task, found in strategy.predictions.items()}
         if expected is not None:
-            assert vision.different(expected, answers) == []
+            assert different(expected, answers) == []
         expected = answers
 
 

@@ -144,17 +144,10 @@ class Plain(ContinualStrategy):
         return nullcontext()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("save", "save: expected ContinualStrategy's own, which is final. Give yours another name."),
-        ("note_learned", "note_learned: expected ContinualStrategy's own, which is final. Give yours another name."),
-        ("training_result", "training_result: expected ContinualStrategy's own, which is final."),
-    ],
-)
-def test_what_is_final_stays(name: str, message: str) -> None:
+def test_what_is_final_stays() -> None:
+    message = "note_learned: expected ContinualStrategy's own, which is final. Give yours another name."
     with pytest.raises(ConformanceError, match=message):
-        type("Own", (Plain,), {name: lambda self: None})
+        type("Own", (Plain,), {"note_learned": lambda self: None})
 
 
 def test_a_mixin_does_not_go_past_it() -> None:

@@ -11,8 +11,9 @@ import small_vision as vision
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
+from compared import learn, logits
 from torch import Tensor
-from withheld import INFERENCE, learn, logits, model_of, text_stream
+from withheld import INFERENCE, model_of, text_stream
 
 from forgetfree import registry
 from forgetfree.continual.task_inference import answer_for

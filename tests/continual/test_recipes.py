@@ -15,8 +15,7 @@ from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.config import RunConfig
 from forgetfree.options import build
 from forgetfree.recipes import GRAFT, ModelEntry
-from forgetfree.training.localization import LocalizationOptions
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
 RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc_lambda": 7.0}
 
@@ -37,7 +36,7 @@ def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
 ) -> None:
     cls, stream = registry.strategy(name), tiny_stream(stream="sst2")
     by_hand = cls(stream=stream)
-    assert by_hand.options == RunConfig(stream="sst2", strategies=(name,), model=toy).check().options[name]
+    assert by_hand.options == RunConfig(stream="sst2", strategy=(name,), model=toy).check().options[name]
     assert by_hand.options.learning_rate == 0.5 and by_hand.options.optimizer == "adamw"
     told = capsys.readouterr().err
     assert told.startswith(f"Recipe of {toy} for {name}: optimizer=adamw learning_rate=0.5")
@@ -67,9 +66,7 @@ def test_a_strategy_runs_on_a_gpu_where_there_is_one(tiny_stream: Any, monkeypat
 
 def test_options_may_start_from_the_recipe() -> None:
     cls = registry.strategy("grafting-continual").Options
-    recipe = RunConfig(
-        stream="sst2", strategies=("grafting-continual",), steps=7, settings={"weight_decay": 0.5}
-    ).check()
+    recipe = RunConfig(stream="sst2", strategy=("grafting-continual",), set={"steps": 7, "weight_decay": 0.5}).check()
     assert cls.for_model("minilm", steps=7, weight_decay=0.5) == recipe.options["grafting-continual"]
     assert cls.for_model("minilm", optimizer="sgd") == cls(optimizer="sgd")
     assert cls.for_model("smollm2", region_from="mask").mask_batch_size == 256
@@ -85,7 +82,7 @@ def test_options_may_start_from_the_recipe() -> None:
 
 def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
     """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
-    alone = RunConfig(stream="sst2", model="minilm", strategies=GRAFT).check().options["bare-graft"]
+    alone = RunConfig(stream="sst2", model="minilm", strategy=GRAFT).check().options["bare-graft"]
     for name in ("localization", "sparsity-curve", "calibration"):
         setting = EXPERIMENTS[name].setting
         chosen = {**setting.options, **setting.optimizer, "sparsity": setting.sparsity}
@@ -97,7 +94,7 @@ def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
     trained = RunConfig(stream="sst2", model="minilm").check().options
     setting = EXPERIMENTS["continual"].setting
     assert setting.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"}
-    config = RunConfig(stream="sst2", model=setting.model, settings=dict(setting.options))
+    config = RunConfig(stream="sst2", model=setting.model, set=dict(setting.options))
     for name, options in config.check().options.items():
         for key in set(type(options).__dataclass_fields__) - setting.options.keys():
             assert getattr(options, key) == getattr(trained[name], key)
@@ -148,9 +145,9 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
     settings = {"graft-retrain.mask_steps": 1}
     config = RunConfig(
         stream="sst2",
-        strategies=("grafting-continual", "graft-retrain"),
+        strategy=("grafting-continual", "graft-retrain"),
         model="minilm",
-        settings=settings | {"steps": 7},
+        set=settings | {"steps": 7},
     )
     said = {key: value for key, value in config.recipe().items() if "region_" in key}
     assert said == {
@@ -161,14 +158,14 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
     options = config.check().options
     assert options["grafting-continual"].region_from == "movement"
     assert options["graft-retrain"].region_from == registry.strategy("graft-retrain").Options().region_from
-    config = RunConfig(stream="sst2", model="minilm", settings={"grafting-continual.mask_steps": 1})
+    config = RunConfig(stream="sst2", model="minilm", set={"grafting-continual.mask_steps": 1})
     assert "region_" not in recipe_said(config) and "mask_batch_size=256" in recipe_said(config)
 
 
 @pytest.mark.parametrize("model", ["minilm", "smollm2"])
 def test_a_recipe_says_for_strategies_with_other_regions_what_it_says_for_all_otherwise(model: str) -> None:
     others = ("packnet", "wsn", "lotto", "bitfit")
-    config = RunConfig(stream="sst2", strategies=("grafting-continual", *others), model=model).check()
+    config = RunConfig(stream="sst2", strategy=("grafting-continual", *others), model=model).check()
     assert config.options["grafting-continual"].region_rate_factor == 3.0
     for name in others:
         by_hand = registry.strategy(name).Options.for_model(model, strategy=name)

@@ -13,9 +13,10 @@ import small_vision as vision
 import torch
 from avalanche.benchmarks import tensors_benchmark
 from avalanche.core import SupervisedPlugin
+from compared import different, everything, learn, logits
 from torch import Tensor, nn
 from torch.nn import functional as F
-from withheld import INFERENCE, TASKWISE, a_stream, kind_of, learn, logits, text_stream
+from withheld import INFERENCE, TASKWISE, a_stream, kind_of, text_stream
 
 from forgetfree.continual.benchmark_stream import benchmark_stream
 from forgetfree.core.readout_model import LOWEST
@@ -189,12 +190,12 @@ class Midway(SupervisedPlugin):
         self.seen: list[dict[str, Any]] = []
 
     def after_training_epoch(self, strategy: Any, **_: Any) -> None:
-        before, mode = vision.everything(strategy.model), strategy.model.training
+        before, mode = everything(strategy.model), strategy.model.training
         experience, batch, data = strategy.experience, strategy.mbatch, strategy.dataloader
         strategy.evaluate()
         strategy.experience, strategy.mbatch, strategy.dataloader = experience, batch, data
         strategy.model.train(mode)
-        assert vision.different(before, vision.everything(strategy.model)) == []
+        assert different(before, everything(strategy.model)) == []
         self.seen.append({name: found.logits for name, found in strategy.predictions.items()})
 
 
@@ -218,9 +219,9 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
     strategy = vision.make(name, stream, plugins=[midway], **changes)
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
-        before = vision.everything(strategy.model)
+        before = everything(strategy.model)
         found = {name: answer.logits for name, answer in strategy.evaluate().items()}
-        assert vision.different(before, vision.everything(strategy.model)) == []
+        assert different(before, everything(strategy.model)) == []
         for answers in (found, midway.seen[-1]):
             for other in answers.values():
                 assert np.array_equal(answers["experience-0"], other)
@@ -240,10 +241,10 @@ class Interrupt(SupervisedPlugin):
 def test_an_interrupted_evaluation_leaves_the_model_as_it_was(name: str, inference: str) -> None:
     interrupt = Interrupt()
     strategy = learn(vision.make(name, vision.stream("class", kind_of(name)), task_inference=inference))
-    before, answers = vision.everything(strategy.model), logits(strategy)
+    before, answers = everything(strategy.model), logits(strategy)
     strategy.plugins.append(interrupt)
     with pytest.raises(KeyboardInterrupt):
         strategy.evaluate()
     strategy.plugins.remove(interrupt)
-    assert vision.different(before, vision.everything(strategy.model)) == []
-    assert vision.different(answers, logits(strategy)) == []
+    assert different(before, everything(strategy.model)) == []
+    assert different(answers, logits(strategy)) == []

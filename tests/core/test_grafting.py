@@ -16,14 +16,12 @@ from torch.nn import functional as F
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask
 from forgetfree.core.batch_loss import CrossEntropy
-from forgetfree.core.body import body_space
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, most_moved, top
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import OptionError, TrainingError
-from forgetfree.ledger.graft import Graft
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -41,18 +39,6 @@ def test_a_graft_is_equation_1() -> None:
     with pytest.raises(ZeroDivisionError), grafted(model, space, region, ft[region.indices]):
         assert torch.equal(space.flatten(model), gamma * ft + (1 - gamma) * pre)
         raise ZeroDivisionError
-    assert torch.equal(space.flatten(model), pre)
-
-
-def test_a_grafts_own_space_fits_a_model_with_a_head() -> None:
-    """The space is that of the body. Its names fit the model with its head, and the indices mean the same there."""
-    model, _ = tiny.build("bert-mlm")
-    space = ParameterSpace.of(model)
-    pre, region = space.flatten(model), Region.of([0, 5, len(space) - 1])
-    assert space.tensors[0].name == "bert." + body_space(model, space).tensors[0].name
-    undo = Graft(region, torch.tensor([1e8, -1e8, 3.0]), body_space(model, space)).apply_(model)
-    assert space.gather(model, region.indices).tolist() == [1e8, -1e8, 3.0]
-    undo.apply_(model, space)
     assert torch.equal(space.flatten(model), pre)
 
 

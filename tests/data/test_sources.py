@@ -218,22 +218,17 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     ({"test.csv": None, "validation.csv": None, "train.csv": "text,label\na,x\nb,x\n"}, "rows of two labels at least"),
     # source.json
     ({"source.json": "{"}, "{folder}/source.json is not valid JSON"),
-    ({"source.json": "[]"}, "must hold a JSON object"),
     ({"source.json": '{"metric": "f1", "metric": "f1"}'}, "the key 'metric' stands twice. Fix or remove it."),
     ({"source.json": '{"lable_names": ["no", "yes"]}'}, "'lable_names' is not read. Did you mean 'label_names'?"),
-    ({"source.json": '{"templates": "x", "names": 3}'}, "'templates' is not read. Did you mean 'template'?"),
     ({"source.json": '{"label_names": "ab"}'}, "label_names must be a list of at least two names"),
     ({"source.json": '{"label_names": ["a", " "]}'}, "at least two names, all different, got ['a', ' ']"),
-    ({"source.json": '{"label_names": ["a ", "a"]}'}, "all different"),
     ({"source.json": '{"label_words": [["a"], {}]}'}, "label_words must be a list of at least two names"),
     ({"source.json": '{"label_words": ["a", "b", "c"]}'}, "one of label_words for each of the 2 labels, got 3"),
     ({"source.json": '{"metric": "bleu"}'}, "metric must be one of accuracy, f1, macro_f1, got 'bleu'"),
-    ({"source.json": '{"metric": ["f1"]}'}, "metric must be 'accuracy' or "),
     (
         {"source.json": '{"template": "{mask} {text:upper}"}'},
         "template must hold each of {text}, {mask} once and no other",
     ),
-    ({"source.json": '{"template": 3}'}, "template must be a text"),
     ({"source.json": '{"causal_template": "{text} {mask}"}'}, "causal_template must hold each of {text} once"),
     ({"source.json": '{"metric": "f1", "label_names": ["a", "b", "c"]}'}, "and there are 3 labels. Give 'macro_f1' or"),
 ]

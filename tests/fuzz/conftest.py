@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from forgetfree import cli
-from forgetfree.results.runs import read_run, to_csv
+from forgetfree.results.report.run_report import to_csv
 from forgetfree.results.scores import SCORES_FILE, read_scores, write_scores
+from forgetfree.results.table import load_results
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def samples(data_directory: Path, model_directory, tmp_path_factory: pytest.Temp
     strategies = ["--strategy", "grafting-continual", "--strategy", "fine-tune"]
     assert cli.main(["run", "qnli,ag_news", *common, *strategies, "--out", str(root / "run")]) == 0
     assert cli.main(["graft", "sst2", *common, "--out", str(root / "graft")]) == 0
-    (root / "run.csv").write_text(to_csv(read_run(root / "run")), encoding="utf-8")
+    (root / "run.csv").write_text(to_csv(load_results(root / "run")), encoding="utf-8")
     scores = read_scores(root / "run" / "grafting-continual" / "seed-0" / SCORES_FILE)
     write_scores(root / "scores.csv", scores[:12])
     return root

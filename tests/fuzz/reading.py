@@ -49,7 +49,7 @@ def bits(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
     if isinstance(value, RunRecord):
-        return bits([value.about.model_dump(), *(run.outcome for run in value.runs)])
+        return bits([value.about.model_dump(), *map(value.outcome, value.runs)])
     if isinstance(value, Graft):
         return bits(vars(value))
     if hasattr(value, "__dataclass_fields__"):
@@ -153,8 +153,9 @@ def sound_results(results: Any, path: Path) -> None:
     table = Results([results])
     assert render(table, "markdown") and json.loads(render(table, "json"))
     for run in results.runs:
-        assert run.learning_matrix.shape == (len(table.tasks) + 1, len(table.tasks))
-        assert not ((run.learning_matrix < 0) | (run.learning_matrix > 1)).any()
+        matrix = table.values(run.strategy, run.seed)
+        assert matrix.shape == (len(table.tasks) + 1, len(table.tasks))
+        assert not ((matrix < 0) | (matrix > 1)).any()
 
 
 def sound_scores(scores: Any, path: Path) -> None:

@@ -212,10 +212,10 @@ def config(data_directory: Path, model_directory: Any, tmp_path: Path) -> Callab
             stream="sst2,qnli",
             data=str(data_directory),
             model=str(model_directory("bert")),
-            strategies=(strategy,),
+            strategy=(strategy,),
             shots=4,
             readout="linear",
-            settings={**usual, **settings},
+            set={**usual, **settings},
             out=str(tmp_path / out),
         )
 
@@ -401,7 +401,7 @@ def test_a_kill_during_the_first_write_leaves_a_directory_that_starts_anew(
 def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alone(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = replace(config("bitfit", "out"), strategies=("bitfit", "continual-ft"))
+    both = replace(config("bitfit", "out"), strategy=("bitfit", "continual-ft"))
     run(both)
     out = tmp_path / "out"
     before, kept = outcome(out), (out / "continual-ft" / "seed-0" / "unit.json").read_bytes()
@@ -436,7 +436,7 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
 
     (tmp_path / "cut" / "fine-tune" / "seed-0" / CHECKPOINT).mkdir()
     run(
-        replace(config("fine-tune", "cut"), seeds=(1,)), Execution(resume=True)
+        replace(config("fine-tune", "cut"), seed=(1,)), Execution(resume=True)
     )  # it goes where another seed is asked for, too
     assert not list((tmp_path / "cut").rglob(CHECKPOINT))
 
@@ -501,7 +501,7 @@ def test_a_directory_that_is_deleted_in_the_midst_is_told(
 def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = replace(config("bitfit", "out"), strategies=("bitfit", "continual-ft"))
+    both = replace(config("bitfit", "out"), strategy=("bitfit", "continual-ft"))
     out = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         log_step, count = unit.History.log_step, 0
@@ -531,10 +531,10 @@ def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
 def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig], tmp_path: Path) -> None:
     torch.set_num_threads(2)
     usual = config("bitfit", "out")
-    settings = {key: value for key, value in usual.settings.items() if key != "threads"}
-    run(replace(usual, settings=settings))
+    settings = {key: value for key, value in usual.set.items() if key != "threads"}
+    run(replace(usual, set=settings))
     torch.set_num_threads(1)
-    run(replace(usual, settings=settings, seeds=(0, 1)), Execution(resume=True))
+    run(replace(usual, set=settings, seed=(0, 1)), Execution(resume=True))
     assert torch.get_num_threads() == 1
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("outcome.json")]
     assert [record["machine"]["threads"] for record in records] == [2, 2]

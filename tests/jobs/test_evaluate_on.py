@@ -18,8 +18,8 @@ from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError, UsageError
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 CHOOSE = ("--set", "evaluate_on=validation")
 

@@ -167,28 +167,27 @@ def test_functions_that_train_and_answer_decide_before_the_first_row(faster: str
 
 def test_what_was_taken_is_written_and_repeated(faster: str, tmp_path: Path) -> None:
     config = RunConfig(
-        stream="sst2", settings={"precision": "auto", "fine-tune.precision": "auto"}, device="cpu", out=str(tmp_path)
+        stream="sst2", set={"precision": "auto", "fine-tune.precision": "auto"}, device="cpu", out=str(tmp_path)
     )
-    config = replace(config, strategies=("fine-tune",), data="demo")
-    assert with_precision(config).settings == {"precision": faster, "fine-tune.precision": faster}
+    config = replace(config, strategy=("fine-tune",), data="demo")
+    assert with_precision(config).set == {"precision": faster, "fine-tune.precision": faster}
     begun = {"precision": "fp32" if faster == "bf16" else "bf16"}  # on another machine
     (tmp_path / "config.json").write_text(json.dumps({"run": {"set": begun}}))
-    assert with_precision(config).settings == begun | {"fine-tune.precision": faster}
+    assert with_precision(config).set == begun | {"fine-tune.precision": faster}
     for damaged in ("", "[]", '{"run": 3}', '{"run": {"set": 1}}'):
         (tmp_path / "config.json").write_text(damaged)
-        assert with_precision(config).settings["precision"] == faster
-    given = RunConfig(stream="sst2", settings={"precision": "fp32"}, out=str(tmp_path))
+        assert with_precision(config).set["precision"] == faster
+    given = RunConfig(stream="sst2", set={"precision": "fp32"}, out=str(tmp_path))
     assert with_precision(given) is given
 
 
 def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path) -> None:
     config = RunConfig(
         stream="sst2",
-        strategies=("fine-tune",),
-        settings={"precision": "auto", "floors": "constant", "test_limit": 4},
+        strategy=("fine-tune",),
+        set={"precision": "auto", "floors": "constant", "test_limit": 4, "steps": 1},
         data="demo",
         shots=2,
-        steps=1,
         device="cpu",
         out=str(tmp_path / "out"),
     )
@@ -198,7 +197,7 @@ def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path
     precision._measured.clear()
     for file in (tmp_path / "cache" / "precision").iterdir():
         file.unlink()
-    perform(prepared(replace(config, seeds=(0, 1))), Execution(resume=True))
+    perform(prepared(replace(config, seed=(0, 1))), Execution(resume=True))
     recorded = json.loads((tmp_path / "out" / "config.json").read_text())
     units = [json.loads(each.read_text()) for each in (tmp_path / "out").glob("*/*/outcome.json")]
     assert recorded["run"]["set"]["precision"] == "bf16" and not passes
@@ -206,16 +205,14 @@ def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path
 
 
 def test_the_recipe_of_a_model_may_say_auto(faster: str, tmp_path: Path) -> None:
-    config = RunConfig(stream="sst2", model="minilm", strategies=("fine-tune",), device="cpu", out=str(tmp_path))
-    assert with_precision(config).settings == {"precision": faster}
-    assert with_precision(replace(config, settings={"precision": "fp32"})).settings == {"precision": "fp32"}
-    assert with_precision(replace(config, model="bert-base-uncased")).settings == {}
+    config = RunConfig(stream="sst2", model="minilm", strategy=("fine-tune",), device="cpu", out=str(tmp_path))
+    assert with_precision(config).set == {"precision": faster}
+    assert with_precision(replace(config, set={"precision": "fp32"})).set == {"precision": "fp32"}
+    assert with_precision(replace(config, model="bert-base-uncased")).set == {}
 
 
 def test_the_options_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
-    config = RunConfig(
-        stream="sst2", model="nowhere/at/all", settings={"precision": "auto", "steps": 0}, out=str(tmp_path)
-    )
+    config = RunConfig(stream="sst2", model="nowhere/at/all", set={"precision": "auto", "steps": 0}, out=str(tmp_path))
     with pytest.raises(UsageError, match="steps must be at least 1"):
         with_precision(config)
 

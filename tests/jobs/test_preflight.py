@@ -101,7 +101,7 @@ def test_updates_follow_a_rule_by_its_name(plan: Plan) -> None:
     assert plan(*words, "--set", "steps=paper")["total"]["updates"] == 384
     recipe = RunConfig(stream="sst2", model="minilm")
     assert {options.steps for options in recipe.check().options.values()} == {"auto"}
-    named = RunConfig(stream="sst2", model="minilm", steps="paper")
+    named = RunConfig(stream="sst2", model="minilm", set={"steps": "paper"})
     assert {options.steps for options in named.check().options.values()} == {"paper"} and "steps" not in named.recipe()
 
 

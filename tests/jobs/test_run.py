@@ -66,11 +66,11 @@ class Command:
     def at(self, out: Path, **changes: Any) -> Any:
         """The configuration with another directory, whose models are kept inside."""
         settings = {
-            **self.config.settings,
+            **self.config.set,
             "cache": str(out.parent / f"{out.name}-models"),
-            **changes.pop("settings", {}),
+            **changes.pop("set", {}),
         }
-        return replace(self.config, out=str(out), settings=settings, **changes)
+        return replace(self.config, out=str(out), set=settings, **changes)
 
     def words(self, out: Path, *more: str) -> list[str]:
         """The command line of the same."""
@@ -85,10 +85,8 @@ class Command:
             "4",
             "--readout",
             "linear",
-            "--sparsity",
-            "0.05",
         ]
-        sets = [word for key, value in config.settings.items() for word in ("--set", f"{key}={value}")]
+        sets = [word for key, value in config.set.items() for word in ("--set", f"{key}={value}")]
         cache = ["--set", f"cache={out.parent / f'{out.name}-models'}"]
         return last_of_each([*words, *fixed, *sets, *cache, "--jobs", "1", "--out", str(out), *more], "--jobs")
 
@@ -97,9 +95,9 @@ class Command:
 def command(data_directory: Path, model_directory: Any) -> Command:
     """A run of one task by two strategies."""
     common: Json = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear"}
-    common["settings"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1}
+    common["set"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1, "sparsity": 0.05}
     both = ("fine-tune", "grafting-continual")
-    config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
+    config: Any = RunConfig(stream="sst2", strategy=both, shots=4, **common)
     return Command(config, tuple(f"{name}/seed-0" for name in both))
 
 
@@ -209,7 +207,7 @@ def test_a_unit_that_failed_stays_under_failed_while_others_join(
     with monkeypatch.context() as patch:
         failing(command, patch, TrainingError("The loss became nan."), unit=0)
         command.perform(command.at(out))
-    asked = replace(command.at(out), strategies=(Path(other).parent.name,), seeds=(0, 1))
+    asked = replace(command.at(out), strategy=(Path(other).parent.name,), seed=(0, 1))
     results = command.perform(asked, Execution(resume=True))
     assert [run["strategy"] for run in results["failed"]] == [Path(failing_one).parent.name]
     assert len(results["runs"]) == 2 and command.perform(command.at(out), Execution(resume=True))["failed"] == []
@@ -273,7 +271,7 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert cli.main(command.words(out)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("forgetfree: error: There is not enough memory: ") and told in said
-    assert "a smaller batch_size; a smaller max_length" in said and f"--resume --out {out} goes on." in said
+    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
@@ -323,11 +321,11 @@ def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Pa
         def monitor(self, unit: str) -> Monitor:
             return Heard()
 
-    shared: Json = {"settings": {"cache": str(tmp_path / "models")}}
+    shared: Json = {"set": {"cache": str(tmp_path / "models")}}
     first = command.perform(command.at(tmp_path / "first", **shared), Execution(progress=Listening()))
     assert "fine_tune" in phases
     phases.clear()
-    shared["strategies"] = ("grafting-continual",)  # fine-tune says that it has no step to do
+    shared["strategy"] = ("grafting-continual",)  # fine-tune says that it has no step to do
     second = command.perform(command.at(tmp_path / "second", **shared), Execution(progress=Listening()))
     assert "fine_tune" not in phases
     assert timeless(first)["tasks"] == timeless(second)["tasks"]
@@ -354,9 +352,9 @@ def test_results_are_made_of_the_units_at_any_time(command: Command, whole: Path
 
 def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
-    results = command.perform(command.at(whole, seeds=(0, 1)))
-    command.perform(command.at(out, seeds=(0,)))
-    assert timeless(command.perform(command.at(out, seeds=(0, 1)), Execution(resume=True))) == timeless(results)
+    results = command.perform(command.at(whole, seed=(0, 1)))
+    command.perform(command.at(out, seed=(0,)))
+    assert timeless(command.perform(command.at(out, seed=(0, 1)), Execution(resume=True))) == timeless(results)
     assert bytes_of(out) == bytes_of(whole)
 
 
@@ -444,7 +442,7 @@ def test_a_killed_command_goes_on_to_the_same_bytes(
     process.wait(timeout=20)
     assert not (out / command.units[1] / RECORD).exists()
     kept = (out / command.units[0] / RECORD).read_bytes()
-    more = {"settings": {"steps": "100", "mask_steps": "300"}}
+    more = {"set": {"steps": "100", "mask_steps": "300"}}
     results = command.perform(command.at(whole, **more))
     (out / LOCK).touch()  # as a kill leaves it
     assert cli.main(command.words(out, "--set", "mask_steps=300", "--set", "steps=100", "--resume")) == 0
@@ -457,15 +455,15 @@ def test_a_killed_command_goes_on_to_the_same_bytes(
 @pytest.mark.sampled(share=0.2)
 def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
     """They run at the same time: the second waits, whichever it is."""
-    settings = {"mask_steps": 1, "threads": 1, "steps": 400}
+    settings = {"mask_steps": 1, "threads": 1, "steps": 400, "sparsity": 0.05}
     both = ("fine-tune", "grafting-continual")
     common: Json = {
         "data": str(data_directory),
         "model": str(model_directory("bert")),
-        "settings": settings,
+        "set": settings,
         "shots": 4,
     }
-    config = RunConfig(stream="sst2", strategies=both, sparsity=0.05, out=str(tmp_path / "out"), **common)
+    config = RunConfig(stream="sst2", strategy=both, out=str(tmp_path / "out"), **common)
     perform(prepared(config), Execution(jobs=2))
     made = [
         name

@@ -66,13 +66,12 @@ def test_an_error_of_a_worker_is_told_as_one_paragraph(
 def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
     config = RunConfig(
         stream="sst2",
-        strategies=("bare-graft",),
+        strategy=("bare-graft",),
         model=str(model_directory("bert")),
         data=str(data_directory),
         shots=4,
-        sparsity=0.1,
-        seeds=(0, 1, 2, 3),
-        settings={"steps": 100_000, "mask_steps": 1, "threads": 1},
+        seed=(0, 1, 2, 3),
+        set={"steps": 100_000, "mask_steps": 1, "sparsity": 0.1, "threads": 1},
         out=str(tmp_path / "out"),
     )
 

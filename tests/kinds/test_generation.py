@@ -438,6 +438,15 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     bins = np.ceil(share.max(1) * 15)
     gaps = [abs(right[bins == b].mean() - share.max(1)[bins == b].mean()) * (bins == b).mean() for b in set(bins)]
     assert results.matrix("grafting-continual", metric="ece").iloc[-1, 0] == pytest.approx(sum(gaps), abs=1e-6)
+    (told,) = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    assert [row[1] for row in told["ece"]] == [None] * 3  # of the task without probabilities, which no mean counts
+    assert told["summary"]["ece"] == told["ece"][-1][0] > 0
+    assert results.summary().loc["grafting-continual", ("ece", "mean")] == pytest.approx(told["ece"][-1][0])
+    page = render(results, "html")
+    assert "cannot be read" not in page and "Reliability" in page
+    (tmp_path / "all.csv").write_text(render(results, "csv"))
+    again = forgetfree.load_results(tmp_path / "all.csv")
+    assert again.matrix("grafting-continual", 0, "ece")["last"].isna().all()
     assert not first.same_as(replace(first, logits=np.nextafter(first.logits, np.float32(9))))
     assert len(first.tensors()["ids"]) == first.lengths.sum()
 

@@ -74,47 +74,6 @@ def test_it_runs_reports_and_answers(ratings: Path, model_directory: Any, tmp_pa
 
 
 @dataclass(frozen=True, eq=False)
-class Sayings(LabelAnswers):
-    """Answers without probabilities."""
-
-    @property
-    def ece(self) -> None:
-        return None
-
-    def more_scores(self) -> dict[str, float]:
-        return {}
-
-
-def test_answers_without_probabilities_have_no_calibration(
-    ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """One task of two has none: its column is empty everywhere, and the mean is that of the other."""
-    usual = registry.kind("rating").answers
-
-    def answers(kind: Any, task: Any, logits: Any, labels: Any, rows: Any) -> LabelAnswers:
-        found = usual(task, logits, labels, rows)
-        return Sayings(found.logits, found.labels) if task.name == "books" else found
-
-    monkeypatch.setattr(type(registry.kind("rating")), "answers", answers)
-    out, model = tmp_path / "out", str(model_directory("bert"))
-    words = ["run", "films,books", "--strategy", "continual-ft", "--model", model, "--data", str(ratings)]
-    assert cli.main([*words, "--steps", "2", "--out", str(out)]) == 0
-    (run,) = json.loads((out / "results.json").read_text())["runs"]
-    assert [row[1] for row in run["ece"]] == [None] * 3
-    assert run["summary"]["ece"] == run["ece"][-1][0] > 0
-    found = forgetfree.load_results(out)
-    assert found.summary().loc["continual-ft", ("ece", "mean")] == pytest.approx(run["ece"][-1][0])
-    capsys.readouterr()
-    assert cli.main(["report", str(out), "--format", "html"]) == 0
-    page = capsys.readouterr().out
-    assert "cannot be read" not in page  # nothing is damaged
-    assert "Reliability" in page  # of the other task
-    assert cli.main(["report", str(out), "--format", "csv"]) == 0
-    (tmp_path / "all.csv").write_text(capsys.readouterr().out)
-    assert forgetfree.load_results(tmp_path / "all.csv").matrix("continual-ft", 0, "ece")["books"].isna().all()
-
-
-@dataclass(frozen=True, eq=False)
 class Guesses(Answers):
     """Answers that are no labels: the stars as numbers, and the words that were read."""
 
@@ -250,12 +209,6 @@ def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
             "After the last task (in % where scores are shares)",
             ("70.0", "0.700", "0.700"),
             "scores 0.700 on",
-        ),
-        (
-            ["f1", "accuracy"],
-            "After the last task (in %)",
-            ("70.0", "70.0", "70.0"),
-            "scores 70.0 % on",
         ),
     ],
 )

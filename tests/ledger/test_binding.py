@@ -145,27 +145,6 @@ def test_a_strategy_that_would_answer_differently_does_not_load(run: Path, model
         grafting(model, data_directory, max_length=24, precision=precision).load(str(ledger_file(run).parent))
 
 
-def test_a_body_with_a_pooler_fits(model_directory: Any, data_directory: Path) -> None:
-    """AutoModel gives BERT a pooler. No graft touches it, and the ledger was made without one."""
-    directory = model_directory("bert-pooler")
-    strategy = grafting(directory, data_directory)
-    for experience in strategy.stream.benchmark.train_stream:
-        strategy.train(experience)
-    body = AutoModel.from_pretrained(directory)
-    assert body.pooler is not None
-    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
-    switch = LedgerSwitch(strategy.ledger, body)
-    for task in strategy.ledger.tasks:
-        with switch.task(task):
-            graft = strategy.ledger.graft(task)
-            assert torch.equal(strategy.ledger.space.gather(body, graft.region.indices), graft.values)
-    assert all(torch.equal(before[name], tensor) for name, tensor in body.state_dict().items())
-    with torch.no_grad():
-        next(body.encoder.parameters()).view(-1)[0] += 1
-    with pytest.raises(LedgerError, match="belongs to other weights"):
-        LedgerSwitch(strategy.ledger, body)
-
-
 # -- What a tokenizer does -------------------------------------------------------------------------------
 
 

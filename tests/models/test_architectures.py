@@ -19,9 +19,8 @@ from forgetfree.data.sources import load_task
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import apply_graft
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
 GRAFTED = (
     *(

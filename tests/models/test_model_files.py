@@ -17,20 +17,18 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from model_files import change_config, message
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import forgetfree
 from forgetfree.data.rows import Rows
-from forgetfree.errors import ModelError
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]
 TASK = TaskDefinition("own", "single", ("negative", "positive"))
-#: What no message may hold.
-INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_sizes")
 
 
 @pytest.fixture(autouse=True)
@@ -57,26 +55,11 @@ def classifier(model_directory: ModelDirectory, tmp_path: Path) -> Path:
     return tmp_path / "classifier"
 
 
-def message(load: Callable[[], Any]) -> str:
-    """The one paragraph that loading ends with."""
-    with pytest.raises(ModelError) as caught:
-        load()
-    text = str(caught.value)
-    assert "\n" not in text and text.endswith(".")
-    assert not [word for word in INTERNALS if word in text], text
-    return text
-
-
 def change_weights(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
     """Rewrite the weights; ``change`` may return other weights."""
     file = directory / "model.safetensors"
     tensors = load_file(file)
     save_file(change(tensors) or tensors, file, metadata={"format": "pt"})
-
-
-def change_config(directory: Path, **changes: Any) -> None:
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def pickle_weights(directory: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -124,14 +122,8 @@ def test_no_interval_goes_beyond_what_a_score_can_be() -> None:
         assert difference is not None and (difference.low, difference.high) == (-1.0, 1.0)
     losses = Evidence({"up": scores(0.5, 1.0, "loss"), "down": scores(0.5, 0.0, "loss")})
     assert losses.average("up").low == 0.0 and losses.average("up").high > 3
-    matrices = [np.array([[0.5, 0.5], [1.0, 0.5], [last, 0.5]]) for last in (0.0, 1.0)]
-    runs = [
-        SimpleNamespace(
-            learning_matrix=each, forgotten=[lost, 0.0], forgetting=lost, metric=["accuracy"] * 2, tasks="ab"
-        )
-        for each, lost in zip(matrices, (1.0, 0.0), strict=True)
-    ]
-    found = forgetting(runs, {})  # type: ignore[arg-type]
+    matrices = np.array([[[0.5, 0.5], [1.0, 0.5], [last, 0.5]] for last in (0.0, 1.0)])
+    found = forgetting(matrices, ["accuracy"] * 2, [0, 0])
     assert (found.value, found.low, found.high) == (0.5, -1.0, 1.0)
 
 
@@ -142,14 +134,8 @@ def test_the_interval_of_forgetting_is_worked_by_hand() -> None:
     quarter of the sum: 0.0016.
     """
 
-    def run(b: float) -> Any:
-        matrix = np.array([[0.5, 0.5, 0.5], [0.8, 0.5, 0.5], [0.8, 0.9, 0.5], [0.6, b, 0.7]])
-        lost = [0.2, 0.9 - b, 0.0]
-        return SimpleNamespace(
-            learning_matrix=matrix, forgotten=lost, forgetting=sum(lost) / 2, metric=["accuracy"] * 3, tasks="abc"
-        )
-
-    found = forgetting([run(0.7), run(0.9)], dict.fromkeys("abc", 100))
+    matrices = [[[0.5, 0.5, 0.5], [0.8, 0.5, 0.5], [0.8, 0.9, 0.5], [0.6, b, 0.7]] for b in (0.7, 0.9)]
+    found = forgetting(np.array(matrices), ["accuracy"] * 3, [100] * 3)
     assert found.value == pytest.approx(0.15)
     assert found.high - found.value == pytest.approx((0.0025 * 12.7062 + 0.0016 * 1.95996) / 0.0041**0.5, rel=1e-4)
 
@@ -303,7 +289,7 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     constant = results.constant
     assert constant
     assert by_name["the floor"][0] == f"{100 * constant[0]:.1f} (a constant answer)"
-    scores = {name: np.mean([run.learning_matrix[-1] for run in results.runs if run.strategy == name]) for name in loss}
+    scores = {name: np.mean(results.matrices(name)[:, -1]) for name in loss}
     floor = np.mean(constant)
     kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
     assert by_name["continual-ft"][3].startswith(f"{100 * kept:.1f} ")

@@ -200,7 +200,7 @@ def test_the_same_run_twice_counts_once() -> None:
     """Time aside, which no repetition reproduces."""
     again = run_of("a", 0, [0.6, 0.7], seconds={"train": 9.0})
     merged = together([results_of(run_of("a", 0, [0.6, 0.7])), results_of(again)])
-    assert [len(entry.runs) for entry in merged.entries] == [1]
+    assert [len(runs) for runs in merged.units.values()] == [1]
 
 
 def test_two_outcomes_of_one_seed_are_refused() -> None:
@@ -266,7 +266,7 @@ def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
         run_of("a", 2, [0.6, 0.8], options={"steps": 9}),
     ]
     merged = together([results_of(run) for run in runs])
-    assert [(entry.label, len(entry.runs)) for entry in merged.entries] == [
+    assert [(label, len(runs)) for label, runs in merged.units.items()] == [
         ("a (sparsity=0.01)", 1),
         ("a (sparsity=0.05)", 2),
         ("a (sparsity=—)", 1),
@@ -284,8 +284,8 @@ def test_intransigence_is_that_against_fine_tuned_models_of_another_directory() 
 
     def found(run: Json, **more: Any) -> float | None:
         merged = together([tuned, results_of(run, source="b", **more)])
-        (entry,) = [each for each in merged.entries if each.label.startswith("g")]
-        return entry.runs[0].summary["intransigence"]
+        (label,) = [each for each in merged.strategies if each.startswith("g")]
+        return merged.summary_of(label, run["seed"])["intransigence"]
 
     assert found(run_of("g", 0, [0.5, 0.6], options=own)) == pytest.approx(0.05)
     assert found(run_of("g", 1, [0.5, 0.6], options=own)) is None
@@ -318,14 +318,14 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
     few, many, long = directory(16, 9, "a", "b"), directory(64, 9, "a", "c"), directory(64, 30, "a", l1=0.5)
     merged = together([few, many])
     labels = ["a (shots=16)", "a (shots=64)", "b (shots=16)", "c (shots=64)"]
-    assert [entry.label for entry in merged.entries] == labels
+    assert merged.strategies == labels
     assert merged.settings == {"model": "minilm", "readout": "prompt", "steps": 9, "learning_rate": "0.1"}
-    assert [entry.label for entry in together([few, many, long]).entries if entry.label.startswith("a")] == [
+    assert [label for label in together([few, many, long]).strategies if label.startswith("a")] == [
         "a (shots=16, steps=9, l1=—)",
         "a (shots=64, steps=9, l1=—)",
         "a (shots=64, steps=30, l1=0.5)",
     ]
-    assert [entry.label for entry in together([many]).entries] == ["a", "c"]
+    assert together([many]).strategies == ["a", "c"]
     with pytest.raises(
         ReportError, match=r"^One CSV file holds one set-up and one configuration of a strategy, got a \(shots=16\)"
     ):
@@ -341,7 +341,7 @@ def test_the_set_up_is_told_as_it_was_typed() -> None:
     )
     runs = [run_of("a", 0, [0.6, 0.7], options={"region_steps": steps, "dropout": not steps}) for steps in (None, 4)]
     merged = together([results_of(runs[0], source="x"), results_of(runs[1], source="y")])
-    assert [entry.label for entry in merged.entries] == ["a (dropout=true)", "a (dropout=false, region_steps=4)"]
+    assert merged.strategies == ["a (dropout=true)", "a (dropout=false, region_steps=4)"]
 
 
 def test_one_file_of_several_directories_has_the_floors_of_all_their_seeds(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import TASKS, record_of, results_of, run_of, write
+from handmade import TASKS, record_of, results_of, run_of, together, write
 from reported import edit, edit_about, make_run
 
 import forgetfree
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.results.report.run_report import write_report
-from forgetfree.results.runs import read_run, to_csv
+from forgetfree.results.report.run_report import to_csv, write_report
+from forgetfree.results.runs import read_run
 from forgetfree.results.scores import Score, write_scores
 from forgetfree.results.table import Results
 
@@ -260,7 +260,7 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
 )
 def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: str, tmp_path: Path) -> None:
     run = run_of("ewc", 0, [0.6, 0.7]) | {"metric": ["accuracy", "accuracy"]}
-    text = to_csv(record_of(results_of(run)))
+    text = to_csv(together([results_of(run)]))
     file = tmp_path / "all.csv"
     file.write_text(text)
     forgetfree.load_results(file)

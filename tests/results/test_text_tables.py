@@ -13,18 +13,15 @@ from forgetfree.results.answers import TextAnswers
 from forgetfree.results.evidence import RowScore
 from forgetfree.results.report.page import Page, render_page
 from forgetfree.results.report.run_tables import text_tables
-from forgetfree.results.runs import About, Run, UnitFacts, frame_of
+from forgetfree.results.runs import Run, UnitFacts
 
 RIGHT = [["red", "crimson"], ["<b>blue</b> | green"], ["red"], ["a\nb"]]
 PROMPTS = ["Which colour?", "x" * 300, "Which?", "What?"]
 
 
-ABOUT = About(stream="colours", tasks=["colours"], metric={"colours": "exact_match"})
-
-
 def run_with(answers: TextAnswers, before: Any = ()) -> Run:
     kept = {"colours": before} if before else {}
-    return Run(UnitFacts(strategy="a", seed=0), frame_of([]), ABOUT, answers={"colours": answers}, before=kept)
+    return Run(UnitFacts(strategy="a", seed=0), answers={"colours": answers}, before=kept)
 
 
 def unit(*texts: str, right: Any = RIGHT, before: Any = ()) -> Run:
@@ -33,8 +30,7 @@ def unit(*texts: str, right: Any = RIGHT, before: Any = ()) -> Run:
 
 
 def compared(**runs: Run) -> Any:
-    entries = [SimpleNamespace(label=label, runs=[run]) for label, run in runs.items()]
-    return SimpleNamespace(tasks=("colours",), entries=entries)
+    return SimpleNamespace(tasks=("colours",), units={label: {0: run} for label, run in runs.items()})
 
 
 def test_rows_show_what_was_asked_what_is_right_and_what_each_strategy_wrote() -> None:

@@ -77,8 +77,6 @@ def test_requests_at_once_end_where_each_was_asked_to(run: Path, client: Any) ->
     [
         (ask("unknown"), 404, None, "There is no model 'unknown': a model is a task."),
         (ask(temperature=1), 422, "temperature", "Expected temperature of 0, got 1.0: texts are written greedily."),
-        (ask(top_p=0), 422, "top_p", "body.top_p: Input should be greater than 0"),
-        (ask(n=2), 422, "n", "body.n: Input should be 1"),
         (ask(tool_choice="required"), 422, "tool_choice", "body.tool_choice: Input should be 'none' or 'auto'"),
         (ask(num_beams=2), 422, "num_beams", "body.num_beams: Extra inputs are not permitted"),
         (
@@ -89,7 +87,6 @@ def test_requests_at_once_end_where_each_was_asked_to(run: Path, client: Any) ->
         ),
         (ask(max_tokens=21), 422, "max_tokens", "Expected max_tokens of at most 20, got 21"),
         (ask(max_completion_tokens=21), 422, "max_completion_tokens", "Expected max_completion_tokens of at most 20"),
-        (ask(max_tokens=0), 422, "max_tokens", "body.max_tokens: Input should be greater than or equal to 1"),
         (ask(stop=[""]), 422, "stop", "no empty text in stop"),
         (ask("first", stop="a"), 422, "stop", "Task 'first' has closed answers, of which the likeliest is given whole"),
         (ask(content=[{"type": "image_url"}]), 422, "messages", "without a part of the type 'image_url'"),

@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 from cards import pipeline_probabilities
+from compared import run_logits
 from safetensors.torch import load_file
-from torch import Tensor
 
 from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
 from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
@@ -44,13 +44,6 @@ each = pytest.mark.parametrize(("kind", "strategy"), EACH)
 
 def run_of(finished_run: MakeRun, kind: str) -> Path:
     return finished_run(kind, *RUNS[kind])
-
-
-def run_logits(run: Path, strategy: str, task: str) -> Tensor:
-    """What the run answered at its end."""
-    stored = load_file(run / strategy / "seed-0" / "predictions.safetensors")
-    (name,) = (name for name in stored if "logits" in name and task in name)
-    return stored[name]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.utils import ParamData
-from small_strategies import learn
+from compared import learn
 from torch import Tensor, nn
 
 from forgetfree import registry

@@ -17,16 +17,13 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from compared import assert_same, everything, learn, logits
 from small_strategies import (
     GRAFTING,
     SETTINGS,
     SMALL,
     Watch,
-    assert_same,
-    everything,
-    learn,
     learned_rows,
-    logits,
     make,
     theta_of,
 )
@@ -281,7 +278,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
     assert_same(logits(strategy), before)
 
 
-@pytest.mark.sampled("grafting-continual", "wsn", "lora")
+@pytest.mark.sampled("grafting-continual")
 @pytest.mark.parametrize(
     "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "lora", "o-lora", "fine-tune"]
 )

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from small_strategies import Watch, learn, learned_rows, logits, make
+from compared import learn, logits
+from small_strategies import Watch, learned_rows, make
 from torch import Tensor, nn
 
 from forgetfree import Predictor

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import small_vision
 import torch
-from small_strategies import everything, learn, learned_rows, logits, make
-from torch import Tensor, nn
+from compared import different, everything, learn, logits
+from small_strategies import learned_rows, make
+from torch import nn
 
 from forgetfree import registry
 from forgetfree.continual.benchmark_stream import benchmark_stream
@@ -58,11 +59,6 @@ STREAMS = {
     "tied": lambda: bert(tie_layers),
     "channels-last": channels_last,
 }
-
-
-def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]
 
 
 #: LoRA adapts linear layers, of which the convolutional network has none.

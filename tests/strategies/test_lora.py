@@ -13,9 +13,10 @@ import pytest
 import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
 from avalanche.core import SupervisedPlugin
+from compared import assert_same, everything, logits
 from damage import note, put, rewrite, sealed, told
 from safetensors.torch import save_file
-from small_strategies import assert_same, everything, learned_rows, logits, make
+from small_strategies import learned_rows, make
 from torch import Tensor, nn
 
 from forgetfree.continual.benchmark_stream import benchmark_stream

@@ -109,8 +109,6 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
     ("name", "changes", "message"),
     [
         ("merge-ties", {"density": 1e-9}, "leaves no entry"),
-        ("merge-ties", {"density": 0.0}, "above 0"),
-        ("merge-task-arithmetic", {"weight": -1.0}, "above 0"),
         ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
     ],
 )

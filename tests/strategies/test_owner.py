@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from avalanche.core import SupervisedPlugin
+from compared import assert_same, logits
 from torch import Tensor
 
 from forgetfree import registry
@@ -37,14 +37,6 @@ def make(name: str, stream: Any, **changes: Any) -> Any:
     return cls(stream=stream, options=build(cls.Options, SMALL | OWN.get(name, {}) | more | changes, name))
 
 
-def logits(strategy: Any) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(answers.logits) for name, answers in strategy.evaluate().items()}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.fixture(scope="module")
 def alone() -> Any:
     """The answers of a strategy that has its stream to itself: before training, and after each task."""
@@ -69,10 +61,10 @@ def test_a_second_strategy_starts_afresh(one: str, other: str, alone: Any) -> No
     first, experiences = make(one, stream), list(stream.benchmark.train_stream)
     first.train(experiences[0])
     second = make(other, stream)
-    assert same(logits(second), alone(other)[0])
+    assert_same(logits(second), alone(other)[0])
     for done, experience in enumerate(experiences, 1):
         second.train(experience)
-        assert same(logits(second), alone(other)[done])
+        assert_same(logits(second), alone(other)[done])
 
 
 @pytest.mark.sampled("continual-ft-grafting-continual", "grafting-continual-fine-tune")
@@ -83,8 +75,8 @@ def test_on_a_copy_of_the_stream_each_has_a_model_of_its_own(one: str, other: st
     for done, experience in enumerate(stream.benchmark.train_stream, 1):
         first.train(experience)
         second.train(experience)
-        assert same(logits(first), alone(one)[done])
-        assert same(logits(second), alone(other)[done])
+        assert_same(logits(first), alone(one)[done])
+        assert_same(logits(second), alone(other)[done])
 
 
 USES: dict[str, Callable[[Any, Path], Any]] = {
@@ -120,9 +112,9 @@ def test_a_strategy_and_its_stream_can_be_copied(alone: Any) -> None:
     strategy.train(experiences[0])
     copied = copy.deepcopy(strategy)
     strategy.train(experiences[1])
-    assert same(logits(copied), alone("continual-ft")[1])
+    assert_same(logits(copied), alone("continual-ft")[1])
     make("ewc", copied.stream)
-    assert same(logits(strategy), alone("continual-ft")[2])
+    assert_same(logits(strategy), alone("continual-ft")[2])
     with pytest.raises(RunError, match=r"stream\.copy"):
         copied.evaluate()
 
@@ -138,7 +130,7 @@ def test_none_is_made_on_the_model_while_one_trains(alone: Any) -> None:
     first = cls(stream=stream, options=build(cls.Options, SMALL, "x"), plugins=[Makes()])
     with pytest.raises(RunError, match="ContinualFT is training or evaluating with the model that EWC needs"):
         first.train(stream.benchmark.train_stream[0])
-    assert same(logits(make("ewc", stream)), alone("ewc")[0])  # the one that was stopped lets go
+    assert_same(logits(make("ewc", stream)), alone("ewc")[0])  # the one that was stopped lets go
 
 
 @pytest.mark.sampled("continual-ft", "grafting-continual")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import compared
 import pytest
-import small_strategies
 import torch
 from avalanche.core import SupervisedPlugin
 from torch.nn import functional as F
@@ -52,7 +52,7 @@ def learn(stream: Any, count: int = 1, name: str = "grafting-continual", plugins
     options = cls.Options(**OPTIONS | changes)
     strategy = cls(stream=stream, options=options, device="cpu", monitor=phases, plugins=plugins)
     strategy.phases = phases.steps
-    return small_strategies.learn(strategy, count)
+    return compared.learn(strategy, count)
 
 
 def gradient_at(strategy: Any, theta: torch.Tensor, readout: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from compared import different, state_of
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification, GPT2ForSequenceClassification, GPT2LMHeadModel
 
@@ -65,14 +66,8 @@ def logits(model: nn.Module, ledger: Ledger, task: str, batch: dict[str, Tensor]
         return model.eval()(input_ids=batch["input_ids"]).logits.clone()
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
 def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    assert [name for name in before if not torch.equal(after[name], before[name])] == []
+    assert different(model.state_dict(), before) == []
     assert all(type(each) is nn.Parameter and each.requires_grad for each in model.parameters())
 
 
@@ -164,20 +159,6 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
                 assert torch.equal(seen.setdefault(name, answer), answer)
     assert torch.equal(seen["three"], seen["one"])  # which began where it did, on the same rows
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
-
-
-def test_a_task_alone_stands_on_the_pre_trained_model() -> None:
-    model, other = language_model(), language_model()
-    ledger, single = Ledger.of_model(model), Ledger.of_model(other)
-    with learning(model, ledger, "first", batches=texts(1), sparsity=0.01):
-        train(model, texts(2))
-    with learning(model, ledger, "second", batches=texts(3), sparsity=0.01, composition="alone"):
-        torch.manual_seed(5)
-        train(model, texts(4))
-    with learning(other, single, "second", batches=texts(3), sparsity=0.01):
-        torch.manual_seed(5)
-        train(other, texts(4))
-    assert torch.equal(logits(model, ledger, "second", texts(9)[0]), logits(other, single, "second", texts(9)[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

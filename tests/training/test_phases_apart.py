@@ -17,9 +17,9 @@ from forgetfree.jobs import checkpoints
 from forgetfree.jobs.checkpoints import FileCheckpoint
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import LocalizationOptions
 
 OPTIONS = LocalizationOptions(
     steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, base_fraction=0.0, mask_steps=2, mask_batch_size=8

@@ -27,12 +27,11 @@ from forgetfree.models.state import StateStore
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import localization, single_task
-from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.loop import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import plan
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
 PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
 OPTIONS = LocalizationOptions(steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, mask_steps=2, mask_batch_size=8)

@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 def sections_of(results: Results) -> list[Section]:
     """Return the figures of results; a section without any is left out."""
-    if not results.entries:
+    if not results.strategies:
         return []
     sections = (_matrices(results), _curves(results), _calibration(results))
     return [section for section in sections if section.pictures]
@@ -41,16 +41,16 @@ def sections_of(results: Results) -> list[Section]:
 
 def _matrices(results: Results) -> Section:
     tasks, pictures = _names(results.tasks), []
-    means = np.array([np.mean([run.learning_matrix for run in entry.runs], axis=0) for entry in results.entries])
+    means = np.array([results.matrices(label).mean(axis=0) for label in results.strategies])
     gains = means * results.signs
     worst, best = np.nanmin(gains, axis=(0, 1)), np.nanmax(gains, axis=(0, 1))
     shades = (gains - worst) / np.where(best > worst, best - worst, 1)
     shares = [scale == PERCENT for scale in results.scales]
     digits = "{:.0f}" if all(shares) else "{:.3g}"
-    for entry, mean, shade in zip(results.entries, means, shades, strict=True):
+    for label, mean, shade in zip(results.strategies, means, shades, strict=True):
         says = f"{results.scale.with_unit(float(mean[-1].mean()))} on average after the last task"
         shown = mean * [scale.factor for scale in results.scales]
-        pictures.append(shaded(shown, shade, entry.label, says, ("before", *tasks), tasks, "after", "score on", digits))
+        pictures.append(shaded(shown, shade, label, says, ("before", *tasks), tasks, "after", "score on", digits))
     unit = "" if not any(shares) else " in %" if all(shares) else " in % where they are shares"
     text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is "
     text += "learned, and darkens where it is forgotten. From dark, the worst score of all strategies on the task, to light, "
@@ -61,8 +61,8 @@ def _matrices(results: Results) -> Section:
 
 def _curves(results: Results) -> Section:
     """Return a panel for each task; of a long stream one for the first task, and one for the mean of all so far."""
-    entries, tasks, few = results.entries, results.tasks, len(results.tasks) <= NAMED
-    matrices = [np.array([run.learning_matrix for run in entry.runs]) for entry in entries]
+    labels, tasks, few = results.strategies, results.tasks, len(results.tasks) <= NAMED
+    matrices = [results.matrices(label) for label in labels]
     panels: list[tuple[str, Scale, list[Floats]]]
     if few:
         panels = [
@@ -78,13 +78,13 @@ def _curves(results: Results) -> Section:
         ]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
     shares = [floor for floor, scale in zip(results.constant or (), results.scales, strict=False) if scale == PERCENT]
-    pictures = [key_to([entry.label for entry in entries], "scores")]
+    pictures = [key_to(labels, "scores")]
     for number, (title, scale, curves) in enumerate(panels):
         floor = results.constant[number] if few and results.constant else np.nan
         with canvas() as ax:
-            for scores, style in zip(curves, styles(len(entries)), strict=True):
+            for scores, style in zip(curves, styles(len(labels)), strict=True):
                 style |= {} if few else {"marker": ""}
-                course(ax, scale.factor * scores, style, range_of_seeds=len(entries) <= len(LINES))
+                course(ax, scale.factor * scores, style, range_of_seeds=len(labels) <= len(LINES))
             ax.axhline(scale.factor * floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))  # NaN draws nothing
             if few:
                 ax.axvline(number + 1, color=FAINT, linewidth=0.8)
@@ -95,7 +95,7 @@ def _curves(results: Results) -> Section:
             if scale == PERCENT:  # so that a fall looks alike in all panels
                 drawn = [scores for _, its, of_panel in panels if its == PERCENT for scores in of_panel]
                 ax.set_ylim(*_range([*drawn, np.array(shares if few else [])]))
-        at_end = (f"{e.label} {scale.with_unit(s[:, -1].mean())}" for e, s in zip(entries, curves, strict=True))
+        at_end = (f"{label} {scale.with_unit(s[:, -1].mean())}" for label, s in zip(labels, curves, strict=True))
         pictures.append(picture(ax, title, f"at the end {', '.join(at_end)}"))
     text += f". Mean over seeds; shaded: from the worst to the best seed; {_seeds(results)}{_rows(results)}."
     text += " Upright line: here the task is learned." * few
@@ -121,8 +121,8 @@ def _so_far(runs: Floats) -> Floats:
 
 def _calibration(results: Results) -> Section:
     pictures = []
-    for entry in results.entries:
-        answers = [run.probabilities for run in entry.runs]
+    for label, runs in results.units.items():
+        answers = [run.probabilities for run in runs.values()]
         if not all(answers):
             continue
         diagrams = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
@@ -139,7 +139,7 @@ def _calibration(results: Results) -> Section:
             ax.scatter(x, y, s=12 + 150 * counts[filled] / counts.sum(), color=LINES[0], alpha=0.75, linewidth=0)
             ax.set(xlim=(0, 102), ylim=(0, 102), xlabel="confidence (%)", ylabel="accuracy (%)")
         caption = f"n = {len(places):,} answers; mean ECE {ece}"
-        pictures.append(picture(ax, entry.label, f"mean ECE {ece} points", caption))
+        pictures.append(picture(ax, label, f"mean ECE {ece} points", caption))
     text = "What confidence is worth: answers of all tasks with probabilities, and of all seeds, after the last task, in 15 "
     text += (
         "bins of confidence. On the dotted line, a model is right as often as it says; below it, it is too sure. The "
@@ -159,7 +159,7 @@ def _names(tasks: Sequence[str]) -> list[str]:
 
 
 def _seeds(results: Results) -> str:
-    counts = {len(entry.runs) for entry in results.entries}
+    counts = {len(runs) for runs in results.units.values()}
     if counts == {1}:
         return "one seed"
     return f"mean over {counts.pop()} seeds" if len(counts) == 1 else f"mean over {min(counts)} to {max(counts)} seeds"

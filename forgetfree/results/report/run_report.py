@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,12 +18,12 @@ from forgetfree.display import PERCENT, Scale, counted, json_text, listed
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.options import typed
-from forgetfree.results.evidence import Evidence, Interval, forgetting
+from forgetfree.results.evidence import Evidence, Interval
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of
-from forgetfree.results.runs import REFERENCE, UNION, Run, RunRecord, read_run, to_csv
-from forgetfree.results.table import Results, StrategyRuns, floors_by_seed
+from forgetfree.results.runs import REFERENCE, UNION, UNIT, Run, read_run
+from forgetfree.results.table import SCORE, Results, floors_by_seed
 
 Json = dict[str, Any]
 OURS = "grafting-continual"
@@ -43,7 +44,7 @@ def write_report(out: Path, *, ended: bool) -> Json:
     results = Results([read_run(out, running=not ended)])
     content = content_of(results)
     write_json(out / "results.json", content)
-    if results.entries:
+    if results.strategies:
         write_atomically(out / "report.md", render(results, "markdown"))
     if ended:
         write_atomically(out / "report.html", render(results, "html"))
@@ -62,7 +63,7 @@ def render(results: Results, format: str) -> str:
         Text that ends with a newline.
     """
     if format == "csv":
-        return to_csv(whole(results))
+        return to_csv(results)
     page = lay_out(results)
     if format == "json":
         return json_text(content_of(results) | {"report": asdict(page)}, indent=2)
@@ -90,48 +91,52 @@ def lay_out(results: Results) -> Page:
 
 def sentences(results: Results, evidence: Evidence) -> Iterator[str]:
     """Yield what results say of forgetting, of scores at the end, and of what is not known."""
-    if not results.entries:
+    if not results.strategies:
         yield "No strategy has finished, so there is nothing to compare."
         return
-    naive = results.by_strategy.get(NAIVE)
-    ours = results.by_strategy.get(OURS) or _best_of_the_others(results)
+    naive = results.first_of(NAIVE)
+    ours = results.first_of(OURS) or _best_of_the_others(results)
     if len(results.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
     else:
-        text = ", ".join(_lost(entry, results) for entry in (naive, ours) if entry)
+        text = ", ".join(_lost(label, results) for label in (naive, ours) if label)
         yield f"{text[:1].upper() + text[1:] if naive else text}."
     if naive and ours:
-        yield _difference(ours, naive, results.scale, evidence)
+        yield _difference(ours, naive, results, evidence)
 
 
-def _best_of_the_others(results: Results) -> StrategyRuns | None:
-    others = [entry for entry in results.entries if entry.strategy != NAIVE]
+def _best_of_the_others(results: Results) -> str | None:
+    names = {label: next(iter(runs.values())).strategy for label, runs in results.units.items()}
+    others = [label for label, name in names.items() if name != NAIVE]
     # Where the sign is 0, the first: such averages have no best.
     return max(
-        others, key=lambda entry: (entry.strategy not in _REFERENCES, results.sign * _average(entry)), default=None
+        others,
+        key=lambda label: (names[label] not in _REFERENCES, results.sign * _average(label, results)),
+        default=None,
     )
 
 
-def _lost(entry: StrategyRuns, results: Results) -> str:
+def _lost(label: str, results: Results) -> str:
     """Say how much of its score a strategy lost on average, and how sure that is."""
-    name = f"naive fine-tuning ({entry.label})" if entry.strategy == NAIVE else entry.label
-    learned = np.mean([np.diagonal(run.learning_matrix, -1) for run in entry.runs], axis=0)
-    if results.constant and not np.any(results.signs * (learned - results.constant) > 0):
+    name = f"naive fine-tuning ({label})" if label == results.first_of(NAIVE) else label
+    learned: Floats = np.diagonal(results.matrices(label).mean(axis=0), -1)
+    if results.constant and not np.any(np.array(results.signs) * (learned - results.constant) > 0):
         return f"{name} learned no task above a constant answer"
-    loss, scale = forgetting(entry.runs, results.test_rows), results.scale
+    loss, scale = results.forgetting(label), results.scale
     verb = "gained" if scale.text(loss.value).startswith("-") else "lost"
     points = f"{scale.text(abs(loss.value))} points" if scale == PERCENT else scale.with_unit(abs(loss.value))
-    return f"{name} {verb} {points} on average ({_certainty(loss, 'loss', len(entry.runs), scale)})"
+    return f"{name} {verb} {points} on average ({_certainty(loss, 'loss', len(results.units[label]), scale)})"
 
 
-def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale, evidence: Evidence) -> str:
+def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> str:
     """Compare the averages at the end, in pairs of the same seed."""
-    scores = f"At the end {ours.label} scores {scale.with_unit(_average(ours))} on average, {naive.label} "
-    scores += scale.with_unit(_average(naive))
-    difference = evidence.difference(ours.label, naive.label)
+    scale = results.scale
+    scores = f"At the end {ours} scores {scale.with_unit(_average(ours, results))} on average, {naive} "
+    scores += scale.with_unit(_average(naive, results))
+    difference = evidence.difference(ours, naive)
     if difference is None:
         return f"{scores} (no seed in common)."
-    seeds = len({run.seed for run in ours.runs} & {run.seed for run in naive.runs})
+    seeds = len(results.units[ours].keys() & results.units[naive].keys())
     return f"{scores}: {difference.verdict} ({_certainty(difference, 'difference', seeds, scale)})."
 
 
@@ -142,8 +147,8 @@ def _certainty(found: Interval, what: str, seeds: int, scale: Scale) -> str:
     return f"95 % interval of the {what} {scale.text(found.low)} to {scale.text(found.high)}, {seeds} seeds"
 
 
-def _average(entry: StrategyRuns) -> float:
-    return float(np.mean([run.average for run in entry.runs]))
+def _average(label: str, results: Results) -> float:
+    return float(np.mean(results.matrices(label)[:, -1].mean(axis=1)))
 
 
 # ---- notes ----------------------------------------------------------------------------------------------
@@ -158,17 +163,17 @@ def notes(results: Results) -> Iterator[str]:
         yield f"Each task is scored on {counted(max(rows.values()), 'row')}."
     elif rows:
         yield f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
-    seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in results.entries]
+    seeds = [(label, list(runs)) for label, runs in results.units.items()]
     if any(len(numbers) > 1 for _, numbers in seeds):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
     if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
         yield f"Every strategy: {_count_seeds(seeds[0][1])}."
     elif seeds:
         yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
-    for entry in results.entries:
-        for run in entry.runs:
+    for label, runs in results.units.items():
+        for seed, run in runs.items():
             for claim in run.facts.broken_claims:
-                yield f"Broken claim of {entry.label}, seed {run.seed}: {claim}."
+                yield f"Broken claim of {label}, seed {seed}: {claim}."
     several = len(results.records) > 1  # where one run is told of, its place is clear
     for record in results.records:
         place = f" ({record.source})" if several else ""
@@ -188,14 +193,13 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 # ---- for other programs ---------------------------------------------------------------------------------
 
 
-def whole(results: Results) -> RunRecord:
-    """Return all runs as one, with what the first says of the whole: what one CSV file holds.
+def to_csv(results: Results) -> str:
+    """Return results as the text of a CSV file, with what the first of several runs says of the whole.
 
     Raises:
         ReportError: there are two configurations of one strategy, or several set-ups.
     """
-    strategies = [entry.strategy for entry in results.entries]
-    if results.strategies != strategies:
+    if any(label != run.strategy for label, runs in results.units.items() for run in runs.values()):
         raise ReportError(
             f"One CSV file holds one set-up and one configuration of a strategy, got {', '.join(results.strategies)}. Write a "
             "file for each."
@@ -203,7 +207,14 @@ def whole(results: Results) -> RunRecord:
     about = results.records[0].about
     if about.floors:
         about = about.model_copy(update={"floors": about.floors.model_copy(update=floors_by_seed(results.records))})
-    return RunRecord(about, tuple(results.runs))
+    lines = [about.model_dump(exclude_unset=True)]
+    lines += [
+        run.facts.model_dump(exclude_unset=True) | {"summary": results.summary_of(run.strategy, run.seed)}
+        for run in results.runs
+    ]
+    text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
+    index = [*UNIT, "task", "after", "rows"]
+    return text + results.scores.pivot_table("value", index, "metric", sort=False).reset_index().to_csv(index=False)
 
 
 def content_of(results: Results) -> Json:
@@ -213,28 +224,30 @@ def content_of(results: Results) -> Json:
     content = records[0]
     if len(records) > 1:
         content = {"records": [its | source for its, source in zip(records, sources, strict=True)]}
-    labelled = {(run.source, run.strategy, run.seed): (e.label, run) for e in results.entries for run in e.runs}
-    units = [(each.source, run.strategy, run.seed) for each in results.records for run in each.runs]
-    pairs = [labelled[unit] for unit in units if unit in labelled]  # what two directories hold alike stands there once
-    return content | {"runs": [{"label": label, **_run(run)} for label, run in pairs]}
+    labels = {run: label for label, runs in results.units.items() for run in runs.values()}
+    runs = [
+        run for each in results.records for run in each.runs if run in labels
+    ]  # what two directories hold alike, once
+    return content | {"runs": [{"label": labels[run], **_run(results, labels[run], run)} for run in runs]}
 
 
-def _run(run: Run) -> Json:
+def _run(results: Results, label: str, run: Run) -> Json:
     """Return a unit with its matrices and what follows from them."""
-    own = {*run.metric, "ece"}
-    names = [name for name in run.scores["metric"].unique() if name not in own]
-    during = [name for name in names if not np.isnan(run.values(name)[:-1]).all()]
+    known = results.scores[(results.scores["strategy"] == label) & (results.scores["seed"] == run.seed)]
+    names = [name for name in known["metric"].unique() if name not in (*results.metric, "ece")]
+    values = {name: results.values(label, run.seed, name) for name in (SCORE, "ece", *names)}
+    during = {name: _listed(values[name]) for name in names if not np.isnan(values[name][:-1]).all()}
+    at_end = {name: _listed(values[name][-1]) for name in names if name not in during}
+    union = {name: at_end[f"{UNION}{name}"] for name in ("accuracy", "ece") if f"{UNION}ece" in at_end}
     return {
         **run.facts.model_dump(exclude_unset=True, exclude={"seconds_per_task", "made"}),
-        "metric": list(run.metric),
-        "matrix": _listed(run.learning_matrix),
-        "ece": _listed(run.ece),
-        "summary": run.summary,
-        **({"more_scores": {name: _listed(run.values(name)) for name in during}} if during else {}),
-        **{name: _listed(run.end(name)) for name in names if name not in during and not name.startswith(UNION)},
-        **(
-            {"union": {n: _listed(run.end(UNION + n)) for n in ("accuracy", "ece")}} if run.knows(f"{UNION}ece") else {}
-        ),
+        "metric": list(results.metric),
+        "matrix": _listed(values[SCORE]),
+        "ece": _listed(values["ece"]),
+        "summary": results.summary_of(label, run.seed),
+        **({"more_scores": during} if during else {}),
+        **{name: its for name, its in at_end.items() if not name.startswith(UNION)},
+        **({"union": union} if union else {}),
     }
 
 

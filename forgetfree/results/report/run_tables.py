@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +11,11 @@ import numpy as np
 from forgetfree.display import NULL, PERCENT, PLAIN
 from forgetfree.results.answers import label_scores, shown_rows
 from forgetfree.results.calibration import Reliability, reliability
-from forgetfree.results.evidence import Evidence, forgetting
-from forgetfree.results.metrics import Floats, limits_of, title_of
+from forgetfree.results.evidence import Evidence
+from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
-from forgetfree.results.table import Results, StrategyRuns, mean_of_known
+from forgetfree.results.table import SCORE, Results, mean_of_known
 from forgetfree.results.unit_folder import ELSEWHERE
 
 NAIVE = "continual-ft"
@@ -30,11 +31,11 @@ Numbers = Sequence[float | None] | Floats
 
 def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     """Return all tables of a report in order; those that are made of answers only where these are there."""
-    several = any(len(entry.runs) > 1 for entry in results.entries)
+    several = any(len(runs) > 1 for runs in results.units.values())
     shares = results.scale == PERCENT and results.sign == 1
-    others = [_held_out(results), _costs(results), *(_ledger(results, entry) for entry in results.entries)]
+    others = [_held_out(results), _costs(results), *(_ledger(results, label) for label in results.strategies)]
     if len(results.tasks) <= WIDE:
-        others += [_matrix(results, entry) for entry in results.entries]
+        others += [_matrix(results, label) for label in results.strategies]
     return [
         _outcome(results),
         *([_transfer(results)] if len(results.tasks) > 1 else []),  # of one task there is none
@@ -89,13 +90,14 @@ def _table(
     return transposed(table, "task") if of_tasks and cells and len(results.tasks) > WIDE else table
 
 
-def _by_strategy(results: Results, numbers: Callable[[Run], Numbers | None]) -> Iterator[tuple[str, list[Numbers]]]:
+def _by_strategy(
+    results: Results, numbers: Callable[[str, Run], Numbers | None]
+) -> Iterator[tuple[str, list[Numbers]]]:
     """Yield the numbers of the runs of each strategy of which all have them."""
-    for entry in results.entries:
-        of_seeds = [numbers(run) for run in entry.runs]
-        known = [each for each in of_seeds if each is not None]
-        if len(known) == len(of_seeds):
-            yield entry.label, known
+    for label, runs in results.units.items():
+        known = [each for run in runs.values() if (each := numbers(label, run)) is not None]
+        if len(known) == len(runs):
+            yield label, known
 
 
 # ---- scores ---------------------------------------------------------------------------------------------
@@ -103,43 +105,45 @@ def _by_strategy(results: Results, numbers: Callable[[Run], Numbers | None]) -> 
 
 def _outcome(results: Results) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
-    scale, runs, several = results.scale, results.runs, len(results.tasks) > 1
-    calibrated = not runs or any(run.summary["ece"] is not None for run in runs)
-    told, nats = (any(run.knows(name) for run in runs) for name in ("updates", LOSS))
-    title = titled("After the last task", _unit_of_scores(results), "loss in nats a token" if nats else "")
+    scale, several, measured = results.scale, len(results.tasks) > 1, {*results.scores["metric"]}
+    title = titled("After the last task", _unit_of_scores(results), "loss in nats a token" if LOSS in measured else "")
     beside = [
         *([Column("average", scale.text, results.sign, "average")] if several else []),
-        *([Column(LOSS, PLAIN.text, -1, LOSS)] if nats else []),
+        *([Column(LOSS, PLAIN.text, -1, LOSS)] if LOSS in measured else []),
         *([Column("forgetting", scale.text, -1, "forgetting"), Column("BWT", scale.text, 1, "BWT")] if several else []),
-        *([Column("ECE", percent, -1, "ECE")] if calibrated else []),
-        *([Column("updates", _COUNT, 0, "updates")] if told else []),
+        *([Column("ECE", percent, -1, "ECE")] if "ece" in measured or not results.strategies else []),
+        *([Column("updates", _COUNT, 0, "updates")] if "updates" in measured else []),
     ]
 
     def numbers(scores: Numbers, **more: float | None) -> Numbers:
         return [*scores, *(more.get(column.header) for column in beside)]
 
-    rows: list[tuple[str, Sequence[Numbers]]] = []
-    for entry in results.entries:
-        of_seeds, unions = [], []
-        for run in entry.runs:
-            known = {"average": run.average, "forgetting": run.forgetting, "BWT": run.summary["bwt"]}
-            known |= {
-                "ECE": run.summary["ece"],
-                "loss": _known_mean(run.end(LOSS)),
-                "updates": run.end("updates").sum(),
-            }
-            of_seeds.append(numbers(run.learning_matrix[-1], **known))
-            union, ece = run.end(f"{UNION}accuracy"), run.end(f"{UNION}ece")
-            unions.append(numbers(union, average=float(union.mean()), ECE=float(ece.mean())))
-        rows.append((entry.label, of_seeds))
-        if all(run.knows(f"{UNION}accuracy") for run in entry.runs):
-            rows.append((f"{entry.label} (one final union)", unions))
+    def of_run(label: str, run: Run) -> Numbers:
+        six, at_end = results.summary_of(label, run.seed), partial(_at_end, results, label, run.seed)
+        known = {"average": six["average"], "forgetting": six["forgetting"], "BWT": six["bwt"], "ECE": six["ece"]}
+        return numbers(at_end(SCORE), **known, loss=_known_mean(at_end(LOSS)), updates=at_end("updates").sum())
+
+    def of_union(label: str, run: Run) -> Numbers | None:
+        union, ece = (_at_end(results, label, run.seed, f"{UNION}{name}") for name in ("accuracy", "ece"))
+        return None if np.isnan(union).all() else numbers(union, average=float(union.mean()), ECE=float(ece.mean()))
+
+    rows, unions = list[tuple[str, Sequence[Numbers]]](), dict(_by_strategy(results, of_union))
+    for label, of_seeds in _by_strategy(results, of_run):
+        rows.append((label, of_seeds))
+        if label in unions:
+            rows.append((f"{label} (one final union)", unions[label]))
     floors = ({CONSTANT: results.constant} if results.constant else {}) | dict(results.learned_floors)
     for name, floor in floors.items():
-        loss = _known_mean(runs[0].values(LOSS)[0]) if name == UNTRAINED else None
-        rows.append((name, [numbers(floor, average=mean_of_known(floor), loss=loss)]))
+        untrained = results.matrices(results.strategies[0], LOSS)[0, 0] if name == UNTRAINED else np.zeros(0)
+        rows.append((name, [numbers(floor, average=mean_of_known(floor), loss=_known_mean(untrained))]))
     columns = [*_of_tasks(results, "a task", results.signs), *beside]
     return _table(results, title, "strategy", columns, rows, of_tasks=True, legend=[*floors, "bold"])
+
+
+def _at_end(results: Results, label: str, seed: int, metric: str) -> Floats:
+    """Return the values of a run after the last task, shape (T,), NaN where nothing was measured."""
+    last: Floats = results.values(label, seed, metric)[-1]
+    return last
 
 
 def _known_mean(values: Floats) -> float | None:
@@ -156,56 +160,72 @@ def _transfer(results: Results) -> Table:
         for task, scale in zip(results.tasks, results.scales, strict=True)
     ]
     title = titled("Transfer, and forgetting per task", _unit_of_scores(results, "in percentage points"))
-    rows = _by_strategy(results, lambda run: [run.summary["fwt"], run.summary["intransigence"], *run.forgotten])
-    return _table(results, title, "strategy", columns, rows, of_tasks=True)
+
+    def numbers(label: str, run: Run) -> Numbers:
+        forgotten = forgetting_per_task(results.values(label, run.seed), results.metric)
+        six = results.summary_of(label, run.seed)
+        return [six["fwt"], six["intransigence"], *forgotten]
+
+    return _table(results, title, "strategy", columns, _by_strategy(results, numbers), of_tasks=True)
 
 
 def _calibration(results: Results) -> Iterator[Table]:
     """Yield for each task ECE, and how often the answers are those of the fine-tuned model."""
-    runs, tasks = results.runs, results.tasks
-    agreed = any(run.knows("agreement") for run in runs)
-    calibrated = [i for i in range(len(tasks)) if not runs or any(not np.isnan(run.ece[-1, i]) for run in runs)]
-    columns = [Column(f"ECE {tasks[i]}", percent, -1, "ECE of a task") for i in calibrated]
+    measured, tasks = _measured_at_end(results), results.tasks
+    agreed = any(metric == "agreement" for metric, _ in measured)
+    calibrated = [task for task in tasks if not results.strategies or ("ece", task) in measured]
+    pairs = [*(("ece", task) for task in calibrated), *(("agreement", task) for task in tasks if agreed)]
+    columns = [Column(f"ECE {task}", percent, -1, "ECE of a task") for task in calibrated]
     columns += [Column(f"agreement {task}", percent, 0, "agreement") for task in tasks if agreed]
     agree = "agreement with the fine-tuned model"
     title = f"Calibration error per task{f', and {agree}' * agreed}" if calibrated else agree.capitalize()
-    rows = _by_strategy(results, lambda run: [*run.ece[-1, calibrated], *(run.end("agreement") if agreed else ())])
-    if columns:
-        yield _table(results, titled(title, "in %"), "strategy", columns, rows, of_tasks=True)
+    yield from _at_end_table(results, titled(title, "in %"), columns, pairs)
 
 
 def _beside(results: Results) -> Iterator[Table]:
     """Yield what kinds of tasks measure beside their scores, of each task at the end, but for what follows from another."""
     during = results.scores["metric"][results.scores["after"] < len(results.tasks)]
     names = [name for name in during.unique() if name not in (*results.metric, "ece", "perplexity")]
-    places = [
-        (name, i)
-        for name in names
-        for i in range(len(results.tasks))
-        if any(not np.isnan(run.end(name)[i]) for run in results.runs)
-    ]
+    measured = _measured_at_end(results)
+    pairs = [(name, task) for name in names for task in results.tasks if (name, task) in measured]
     columns = [
-        Column(f"{name} {results.tasks[i]}", percent if limits_of(name) == (0, 1) else PLAIN.text, 0, name)
-        for name, i in places
+        Column(f"{name} {task}", percent if limits_of(name) == (0, 1) else PLAIN.text, 0, name) for name, task in pairs
     ]
+    title = "Measured beside the scores, at the end (loss in nats a token, shares in %)"
+    yield from _at_end_table(results, title, columns, pairs)
+
+
+def _measured_at_end(results: Results) -> set[tuple[str, str]]:
+    """Return the metrics and tasks of which some run has a value after the last task."""
+    last = results.scores[results.scores["after"] == len(results.tasks)]
+    return {*last[["metric", "task"]].itertuples(index=False, name=None)}
+
+
+def _at_end_table(
+    results: Results, title: str, columns: Sequence[Column], pairs: Sequence[tuple[str, str]]
+) -> Iterator[Table]:
+    """Yield a table whose columns are metrics of tasks after the last one, if there are any."""
+
+    def numbers(label: str, run: Run) -> Numbers:
+        at_end = {name: _at_end(results, label, run.seed, name) for name, _ in pairs}
+        return [at_end[name][results.tasks.index(task)] for name, task in pairs]
+
     if columns:
-        rows = _by_strategy(results, lambda run: [run.end(name)[i] for name, i in places])
-        title = "Measured beside the scores, at the end (loss in nats a token, shares in %)"
-        yield _table(results, title, "strategy", columns, rows, of_tasks=True)
+        yield _table(results, title, "strategy", columns, _by_strategy(results, numbers), of_tasks=True)
 
 
 # ---- what they are worth --------------------------------------------------------------------------------
 
 
 def _intervals(results: Results, evidence: Evidence) -> Table:
-    compared = [entry.label for name in (REFERENCE, NAIVE) if (entry := results.by_strategy.get(name))]
+    compared = [label for name in (REFERENCE, NAIVE) if (label := results.first_of(name))]
     forgets = ["forgetting"] if len(results.tasks) > 1 else []
     rows = []
-    for entry in results.entries:
-        row = [entry.label, evidence.average(entry.label).text]
-        row += [forgetting(entry.runs, results.test_rows).text for _ in forgets]
+    for label in results.strategies:
+        row = [label, evidence.average(label).text]
+        row += [results.forgetting(label).text for _ in forgets]
         for other in compared:
-            difference = None if other == entry.label else evidence.difference(entry.label, other)
+            difference = None if other == label else evidence.difference(label, other)
             row.append(NULL if difference is None else f"{difference.text} {difference.verdict}")
         rows.append(tuple(row))
     return Table(
@@ -218,10 +238,9 @@ def _intervals(results: Results, evidence: Evidence) -> Table:
 
 def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
     """Yield for each task, and for the average, which share is kept of what fine-tuning learned above the best floor."""
-    tuned, floors = results.by_strategy.get(REFERENCE), results.best_floors
-    if tuned is None or not floors:
+    reference, floors = results.first_of(REFERENCE), results.best_floors
+    if reference is None or not floors:
         return
-    reference = tuned.label
     average = float(np.mean([score for _, score in floors]))
     rows = [("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))]
     for label in results.strategies:
@@ -248,7 +267,7 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
         "ECE without noise": lambda each: each.debiased_ece,
     }
 
-    def numbers(run: Run) -> Numbers | None:
+    def numbers(label: str, run: Run) -> Numbers | None:
         diagrams = [reliability(each.logits, each.labels) for each in run.probabilities.values()]
         if not diagrams:
             return None
@@ -269,13 +288,12 @@ def label_tables(results: Results) -> Iterator[Table]:
     order = ["rows", "precision", "recall", "f1"]
     columns = [Column("rows", _COUNT), *(Column(name, percent, 0, name) for name in ("precision", "recall", "F1"))]
     for task in results.tasks if len(results.tasks) <= WIDE else ():
-        rows: list[tuple[str, Sequence[Numbers]]] = []
-        for entry in results.entries:
-            if all(task in run.probabilities and task in run.labels for run in entry.runs):
-                of_seeds = [label_scores(run.probabilities[task], run.labels[task]) for run in entry.runs]
+        rows = list[tuple[str, Sequence[Numbers]]]()
+        for strategy, runs in results.units.items():
+            if all(task in run.probabilities and task in run.labels for run in runs.values()):
+                of_seeds = [label_scores(run.probabilities[task], run.labels[task]) for run in runs.values()]
                 for label in of_seeds[0].index:
-                    name = f"{entry.label}: {label}"
-                    rows.append((name, [each.loc[label, order].tolist() for each in of_seeds]))
+                    rows.append((f"{strategy}: {label}", [each.loc[label, order].tolist() for each in of_seeds]))
         if rows:
             title = f"Labels of {task} at the end (in %; numbers of rows)"
             yield _table(results, title, "strategy: label", columns, rows, legend=["macro average"])
@@ -283,7 +301,7 @@ def label_tables(results: Results) -> Iterator[Table]:
 
 def text_tables(results: Results) -> Iterator[Table]:
     """Yield for each task that is answered by texts a few rows, by the first seed of each strategy at the end of the stream."""
-    first = {entry.label: entry.runs[0] for entry in results.entries}
+    first = {label: next(iter(runs.values())) for label, runs in results.units.items()}
     for task in results.tasks:
         written = {label: run.texts[task] for label, run in first.items() if task in run.texts}
         if not written:
@@ -314,7 +332,7 @@ def _cut(text: str) -> str:
 def _held_out(results: Results) -> Table:
     """Return the loss on texts that no task trains, of each strategy."""
 
-    def numbers(run: Run) -> Numbers | None:
+    def numbers(label: str, run: Run) -> Numbers | None:
         if (aside := run.facts.held_out) is None:
             return None
         return [aside.before, aside.after, mean_of_known(aside.by_task or [None])]
@@ -336,7 +354,7 @@ def _costs(results: Results) -> Table:
     kept = any(each.memory for each in facts)
     columns += [Column(header, _COUNT, -1, "kept") for header in ("kept (bytes)", "kept per task (bytes)") if kept]
 
-    def numbers(run: Run) -> Numbers:
+    def numbers(label: str, run: Run) -> Numbers:
         most = run.facts.memory[-1] if run.facts.memory else np.nan
         return [*(run.facts.seconds.get(phase) for phase in phases), *([most, most / tasks] if kept else [])]
 
@@ -344,7 +362,7 @@ def _costs(results: Results) -> Table:
     return _table(results, "Time per phase, and memory kept", "strategy", columns, rows)
 
 
-def _ledger(results: Results, entry: StrategyRuns) -> Table:
+def _ledger(results: Results, label: str) -> Table:
     columns = [Column(name, show, 0, name) for name, show in (("region", _COUNT), ("owned", _COUNT))]
     columns.append(Column("largest overlap", _SHARE, 0, "largest overlap"))
 
@@ -352,23 +370,22 @@ def _ledger(results: Results, entry: StrategyRuns) -> Table:
         overlaps = [ledger.overlap[earlier][row] for earlier in range(row)]
         return [ledger.region_size[row], ledger.owned_size[row], max(overlaps, default=0.0)]
 
-    ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger]
-    known = len(ledgers) == len(entry.runs)
-    tasks = enumerate(results.tasks) if known else ()
+    runs = results.units[label].values()
+    ledgers = [run.facts.ledger for run in runs if run.facts.ledger]
+    tasks = enumerate(results.tasks) if len(ledgers) == len(runs) else ()
     rows = ((task, [numbers(ledger, row) for ledger in ledgers]) for row, task in tasks)
-    return _table(results, f"Ledger of {entry.label} (entries of the model)", "task", columns, rows)
+    return _table(results, f"Ledger of {label} (entries of the model)", "task", columns, rows)
 
 
 # ---- over the stream ------------------------------------------------------------------------------------
 
 
-def _matrix(results: Results, entry: StrategyRuns) -> Table:
-    stages = ("before training", *(f"after {task}" for task in results.tasks))
-    means = np.mean([run.learning_matrix for run in entry.runs], axis=0)
-    seeds = "one seed" if len(entry.runs) == 1 else f"mean over {len(entry.runs)} seeds"
+def _matrix(results: Results, label: str) -> Table:
+    stages, matrices = ("before training", *(f"after {task}" for task in results.tasks)), results.matrices(label)
+    seeds = "one seed" if len(matrices) == 1 else f"mean over {len(matrices)} seeds"
     title = ", ".join(filter(None, [_unit_of_scores(results), seeds]))
-    rows = ((stage, [row]) for stage, row in zip(stages, means, strict=True))
-    return _table(results, f"Learning matrix of {entry.label} ({title})", "stage", _of_tasks(results), rows)
+    rows = ((stage, [row]) for stage, row in zip(stages, matrices.mean(axis=0), strict=True))
+    return _table(results, f"Learning matrix of {label} ({title})", "stage", _of_tasks(results), rows)
 
 
 def _of_tasks(results: Results, legend: str = "", better: Sequence[int] | None = None) -> list[Column]:
