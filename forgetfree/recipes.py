@@ -157,7 +157,8 @@ def recipe_of(
         for name in (name for name in strategies if name not in others):
             scoped = {key.removeprefix(f"{name}."): value for key, value in kept.items()}
             own |= {f"{name}.{key}": value for key, value in scoped.items() if "." not in key}
-    if set_here.get("region_from", own.get("region_from", "mask")) != "mask":
+    of_some = {value for key, value in set_here.items() if key.endswith(".region_from")}
+    if "mask" not in {set_here.get("region_from", own.get("region_from", "mask")), *of_some}:
         own = {key: value for key, value in own.items() if not _is_of_search(key)}
     return {
         key: value

@@ -162,6 +162,12 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
     assert "region_" not in recipe_said(config) and "mask_batch_size=256" in recipe_said(config)
 
 
+def test_a_strategy_that_searches_keeps_the_recipe_of_the_search_where_the_others_do_not() -> None:
+    settings = {"region_from": "snip", "grafting-continual.region_from": "mask"}
+    assert recipes.recipe_of("minilm", settings, ("grafting-continual", "graft-retrain"))["mask_steps"] == 4
+    assert "mask_steps" not in recipes.recipe_of("minilm", {"region_from": "snip"}, ("grafting-continual",))
+
+
 @pytest.mark.parametrize("model", ["minilm", "smollm2"])
 def test_a_recipe_says_for_strategies_with_other_regions_what_it_says_for_all_otherwise(model: str) -> None:
     others = ("packnet", "wsn", "lotto", "bitfit")
