@@ -254,17 +254,6 @@ def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
     return adapters
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type as it is."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        TypeAdapter(hint).validate_python(value, strict=True)
-    except ValidationError:
-        return False
-    return True
-
-
 def type_name(hint: Any) -> str:
     """Return a type as a user reads it, e.g. ``a number or none``."""
     return " or ".join(_TYPE_NAMES.get(choice, str(choice)) for choice in _choices(hint))

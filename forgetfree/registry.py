@@ -32,6 +32,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -484,5 +485,7 @@ def _class_of_module(name: str) -> Any:
         )
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that no file there hides a library's module
-    remedy = f"Start forgetfree in the directory of the module's file ({here} is this one), or correct it; see docs/plug-in.md."
+    remedy, package = "Correct it; see docs/plug-in.md.", module.partition(".")[0]
+    if package not in sys.modules and find_spec(package) is None:
+        remedy = f"Start forgetfree in the directory of the module's file ({here} is this one), or correct the name."
     return Entry(name, origin="The strategy", remedy=remedy).load(strategy_class)

@@ -36,6 +36,10 @@ class CommandFlags:
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
     )
+    on: str | None = option(None, "a finished run: learn further tasks on top of it", placeholder="RUN")
+    without: str | None = option(
+        None, "with --on: write RUN as it would be, had the task never been learned", placeholder="TASK"
+    )
     quiet: bool = option(False, "say nothing but errors and the result", group="How to run")
 
 
@@ -46,7 +50,7 @@ _GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_
 
 
 #: What one of the two commands has no flag for.
-_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategy", "held_out")}
+_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategy", "held_out", "on", "without")}
 
 
 def arguments_of(command: str) -> Iterator[Argument]:
@@ -64,7 +68,8 @@ def arguments_of(command: str) -> Iterator[Argument]:
         yield _flag(name, field, list[str] if several else bool if hints[name] is bool else str, *kinds)
     for name, field in FLAGGED.items():
         yield _flag(name, field, str, default=field.default)
-    own = {field.name: field for field in (*fields(Execution), *fields(CommandFlags)) if field.metadata}
+    own = {each.name: each for each in (*fields(Execution), *fields(CommandFlags)) if each.metadata}
+    own = {name: field for name, field in own.items() if name not in _WITHOUT[command]}
     config_file, log = own.pop("config"), own.pop("log")
     yield _flag("config", config_file, str)
     for name, field in own.items():
@@ -76,7 +81,7 @@ def arguments_of(command: str) -> Iterator[Argument]:
 def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = (), default: Any = None) -> Argument:
     """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
     placeholder = field.metadata["placeholder"]
-    if placeholder in ("DIR", "FILE"):
+    if placeholder in ("DIR", "FILE", "RUN"):
         hint = Path  # which the shell completes
     parameter = Parameter(
         name=f"--{name.replace('_', '-')}",

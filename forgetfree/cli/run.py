@@ -6,12 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.job import Job, plan, recipe_of
@@ -24,40 +21,19 @@ from forgetfree.jobs.config import Execution, RunConfig
 from forgetfree.jobs.environment import quiet_libraries
 
 Json = dict[str, Any]
-On = Annotated[
-    Path | None,
-    Parameter(
-        name="--on",
-        metavar="RUN",
-        validator=check_there,
-        group="What to learn",
-        help="a finished run: learn further tasks on top of it",
-    ),
-]
-Without = Annotated[
-    str | None,
-    Parameter(
-        name="--without",
-        metavar="TASK",
-        group="What to learn",
-        help="with --on: write RUN as it would be, had the task never been learned",
-    ),
-]
 #: The most units of a plan that are printed.
 _SHOWN = 12
 
 
 def run(
     *subjects: str,
-    on: Path | None = None,
-    without: str | None = None,
     debug: bool = False,
     command: str = "run",
     **flags: Any,
 ) -> int:
     """Check what is asked for, say what will be done, and do it; or print the plan."""
-    if on is not None or without is not None:
-        return _run_on(on, without, subjects, flags, debug)
+    if {"on", "without"} & flags.keys():
+        return _run_on(flags.get("on"), flags.get("without"), subjects, flags, debug)
     config, execution, output = read_flags(command, subjects, flags)
     quiet_libraries()
     out = Path(config.out)
@@ -98,6 +74,7 @@ def graft(*subjects: str, **flags: Any) -> int:
 
 def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json, debug: bool) -> int:
     """Learn further tasks on top of a finished run, or write it without one of its tasks."""
+    check_there(None, run)
     output = CommandFlags(**of_class(CommandFlags, flags))
     if output.check:
         raise UsageError(
@@ -206,11 +183,6 @@ def _about(seconds: float | None, before: str = "") -> str:
 
 
 # What the parser of the command line reads.
-_FLAGS_OF_RUN = (
-    Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
-    Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
-)
-_COMMANDS: tuple[tuple[Any, tuple[Argument, ...]], ...] = ((run, _FLAGS_OF_RUN), (graft, ()))
-for _command, _more in _COMMANDS:
-    _command.__signature__ = Signature([*arguments_of(_command.__name__), *_more])
+for _command in (run, graft):
+    _command.__signature__ = Signature([*arguments_of(_command.__name__)])  # type: ignore[attr-defined]
     _command.__annotations__ = {}

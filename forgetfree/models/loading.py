@@ -222,14 +222,15 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
         yield locate(model), model
         return
     check_in_memory(model, tokenizer)
-    called = type(model).__name__
     import transformers
 
+    network: Any = model
+    called = type(network).__name__
     if graftable is None:
-        ParameterSpace.of(model).check_trainable(model, called)
+        ParameterSpace.of(network).check_trainable(network, called)
     with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
         with explained(called), quiet(transformers):
-            model.save_pretrained(directory)
+            network.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
         yield directory, called
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
-from forgetfree.options import fits, option, type_name
+from forgetfree.options import faults_in, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -105,33 +105,32 @@ class Request:
 TYPES: Mapping[str, Any] = get_type_hints(Request, include_extras=True)
 
 
-def read_section(values: Any, types: Mapping[str, Any] = TYPES) -> dict[str, Any]:
+def read_section(values: Any, more: Collection[str] = ()) -> dict[str, Any]:
     """Return the options of a file under their names on the command line; what may be given several times as a list.
 
     Args:
         values: what the file holds.
-        types: the names of options and their types; default: those of a run.
+        more: names that it may have beside those of a run, whose values are not looked at.
 
     Raises:
         UnknownNameError: a name that is no option.
-        ValueError: a value of another type.
+        ValueError: a value of another type, or out of range.
     """
     check("the options", values, isinstance(values, dict), "a table")
-    section = {}
-    for key, value in values.items():
-        if key not in types:
-            raise UnknownNameError("option in a file:", key, types)
-        hint = types[key]
-        several = next((each for each in (hint, *get_args(hint)) if get_origin(each) is tuple), None)
-        listed = several is hint or (several is not None and isinstance(value, list))
-        section[key] = [value] if listed and not isinstance(value, list) else value
-        hint = get_args(several)[0] if listed else hint
-        for item in section[key] if listed else [value]:
-            check(key, item, fits(item, hint), type_name(hint))
+    for key in values:
+        if key not in TYPES and key not in more:
+            raise UnknownNameError("option in a file:", key, {*TYPES, *more})
+    section = {
+        key: [value] if get_origin(TYPES.get(key)) is tuple and not isinstance(value, list) else value
+        for key, value in values.items()
+    }
+    own = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items() if key in TYPES}
+    if faults := faults_in(Request(**own)):
+        raise ValueError("; ".join(faults))
     return section
 
 
-def read_options(path: Path, more: Iterable[str] = ()) -> dict[str, Any]:
+def read_options(path: Path, more: Collection[str] = ()) -> dict[str, Any]:
     """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
 
     Args:
@@ -158,7 +157,7 @@ def read_options(path: Path, more: Iterable[str] = ()) -> dict[str, Any]:
             f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
         )
     try:
-        section = read_section(values["run"] if begun else values, {**TYPES, **dict.fromkeys(more, Any)})
+        section = read_section(values["run"] if begun else values, more)
     except ValueError as error:
         raise UsageError(f"{path}: {error}. {remedy}") from error
     if begun:

@@ -109,8 +109,11 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
             "(my_strategy:MyOptions) cannot be used: expected a subclass of ContinualStrategy",
         ),
         ("unfinished:NUMBER", "expected a subclass of ContinualStrategy, got 3"),
-        ("unfinished:Half", "The strategy (unfinished:Half) cannot be used: Half has no answering()"),
-        ("broken:Mine", "cannot be used: ModuleNotFoundError: No module named 'there_is_no_such_module'"),
+        (
+            "unfinished:Half",
+            "The strategy (unfinished:Half) cannot be used: Half has no answering(). Correct it; see docs/plug-in.md.",
+        ),
+        ("broken:Mine", "ModuleNotFoundError: No module named 'there_is_no_such_module'. Correct it"),
         ("my_strategy.py:MyStrategy", "Write my_strategy:MyStrategy for the class MyStrategy in the file"),
         ("./my_strategy:MyStrategy", "is named MODULE:CLASS, got './my_strategy:MyStrategy'"),
         ("my_strategy:", "is named MODULE:CLASS, got 'my_strategy:'"),
