@@ -17,6 +17,9 @@ _KEPT = 10_000
 #: How many faults are printed, how many remedies beside them, and how many characters of a file's name.
 _PRINTED, _REMEDIES, _NAME = 20, 3, 40
 
+#: The end of a remedy where no row is as the task needs it.
+OTHER_ROWS = "Make such rows, or name other columns."
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -45,7 +48,8 @@ class BadRow:
         """A paragraph with all this."""
         column = f", column {self.column!r}" if self.column else ""
         fault = f"{self.file}, row {self.row}{column}: {self.fault}."
-        return " ".join(filter(None, [fault, self.remedy, "Fix or remove the row."]))
+        of_row = "" if self.remedy.endswith(OTHER_ROWS) else "Fix or remove the row."
+        return " ".join(filter(None, [fault, self.remedy, of_row]))
 
 
 class RowError(DataError):

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.bad_rows import BadRow, BadRows
+from forgetfree.data.bad_rows import OTHER_ROWS, BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
 from forgetfree.display import first_twice, with_invisible
 from forgetfree.errors import DataError, first_line
@@ -372,9 +372,7 @@ def other_form(cell: Any) -> str:
         form = "several labels, or values, a row"
     else:
         return ""
-    return (
-        f"The column seems to hold {form}, which is no text and no label. {TASKS}Make such rows, or name other columns."
-    )
+    return f"The column seems to hold {form}, which is no text and no label. {TASKS}{OTHER_ROWS}"
 
 
 def plain(value: Any) -> Any:

@@ -33,7 +33,7 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import size_of, write_atomically, write_json
+from forgetfree.files import is_full, size_of, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
 from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import (
@@ -165,6 +165,8 @@ def why_it_failed(fault: Exception, debug: bool) -> str:
     """
     if told := out_of_memory(fault):
         raise told from fault
+    if is_full(fault) and not isinstance(fault, ForgetfreeError | OSError):  # safetensors has an error of its own
+        raise OSError(errno.ENOSPC, first_line(fault)) from fault
     full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
     if full or isinstance(fault, UsageError) or (debug and not isinstance(fault, _EXPECTED)):
         raise fault

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,17 +18,22 @@ import numpy as np
 import pandas as pd
 
 from forgetfree import registry
-from forgetfree.display import NULL, PERCENT, PLAIN, brief
+from forgetfree.display import PERCENT, PLAIN
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
-from forgetfree.options import typed
 from forgetfree.results.answers import LabelAnswers, confusion, label_scores, same_rows, unpack_rows
+from forgetfree.results.configurations import (
+    check_comparable,
+    configurations_of,
+    differing_settings,
+    references_of,
+    shared_settings,
+)
 from forgetfree.results.evidence import Evidence, Interval, RowScore, forgetting
 from forgetfree.results.metrics import Floats, limits_of, scale_of, sign, summarize
 from forgetfree.results.runs import (
     CONSTANT,
     LEARNED_FLOORS,
-    REFERENCE,
     UNIT,
     UNTRAINED,
     Run,
@@ -51,10 +55,6 @@ Json = dict[str, Any]
 SCORE = "score"
 #: The first row of a learning matrix.
 BEFORE = "before training"
-#: What goes without saying in a report.
-_USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
-#: What of the set-up may differ between runs that stand side by side; their rows say it.
-_MAY_DIFFER = ("model", "fingerprint", "graftable", "readout", "shots", "steps", "max_length")
 #: What a unit may keep in a file of that name.
 _KEPT = ("ledger", "graft")
 
@@ -108,22 +108,26 @@ class Results:
         if len(records) > 1:
             records = [replace(each, source=each.source or f"results {i}") for i, each in enumerate(records, start=1)]
         for other in records[1:]:
-            _check_comparable(records[0], other)
+            check_comparable(records[0], other)
         self.records, about = tuple(records), records[0].about
         self.stream, self.tasks = about.stream, list(about.tasks)
         self.metric = [about.metric[task] for task in about.tasks]
         self.signs, self.sign = [sign(metric) for metric in self.metric], sign(*self.metric)
         self.scales, self.scale = [scale_of(metric) for metric in self.metric], scale_of(*self.metric)
         self.test_rows: Mapping[str, int] = records[0].test_rows
-        self.settings = _shared_settings(records)
+        self.settings = shared_settings(records)
         floors = next((each.about.floors for each in records if each.about.floors), None)
         self.constant: tuple[float, ...] | None = tuple(floors.constant) if floors else None
-        found = _configurations(records)
-        self.units = {label: {run.seed: run for run, _ in units} for label, _, units in found}
-        self._references = _references(found)
-        tables = [self._with_agreement(label, *unit) for label, _, units in found for unit in units]
+        found = configurations_of(records)
+        self.units = {label: {seed: run for seed, (run, _) in units.items()} for label, (_, units) in found.items()}
+        self._references = references_of(found)
+        tables = [
+            self._with_agreement(label, run, record.scores_of(run))
+            for label, (_, units) in found.items()
+            for run, record in units.values()
+        ]
         self.scores = pd.concat(tables, ignore_index=True) if tables else frame_of([])
-        self.learned_floors = {} if _differing(records) else self._learned_floors()
+        self.learned_floors = {} if differing_settings(records) else self._learned_floors()
         self._held: dict[tuple[str, str, int], Any] = {}
 
     def _with_agreement(self, label: str, run: Run, scores: pd.DataFrame) -> pd.DataFrame:
@@ -137,22 +141,15 @@ class Results:
         reference = self.units[place][run.seed]
         pairs = [(run.answers.get(task), reference.answers.get(task)) for task in self.tasks]
         same_run = reference.source == run.source
-        if all(one and other and (same_run or same_rows(one, other)) for one, other in pairs):
-            agreed = [
-                Score(
-                    label,
-                    run.seed,
-                    task,
-                    len(self.tasks),
-                    "agreement",
-                    one.agreement(other),
-                    self.test_rows.get(task, 0),
-                )
-                for task, (one, other) in zip(self.tasks, pairs, strict=True)
-                if one and other
-            ]
-            scores = pd.concat([scores, frame_of(agreed)], ignore_index=True)
-        return scores
+        if not all(one and other and (same_run or same_rows(one, other)) for one, other in pairs):
+            return scores
+        agreed = [
+            Score(label, run.seed, task, len(self.tasks), "agreement", one.agreement(other), rows)
+            for task, (one, other) in zip(self.tasks, pairs, strict=True)
+            for rows in [self.test_rows.get(task, 0)]
+            if one and other
+        ]
+        return pd.concat([scores, frame_of(agreed)], ignore_index=True)
 
     # ---- the frame, by run --------------------------------------------------------------------------------
 
@@ -490,134 +487,6 @@ class Results:
 
 def _file(run: Run, kind: str) -> Path:
     return Path(run.source) / run.strategy / f"seed-{run.seed}" / f"{kind}.safetensors"
-
-
-# ---- which runs stand side by side ----------------------------------------------------------------------
-
-
-def _check_comparable(ours: RunRecord, theirs: RunRecord) -> None:
-    """Raise ``ReportError`` where two runs cannot be compared task by task; it names what differs first."""
-    one, other = map(_measured, (ours, theirs))
-    for what in one | other:
-        a, b = one.get(what), other.get(what)
-        if a != b:
-            raise ReportError(
-                f"{ours.source} and {theirs.source} cannot be compared: {what} is {brief(a)} in one and {brief(b)} in the "
-                "other. Report on them separately."
-            )
-
-
-def _measured(record: RunRecord) -> Json:
-    """Return what was measured, in the user's words: the tasks, and each task's metric and rows."""
-    about = record.about
-    whole = {"the list of tasks": about.tasks, "scenario": about.scenario, "evaluated_on": about.evaluated_on}
-    rows = about.data.get("fingerprints") or {}
-    return whole | {
-        f"{what} of {task}": of_tasks.get(task)
-        for what, of_tasks in (
-            ("the metric", about.metric),
-            ("SHA-256 of the rows", rows),
-            ("test rows", record.test_rows),
-        )
-        for task in about.tasks
-    }
-
-
-def _stated(record: RunRecord, key: str) -> Any:
-    """Return what a run says of its set-up, wherever it says it; of a fingerprint the first eight digits."""
-    about = record.about
-    if key == "model":
-        return about.model.get("name")
-    places = (dict(about), about.data, about.model, about.set)
-    value = next((place[key] for place in places if place.get(key) is not None), None)
-    return str(value)[:8] if key == "fingerprint" else value
-
-
-def _differing(records: Sequence[RunRecord]) -> list[str]:
-    """Return what of the set-up differs between runs; of models of other names, nothing is said of their entries."""
-    keys = [key for key in _MAY_DIFFER if len({_stated(record, key) for record in records}) > 1]
-    return [key for key in keys if key not in ("fingerprint", "graftable") or "model" not in keys]
-
-
-def _shared_settings(records: Sequence[RunRecord]) -> Json:
-    """Return what all runs say alike of the set-up, as far as it is no default."""
-    settings = []
-    for record in records:
-        keys = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
-        its = {key: _stated(record, key) for key in keys}
-        settings.append({k: v for k, v in its.items() if isinstance(v, str | int | float) and v != _USUAL.get(k)})
-    return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
-
-
-def _configurations(records: Sequence[RunRecord]) -> list[tuple[str, Json, list[tuple[Run, pd.DataFrame]]]]:
-    """Return of each configuration of each strategy the name, what makes it, and its runs by rising seed, with their scores.
-
-    Raises:
-        ReportError: one strategy and seed has two outcomes.
-    """
-    telling = _differing(records)
-    # strategy → what makes a configuration, as JSON → seed → run
-    found: dict[str, dict[str, dict[int, tuple[Run, RunRecord]]]] = {}
-    for record in records:
-        setup = {key: _stated(record, key) for key in telling}
-        for run in record.runs:
-            options = json.dumps(setup | run.facts.options, sort_keys=True)
-            seeds = found.setdefault(run.strategy, {}).setdefault(options, {})
-            earlier, its = seeds.setdefault(run.seed, (run, record))
-            if run is not earlier and record.outcome(run) != its.outcome(earlier):
-                raise ReportError(
-                    f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
-                    "different outcomes. Leave one of them out, or run with another seed."
-                )
-    configurations = []
-    for strategy, variants in found.items():
-        options_of_each = [json.loads(variant) for variant in variants]
-        labels = _labels_of(strategy, options_of_each, telling)
-        for label, its_options, seeds in zip(labels, options_of_each, variants.values(), strict=True):
-            units = [(run, record.scores_of(run)) for _, (run, record) in sorted(seeds.items())]
-            configurations.append((label, its_options, units))
-    return configurations
-
-
-def _references(
-    configurations: Sequence[tuple[str, Json, Sequence[tuple[Run, pd.DataFrame]]]],
-) -> dict[tuple[str, int], str]:
-    """Return for each strategy and seed which fine-tuned models it is measured against.
-
-    They are those of its own directory, or of another with equal options.
-    """
-    references = {}
-    tuned = [
-        (label, options, run)
-        for label, options, units in configurations
-        for run, _ in units
-        if run.strategy == REFERENCE
-    ]
-    for label, options, units in configurations:
-        for run, _ in units:
-            same_seed = [each for each in tuned if each[2].seed == run.seed]
-            own = [place for place, _, its in same_seed if its.source == run.source]
-            alike = [place for place, theirs, _ in same_seed if _agree(options, theirs)]
-            if found := own or alike:
-                references[label, run.seed] = found[0]
-    return references
-
-
-def _labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str]) -> Iterator[str]:
-    """Yield for each configuration the strategy's name, with the options that are not the same in all, or always told.
-
-    An option that is set to nothing goes without saying, unless that is all there is to tell.
-    """
-    keys = dict.fromkeys(key for variant in variants for key in variant)
-    for options in variants:
-        telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
-        telling = [k for k in telling if k not in options or options[k] is not None] or telling
-        told = ", ".join(f"{key}={typed(options[key]) if key in options else NULL}" for key in telling)
-        yield f"{strategy} ({told})" if told else strategy
-
-
-def _agree(ours: Json, theirs: Json) -> bool:
-    return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
 
 
 # ---- floors ---------------------------------------------------------------------------------------------

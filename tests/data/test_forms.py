@@ -558,7 +558,7 @@ def test_forms_that_no_task_has_are_recognised(
     for data in ({"mood": [row] * 20}, {"mood": pandas.read_parquet(tmp_path / "mood.parquet")}):
         message = refusal(data, options=ReadOptions.of(*columns))
         assert form in message and "A task here has one label a row" in message and "'tags'" not in message
-        assert "or name other columns." in message
+        assert "or name other columns." in message and "Fix or remove the row" not in message
     rows = [{"text": f"{i}", "label": f"answer {i}"} for i in range(200)]
     assert "such as answers, numbers or lists of labels. A task here has one label a row" in refusal({"mood": rows})
 

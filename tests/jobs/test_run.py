@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from edited import write_config
+from safetensors import SafetensorError
 from tiny import last_of_each
 
 from forgetfree import cli
@@ -234,8 +235,17 @@ def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
     assert again == [command.units[1]] and bytes_of(out) == whole
 
 
-def test_a_full_disk_stops_all_units(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(command, monkeypatch, OSError(errno.ENOSPC, "No space left on device"), unit=0)
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_stops_all_units(
+    error: Exception, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(command, monkeypatch, error, unit=0)
     with pytest.raises(OSError, match="No space"):
         command.perform(command.at(tmp_path / "out"))
     assert not (tmp_path / "out" / command.units[0] / RECORD).exists()

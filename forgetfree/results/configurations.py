@@ -1,0 +1,140 @@
+"""Configurations of strategies: which runs may stand side by side, what tells them apart, what they are measured against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from forgetfree.display import NULL, brief
+from forgetfree.errors import ReportError
+from forgetfree.options import typed
+from forgetfree.results.runs import REFERENCE, Run, RunRecord
+
+Json = dict[str, Any]
+#: By name, what makes a configuration of a strategy, its options and what else differs between directories, and by rising seed
+#: its runs, each with the record that it stands in.
+Configurations = Mapping[str, tuple[Json, Mapping[int, tuple[Run, RunRecord]]]]
+#: What goes without saying in a report.
+_USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
+#: What of the set-up may differ between runs that stand side by side; their rows say it.
+_MAY_DIFFER = ("model", "fingerprint", "graftable", "readout", "shots", "steps", "max_length")
+
+
+def check_comparable(ours: RunRecord, theirs: RunRecord) -> None:
+    """Raise ``ReportError`` where two runs cannot be compared task by task; it names what differs first."""
+    one, other = map(_measured, (ours, theirs))
+    for what in one | other:
+        a, b = one.get(what), other.get(what)
+        if a != b:
+            raise ReportError(
+                f"{ours.source} and {theirs.source} cannot be compared: {what} is {brief(a)} in one and {brief(b)} in the "
+                "other. Report on them separately."
+            )
+
+
+def _measured(record: RunRecord) -> Json:
+    """Return what was measured, in the user's words: the tasks, and each task's metric and rows."""
+    about = record.about
+    whole = {"the list of tasks": about.tasks, "scenario": about.scenario, "evaluated_on": about.evaluated_on}
+    rows = about.data.get("fingerprints") or {}
+    return whole | {
+        f"{what} of {task}": of_tasks.get(task)
+        for what, of_tasks in (
+            ("the metric", about.metric),
+            ("SHA-256 of the rows", rows),
+            ("test rows", record.test_rows),
+        )
+        for task in about.tasks
+    }
+
+
+def _stated(record: RunRecord, key: str) -> Any:
+    """Return what a run says of its set-up, wherever it says it; of a fingerprint the first eight digits."""
+    about = record.about
+    if key == "model":
+        return about.model.get("name")
+    places = (dict(about), about.data, about.model, about.set)
+    value = next((place[key] for place in places if place.get(key) is not None), None)
+    return str(value)[:8] if key == "fingerprint" else value
+
+
+def differing_settings(records: Sequence[RunRecord]) -> list[str]:
+    """Return what of the set-up differs between runs; of models of other names, nothing is said of their entries."""
+    keys = [key for key in _MAY_DIFFER if len({_stated(record, key) for record in records}) > 1]
+    return [key for key in keys if key not in ("fingerprint", "graftable") or "model" not in keys]
+
+
+def shared_settings(records: Sequence[RunRecord]) -> Json:
+    """Return what all runs say alike of the set-up, as far as it is no default."""
+    settings = []
+    for record in records:
+        keys = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
+        its = {key: _stated(record, key) for key in keys}
+        settings.append({k: v for k, v in its.items() if isinstance(v, str | int | float) and v != _USUAL.get(k)})
+    return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
+
+
+def configurations_of(records: Sequence[RunRecord]) -> Configurations:
+    """Return the configurations of each strategy.
+
+    Raises:
+        ReportError: one strategy and seed has two outcomes.
+    """
+    telling = differing_settings(records)
+    # strategy → what makes a configuration, as JSON → seed → run
+    found: dict[str, dict[str, dict[int, tuple[Run, RunRecord]]]] = {}
+    for record in records:
+        setup = {key: _stated(record, key) for key in telling}
+        for run in record.runs:
+            options = json.dumps(setup | run.facts.options, sort_keys=True)
+            seeds = found.setdefault(run.strategy, {}).setdefault(options, {})
+            earlier, its = seeds.setdefault(run.seed, (run, record))
+            if run is not earlier and record.outcome(run) != its.outcome(earlier):
+                raise ReportError(
+                    f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
+                    "different outcomes. Leave one of them out, or run with another seed."
+                )
+    configurations = {}
+    for strategy, variants in found.items():
+        options_of_each = [json.loads(variant) for variant in variants]
+        labels = _labels_of(strategy, options_of_each, telling)
+        for label, its_options, seeds in zip(labels, options_of_each, variants.values(), strict=True):
+            configurations[label] = its_options, dict(sorted(seeds.items()))
+    return configurations
+
+
+def references_of(configurations: Configurations) -> dict[tuple[str, int], str]:
+    """Return for each configuration and seed which fine-tuned models it is measured against.
+
+    They are those of its own directory, or of another with equal options.
+    """
+    references = {}
+    for label, (options, units) in configurations.items():
+        for seed, (run, _) in units.items():
+            tuned = [
+                (place, its, theirs[seed][0].source)
+                for place, (its, theirs) in configurations.items()
+                if seed in theirs and theirs[seed][0].strategy == REFERENCE
+            ]
+            own = [place for place, _, source in tuned if source == run.source]
+            if found := own or [place for place, its, _ in tuned if _agree(options, its)]:
+                references[label, seed] = found[0]
+    return references
+
+
+def _labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str]) -> Iterator[str]:
+    """Yield for each configuration the strategy's name, with the options that are not the same in all, or always told.
+
+    An option that is set to nothing goes without saying, unless that is all there is to tell.
+    """
+    keys = dict.fromkeys(key for variant in variants for key in variant)
+    for options in variants:
+        telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
+        telling = [k for k in telling if k not in options or options[k] is not None] or telling
+        told = ", ".join(f"{key}={typed(options[key]) if key in options else NULL}" for key in telling)
+        yield f"{strategy} ({told})" if told else strategy
+
+
+def _agree(ours: Json, theirs: Json) -> bool:
+    return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
