@@ -183,6 +183,7 @@ def _about(seconds: float | None, before: str = "") -> str:
 
 
 # What the parser of the command line reads.
-for _command in (run, graft):
-    _command.__signature__ = Signature([*arguments_of(_command.__name__)])  # type: ignore[attr-defined]
+_COMMANDS: tuple[Any, ...] = (run, graft)
+for _command in _COMMANDS:
+    _command.__signature__ = Signature([*arguments_of(_command.__name__)])
     _command.__annotations__ = {}

@@ -124,7 +124,8 @@ def read_section(values: Any, more: Collection[str] = ()) -> dict[str, Any]:
         key: [value] if get_origin(TYPES.get(key)) is tuple and not isinstance(value, list) else value
         for key, value in values.items()
     }
-    own = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items() if key in TYPES}
+    own: dict[str, Any] = {key: value for key, value in section.items() if key in TYPES}
+    own = {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
     if faults := faults_in(Request(**own)):
         raise ValueError("; ".join(faults))
     return section
