@@ -17,7 +17,7 @@ PARSERS = {
     "models/model_files": "weights in Hugging Face layout: tests/models/test_model_files.py",
     "ledger/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "results/runs": "answers for figures, compared with unit.json: tests/results/test_evidence.py",
-    "results/table": "options that were written in the same call",
+    "results/configurations": "options that were written in the same call",
     "paper/experiment": "what was written in the same call",
     "paper/rows": "the header of a run file of the paper's experiments, which a commit holds",
     "jobs/directory": "what was written in the same call",
