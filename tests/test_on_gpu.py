@@ -92,8 +92,10 @@ def test_predict_answers_there_by_default(
 
 
 @pytest.mark.parametrize("command", ["predict", "serve"])
-def test_a_device_that_is_not_here_is_refused_before_anything_is_read(command: str, capsys: Any) -> None:
-    assert cli.main([command, "nowhere", "--device", "xpu:7"]) == 2
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
+    command: str, capsys: Any, tmp_path: Path
+) -> None:
+    assert cli.main([command, str(tmp_path), "--device", "xpu:7"]) == 2
     assert "--device xpu:7 is asked for, and torch finds here: cpu" in capsys.readouterr().err
 
 
