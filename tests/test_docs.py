@@ -42,12 +42,16 @@ def commands(document: Path) -> list[str]:
     return [line for line in lines if line.startswith("forgetfree ")]
 
 
+#: Pages whose blocks another test runs: test_notebook.py and jobs/test_evaluate_on.py.
+RUN_ELSEWHERE = ("walkthrough.md", "watching.md")
+
+
 @pytest.mark.sampled("README.md", "avalanche.md", "data.md", "grafts.md", "results-format.md", share=0.2)
 @pytest.mark.slow
 @needs_minilm
 @pytest.mark.parametrize(
     "document",
-    [d for d in DOCUMENTS if blocks(d, "python") and d.name != "walkthrough.md"],  # which test_notebook.py runs
+    [document for document in DOCUMENTS if blocks(document, "python") and document.name not in RUN_ELSEWHERE],
     ids=lambda path: path.name,
 )
 def test_python_blocks_run(document: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
