@@ -17,7 +17,7 @@ GRAFT = "graft.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class BareGraftOptions(TaskwiseOptions, LocalizationOptions):
-    """How a task is fine-tuned, localized, and grafted without further training."""
+    """Options of a graft without further training: of fine-tuning and localization."""
 
 
 class BareGraft(RegionStrategy):

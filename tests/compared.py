@@ -1,4 +1,4 @@
-"""What tests compare bit for bit: the tensors of models, and what strategies and runs answer."""
+"""Comparisons bit for bit: of the tensors of models, and of the answers of strategies and runs."""
 
 from __future__ import annotations
 

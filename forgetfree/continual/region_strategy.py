@@ -29,7 +29,7 @@ from forgetfree.training.training_options import LocalizationOptions, TrainingOp
 
 @dataclass(frozen=True, kw_only=True)
 class RegionOptions(TrainingOptions):
-    """How a region is trained, once it is chosen."""
+    """Options of training a region that is chosen."""
 
     region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
     region_rate_factor: float = option(
@@ -56,7 +56,7 @@ class RegionOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerOptions(RegionOptions, TaskwiseOptions):
-    """How a region is trained, and a model per task."""
+    """Options of training a region, and a model per task."""
 
 
 @dataclass(frozen=True, kw_only=True)

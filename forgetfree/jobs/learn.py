@@ -120,7 +120,7 @@ def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None)
 
 
 class UnitWork:
-    """What the units of a run have in common, in any process. It is pickled without what it has loaded.
+    """Work that the units of a run share, in any process. It is pickled without what it has loaded.
 
     Args:
         config: of the run.

@@ -26,7 +26,7 @@ Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run is asked for. Flags, files of options and the ``run`` of config.json have the fields under their names."""
+    """Request for a run. Flags, files of options and the ``run`` of config.json have its fields under their names."""
 
     model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
     data: str | tuple[str, ...] = option(

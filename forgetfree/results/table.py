@@ -187,7 +187,7 @@ class Results:
 
     @property
     def runs(self) -> list[Run]:
-        """What is known of all runs beside their scores."""
+        """Facts and answers of all runs."""
         return [run for runs in self.units.values() for run in runs.values()]
 
     def first_of(self, strategy: str) -> str | None:

@@ -1,4 +1,4 @@
-"""How near texts are to the right ones: exact match, token F1, ROUGE-L, BLEU and numbers.
+"""Nearness of texts to the right ones: exact match, token F1, ROUGE-L, BLEU and numbers.
 
 Every function takes the texts of n rows and, for each row, the texts that are right. Those in `ROWS` return one value a row,
 shape (n,) in [0, 1], the best over the row's right texts; the metric is their mean. BLEU is one number for all rows. An empty

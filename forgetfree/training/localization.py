@@ -1,4 +1,4 @@
-"""How the skill of one task is localized: γ_base, the steps on S and their batches (paper, §2 and §3).
+"""Localization of one task's skill: γ_base, the steps on S and their batches (paper, §2 and §3).
 
 `forgetfree.training.single_task` goes from θ_ft to a region by them; equations 3 and 4 are `forgetfree.core.mask`.
 """

@@ -1,4 +1,4 @@
-"""How a task is trained and localized: the options, and what they say of steps, learning rates and optimisers."""
+"""Options of training and localization, and the steps, learning rates and optimisers that follow from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(Options):
-    """How a task is trained. The defaults are the paper's (A.2 and §3) unless something else is said."""
+    """Options of training. The defaults are the paper's (A.2 and §3) unless something else is said."""
 
     optimizer: recipes.OptimizerName | Function = option(
         "sgd",
@@ -137,7 +137,7 @@ class TrainingOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalizationOptions(TrainingOptions):
-    """How a task is fine-tuned and then localized."""
+    """Options of fine-tuning a task and localizing it."""
 
     sparsity: float = option(
         1e-4,

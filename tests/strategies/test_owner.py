@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from avalanche.core import SupervisedPlugin
 from compared import assert_same, logits
+from small_strategies import SMALL
 from torch import Tensor
 
 from forgetfree import registry
@@ -18,13 +19,6 @@ from forgetfree.errors import RunError
 from forgetfree.options import build
 from forgetfree.testing.tiny import tiny_model, tiny_stream, tiny_task
 
-SMALL: dict[str, Any] = {
-    "steps": 3,
-    "batch_size": 4,
-    "learning_rate": 0.05,
-    "optimizer": "momentum",
-    "weight_decay": 0.1,
-}
 OWN = {"grafting-continual": {"sparsity": 0.05, "mask_steps": 2}}
 #: One of each kind: all of the model, a ledger, a model a task, adapters, a plugin, a template.
 KINDS = ["continual-ft", "grafting-continual", "fine-tune", "o-lora", "ewc", "der"]
