@@ -14,9 +14,9 @@ from typing import ClassVar, Literal, Self, final
 from forgetfree.continual.ledger_model import LedgerModel
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, TaskwiseOptions, Training
 from forgetfree.continual.strategy_parts import TaskRegion
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.sampling import representative
 from forgetfree.ledger import Composition, Ledger

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_fingerprint, body_of
-from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS
+from forgetfree.core.parameters import ParameterSpace, not_finite
+from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import not_finite
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
 from forgetfree.files import StrPath
@@ -36,7 +34,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     Args:
         space: the parameter space of the base model.
-        fingerprint: that of the base model, see `forgetfree.core.body.fingerprint_of`.
+        fingerprint: that of the base model, see `forgetfree.core.readout_model.fingerprint_of`.
         composition: what a task is inferred with.
         binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
     """

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import evaluating
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length

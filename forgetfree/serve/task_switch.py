@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_of
-from forgetfree.core.readout_model import BY_WORDS, LINEAR
-from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.parameters import load_tensors_
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, body_of
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of

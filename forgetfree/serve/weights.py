@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.parameters import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import check, read_json

@@ -11,7 +11,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
@@ -23,6 +22,7 @@ from forgetfree.core.selection import (
     mean_gradient,
     saliency,
 )
+from forgetfree.core.trained import Batch, BatchLoss, CrossEntropy
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError

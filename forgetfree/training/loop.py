@@ -21,11 +21,10 @@ from torch.nn import functional as F
 
 from forgetfree import __version__
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.core.batch_loss import OnStep
+from forgetfree.core.parameters import digest_of
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import ReadoutModel, autocast, evaluating
-from forgetfree.core.tensors import digest_of
-from forgetfree.core.trained import TrainedParameters, WholeTensors, in_training
+from forgetfree.core.trained import OnStep, TrainedParameters, WholeTensors, in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
 from forgetfree.models.loading import LoadedModel, config_of

@@ -14,12 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.mask import LearnedRegion, learn_region
-from forgetfree.core.parameters import write_
+from forgetfree.core.parameters import tensors_of, write_
+from forgetfree.core.readout_model import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import budget, most_moved, most_salient
-from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows

@@ -27,11 +27,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.core.batch_loss import check_loss
-from forgetfree.core.body import body_of
-from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import persistent_buffers
-from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors
+from forgetfree.core.parameters import persistent_buffers
+from forgetfree.core.readout_model import ReadoutModel, body_of
+from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, check_loss
 from forgetfree.data.sampling import plan_batches
 from forgetfree.errors import OptionError
 from forgetfree.seeds import derive_seed

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import cli
-from forgetfree.core.body import body_fingerprint, body_of, body_space
+from forgetfree.core.readout_model import body_fingerprint, body_of, body_space
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved
 from forgetfree.data.examples import EncodedRows

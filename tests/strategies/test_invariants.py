@@ -31,10 +31,9 @@ from torch import Tensor
 
 from forgetfree import Predictor, registry
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.core.body import fingerprint_of
-from forgetfree.core.parameters import weight_matrices
+from forgetfree.core.parameters import load_tensors_, weight_matrices
+from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError, TrainingError

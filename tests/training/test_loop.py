@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.batch_loss import check_loss
 from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
-from forgetfree.core.trained import WholeTensors, trainable
+from forgetfree.core.trained import WholeTensors, check_loss, trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
