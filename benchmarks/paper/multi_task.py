@@ -29,8 +29,7 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.seeds import derive_seed
-from forgetfree.training.localization import mask_batches, mask_loss, mask_options
-from forgetfree.training.single_task import SingleTask
+from forgetfree.training.single_task import SingleTask, mask_batches, mask_loss, mask_options
 from forgetfree.training.step import TrainingStep, plan, training_mode
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, scheduled_rate
 

@@ -22,8 +22,8 @@ from forgetfree.data.sampling import representative
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import VALIDATION_ROWS
-from forgetfree.training.loop import loss_of
+from forgetfree.training.encoded_task import loss_of
+from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
 

@@ -27,7 +27,7 @@ from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.loop import predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
 
 

@@ -16,7 +16,7 @@ from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.ledger.records import Record
+from forgetfree.ledger.ledger import Record
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.task_model import mean_of_tokens

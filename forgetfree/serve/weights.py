@@ -23,7 +23,7 @@ from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import check, read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
-from forgetfree.ledger.records import rows_of
+from forgetfree.ledger.ledger import rows_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore, load_checkpoint
 from forgetfree.registry import WEIGHTS

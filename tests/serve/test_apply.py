@@ -30,7 +30,7 @@ from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.serve.apply import WrittenModel, apply_graft
-from forgetfree.training.loop import predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 

@@ -17,8 +17,8 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
-from forgetfree.training.loop import fine_tune, predict
-from forgetfree.training.step import TrainingStep, parts, plan
+from forgetfree.training.encoded_task import predict
+from forgetfree.training.step import TrainingStep, fine_tune, parts, plan
 from forgetfree.training.training_options import TrainingOptions, paper_steps
 
 ModelDirectory = Callable[[str], Path]
