@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.body import body_fingerprint, body_of, body_prefix
+from forgetfree.core.readout_model import body_fingerprint, body_of, body_prefix
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ModelError
 from forgetfree.files import StrPath, check_empty, new_directory, write_atomically
