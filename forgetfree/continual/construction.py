@@ -14,7 +14,7 @@ from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import check_inference
 from forgetfree.display import brief, tell
 from forgetfree.errors import ConformanceError, OptionError
-from forgetfree.training.localization import check_localization
+from forgetfree.training.single_task import check_localization
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, check_optimizer
 
 #: Where no author of a strategy writes.

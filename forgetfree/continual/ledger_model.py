@@ -13,8 +13,8 @@ from pathlib import Path
 from torch import nn
 
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training, undo_on_error
+from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
-from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import (
     Composition,

@@ -14,16 +14,16 @@ from typing import ClassVar, Literal, Self, final
 from forgetfree.continual.ledger_model import LedgerModel
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, TaskwiseOptions, Training
 from forgetfree.continual.strategy_parts import TaskRegion
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.sampling import representative
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import VALIDATION_ROWS
-from forgetfree.training.loop import loss_of
+from forgetfree.training.encoded_task import loss_of
+from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
 

@@ -21,9 +21,9 @@ from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, T
 from forgetfree.continual.stream import Stream, part_of
 from forgetfree.continual.task_inference import TaskwiseOptions, features_for
 from forgetfree.continual.template import StrategyTemplate
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
