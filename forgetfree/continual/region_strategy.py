@@ -25,9 +25,9 @@ from forgetfree.continual.strategy import (
     undo_on_error,
 )
 from forgetfree.continual.strategy_parts import TaskRegion, tasks_named
+from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
-from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.sampling import representative
 from forgetfree.errors import LedgerError
@@ -44,8 +44,8 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.results.unit_folder import LEDGER
-from forgetfree.training.localization import VALIDATION_ROWS
-from forgetfree.training.loop import loss_of
+from forgetfree.training.encoded_task import loss_of
+from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
 

@@ -23,9 +23,9 @@ from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, T
 from forgetfree.continual.stream import Stream, part_of
 from forgetfree.continual.task_inference import TaskwiseOptions, check_inference, features_for
 from forgetfree.continual.template import StrategyTemplate, silent_evaluator
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.display import tell
@@ -36,9 +36,8 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.localization import check_localization
 from forgetfree.training.monitor import Monitor, Phase, Stopwatch
-from forgetfree.training.single_task import SingleTask
+from forgetfree.training.single_task import SingleTask, check_localization
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, for_model
 
 

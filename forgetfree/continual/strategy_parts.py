@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.stream import Stream
+from forgetfree.core.parameters import tensors_of
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import TrainedParameters
 from forgetfree.display import brief
 from forgetfree.errors import RunError

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from forgetfree.continual.strategy_parts import Answer
 from forgetfree.continual.stream import Stream
+from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.readout_model import LOWEST, among
-from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import by_length, representative
 from forgetfree.errors import OptionError
 from forgetfree.options import option

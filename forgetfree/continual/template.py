@@ -35,7 +35,7 @@ from forgetfree.continual.task_inference import (
     learn_features,
     writer_of,
 )
-from forgetfree.core.tensors import tensors_of
+from forgetfree.core.parameters import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.body import body_of, body_prefix
-from forgetfree.core.readout_model import BY_WORDS
+from forgetfree.core.readout_model import BY_WORDS, body_of, body_prefix
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.body import POOLER, body_of
-from forgetfree.core.readout_model import TaskHead
+from forgetfree.core.readout_model import POOLER, TaskHead, body_of
 from forgetfree.errors import ModelError
 from forgetfree.models.task_model import TaskModel, TokenLayout, head_names
 

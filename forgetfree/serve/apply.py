@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.body import body_fingerprint, body_of, body_prefix
-from forgetfree.core.readout_model import BY_WORDS
+from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of, body_prefix
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ModelError

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.core.body import body_of
+from forgetfree.core.readout_model import body_of
 from forgetfree.models.heads import TOLERANCE, sequence_classifier
 
 WIDTH = 32

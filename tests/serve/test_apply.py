@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import cli
-from forgetfree.core.body import body_fingerprint, body_of, body_space
+from forgetfree.core.readout_model import body_fingerprint, body_of, body_space
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved
 from forgetfree.data.examples import EncodedRows
@@ -30,7 +30,7 @@ from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.serve.apply import WrittenModel, apply_graft
-from forgetfree.training.loop import predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 
