@@ -21,7 +21,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from forgetfree.core.tensors import load_tensors_, tensors_of
+from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.json_file import check, check_fields, is_number, parse_json

@@ -23,7 +23,7 @@ from forgetfree.continual.strategy import (
     undo_on_error,
 )
 from forgetfree.continual.strategy_parts import tasks_named
-from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
+from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers

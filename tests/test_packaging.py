@@ -310,7 +310,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 def test_the_names_in_files_stay_whatever_moves() -> None:
-    homes = ("ledger.records", "ledger.graft", "strategies.adapter_file")
+    homes = ("ledger.ledger", "ledger.graft", "strategies.adapter_file")
     found = [importlib.import_module(f"forgetfree.{home}").FORMAT for home in homes]
     assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
     example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))

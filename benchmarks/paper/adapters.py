@@ -28,8 +28,9 @@ from forgetfree.results.report.figures import legend, panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 from forgetfree.seeds import derive_seed
-from forgetfree.training.loop import answers_of, fine_tune
+from forgetfree.training.encoded_task import answers_of
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import LocalizationOptions
 
 #: Ranks of LoRA and widths of bottlenecks (B.3).

@@ -47,7 +47,7 @@ from forgetfree.results.answers import Answers, label_answers
 from forgetfree.results.report.figures import legend, panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
-from forgetfree.training.localization import VALIDATION_ROWS
+from forgetfree.training.single_task import VALIDATION_ROWS
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05

@@ -22,8 +22,7 @@ from forgetfree.options import build, recorded
 from forgetfree.recipes import Saliency
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.localization import check_localization
-from forgetfree.training.single_task import SingleTask
+from forgetfree.training.single_task import SingleTask, check_localization
 from forgetfree.training.training_options import LocalizationOptions
 
 

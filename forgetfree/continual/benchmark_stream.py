@@ -11,8 +11,7 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 
 from forgetfree.continual.stream import Stream, WithTaskLabels, place_of
-from forgetfree.core.body import fingerprint_of
-from forgetfree.core.readout_model import TaskHead
+from forgetfree.core.readout_model import TaskHead, fingerprint_of
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.errors import ModelError, UsageError, first_line
 from forgetfree.models.loading import LoadedModel

@@ -22,8 +22,7 @@ from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwar
 from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import nn
 
-from forgetfree.core.body import fingerprint_of
-from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.readout_model import ReadoutModel, fingerprint_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.examples import EncodedRows, OneLength

@@ -53,8 +53,8 @@ from forgetfree.models.location import locate
 from forgetfree.models.state import StateStore
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
-from forgetfree.training.localization import mask_options
 from forgetfree.training.monitor import Monitor, Phase
+from forgetfree.training.single_task import mask_options
 from forgetfree.training.training_options import MOST_SHOTS, LocalizationOptions, TrainingOptions
 
 if TYPE_CHECKING:

@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 from forgetfree import registry
-from forgetfree.core.body import fingerprint_of
-from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS, READOUTS, ReadoutKind, ReadoutModel, TaskHead
-from forgetfree.core.tensors import DTYPES
+from forgetfree.core.parameters import DTYPES, ParameterSpace
+from forgetfree.core.readout_model import BY_WORDS, READOUTS, ReadoutKind, ReadoutModel, TaskHead, fingerprint_of
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
 from forgetfree.display import listed

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from forgetfree.core.body import POOLER
 from forgetfree.core.parameters import HEADS
-from forgetfree.core.readout_model import LINEAR
+from forgetfree.core.readout_model import LINEAR, POOLER
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.files import is_full, size_of

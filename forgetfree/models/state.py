@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
 from forgetfree.files import StrPath, locked, remove_unfinished, write_json

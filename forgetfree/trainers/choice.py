@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
@@ -108,7 +108,7 @@ def choose_region(
 
 
 class _Rows:
-    """The mean loss over rows of a trainer's batches, see `forgetfree.core.batch_loss.BatchLoss`.
+    """The mean loss over rows of a trainer's batches, see `forgetfree.core.trained.BatchLoss`.
 
     Args:
         model: computes it.

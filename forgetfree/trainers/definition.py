@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from forgetfree import registry
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutKind
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.errors import LedgerError, UsageError, nearest

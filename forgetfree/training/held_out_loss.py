@@ -22,7 +22,7 @@ from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.loop import token_losses
+from forgetfree.training.encoded_task import token_losses
 from forgetfree.training.training_options import TrainingOptions
 
 #: Tokens of a batch: the logits of each are as many as the vocabulary has tokens.

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forgetfree.core.parameters import digest_of, not_finite
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import digest_of, not_finite
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import RunError

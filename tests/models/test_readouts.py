@@ -16,7 +16,7 @@ from families import FAMILIES
 from tiny import TASK
 from tokenizers import processors
 
-from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError

@@ -25,7 +25,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.options import option
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.testing import ConformanceError, check_strategy, check_stream, tiny_stream
-from forgetfree.training.loop import fine_tune
+from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
 #: What suits 24 rows and a model of width 16, for strategies that have such options.
