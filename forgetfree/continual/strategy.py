@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from forgetfree import recipes, registry
 from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, Training, undo_on_error
-from forgetfree.continual.stream import Stream, part_of
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, check_inference, features_for
 from forgetfree.continual.template import StrategyTemplate, silent_evaluator
 from forgetfree.core.parameters import load_tensors_
@@ -69,8 +69,6 @@ class ContinualStrategy(StrategyTemplate):
     forget_free: ClassVar[bool] = False
     #: True where later tasks depend on nothing but what `storage` saves, and steps on what `Training` names: see `--resume`.
     resumable: ClassVar[bool] = False
-    #: True where a task may be learned in parts, as Avalanche's online streams cut it, one `train` after another.
-    online: ClassVar[bool] = False
     #: What is saved, loaded and counted to answer later. Set another in `setup` if the model is not all, or not kept.
     storage: Storage
 
@@ -206,9 +204,8 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def phase_seed(self, phase: Phase, task: EncodedTask) -> int:
-        """Return the seed of one phase of one task, or of one part of it."""
-        part = None if self.experience is None else part_of(self.experience)
-        return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
+        """Return the seed of one phase of one task."""
+        return derive_seed(self.seed, phase, task.name)
 
     # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
 

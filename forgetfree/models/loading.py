@@ -242,7 +242,7 @@ def check_in_memory(model: Any, tokenizer: Any) -> None:
             "A model in memory is a PreTrainedModel and its tokenizer, got model="
             f"{repr(model) if isinstance(model, str) else f'a {type(model).__name__}'} and "
             f"tokenizer={type(tokenizer).__name__}. Give both, or the name or directory of a model alone. Any other network "
-            "learns an Avalanche benchmark: see forgetfree.continual.benchmark_stream."
+            "learns an Avalanche benchmark: see forgetfree.continual.stream.benchmark_stream."
         )
 
 
