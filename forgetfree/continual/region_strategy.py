@@ -18,7 +18,7 @@ from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
 from forgetfree.core.trained import RegionParameters, TrainedParameters
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from forgetfree.checkpoint import derive_seed
 from forgetfree.continual import construction
 from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, Training, undo_on_error
 from forgetfree.continual.stream import Stream, part_of
@@ -30,7 +31,6 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor, Phase, Stopwatch
 from forgetfree.training.single_task import SingleTask

@@ -30,6 +30,7 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
+from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.parameters import load_tensors_, weight_matrices
 from forgetfree.core.readout_model import fingerprint_of
@@ -41,7 +42,6 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
