@@ -71,9 +71,6 @@ class Checkpoint:
             step: the number of the step that is done, from 1.
             steps: of the phase.
             state: after the step.
-
-        Raises:
-            KeyboardInterrupt: the process was asked to end; the state is kept.
         """
 
     def forget(self) -> None:
