@@ -32,7 +32,7 @@ from __future__ import annotations
 import copyreg
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from forgetfree.display import brief, escaped, escaped_lines
@@ -163,20 +163,10 @@ class BadDataError(DataError):
         faults: a paragraph for each; those of all bad rows are one, with a table in indented lines.
         rows: the bad rows, each a `forgetfree.data.bad_rows.BadRow`.
         others: those of the paragraphs that are of no rows.
-        counts: how many rows have which fault.
-        count: how many rows are bad; ``rows`` has at most 10,000 faults of a table.
     """
 
-    def __init__(
-        self,
-        faults: Iterable[str],
-        rows: Iterable[Any] = (),
-        others: Iterable[str] = (),
-        counts: Mapping[str, int] | None = None,
-        count: int = 0,
-    ) -> None:
+    def __init__(self, faults: Iterable[str], rows: Iterable[Any] = (), others: Iterable[str] = ()) -> None:
         self.faults, self.rows, self.others = tuple(faults), tuple(rows), tuple(others)
-        self.counts, self.count = dict(counts or {}), count
         Exception.__init__(self, _listed(self.faults))
 
 

@@ -280,27 +280,6 @@ def _split_off(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tup
     return rows.without(out)
 
 
-def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
-    """Notes on training rows, with their ``numbers`` for a user: repeated rows, and texts with several labels."""
-    first, same = dict[tuple[str, ...], int](), dict[tuple[Any, ...], int]()
-    repeated, differing = list[tuple[int, int]](), dict[int, int]()
-    for i, (texts, label) in enumerate(zip(rows.texts, rows.labels, strict=True)):
-        if (before := same.setdefault((texts, label), i)) != i:
-            repeated.append((i, before))
-        elif (before := first.setdefault(texts, i)) != i:
-            differing.setdefault(before, i)
-    notes = []
-    if repeated:
-        one, other = repeated[0]
-        again = f"{counted(len(repeated), 'training row')} with the texts and the label of an earlier one"
-        notes.append(f"{again} (the first is row {numbers[one]}, as row {numbers[other]})")
-    if differing:
-        one, other = next(iter(differing.items()))
-        several = f"{counted(len(differing), 'text')} under several labels in the training rows"
-        notes.append(f"{several} (the first in rows {numbers[one]} and {numbers[other]})")
-    return notes
-
-
 def tell(tasks: Iterable[TaskRows]) -> None:
     """Notes on how tasks were read go to stderr."""
     for note in (note for rows in tasks for note in rows.notes):
