@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forgetfree.display import brief, first_twice, json_text
 from forgetfree.errors import ForgetfreeError, RunError, UsageError, first_line
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 #: What our functions take as a path.
 StrPath = str | os.PathLike[str]
 #: The name of what is being written: the name that it is to have, what makes it unique, by `tempfile`, and a word of ours.
@@ -38,8 +41,6 @@ LOCK = ".lock"
 CACHE_VARIABLE = "FORGETFREE_CACHE"
 #: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
 _MOST_NAME = 58
-#: Opens a pipe without waiting for who writes to it; Windows has neither.
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def cache_directory() -> Path | None:
@@ -63,7 +64,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file to write; after the block it is ``path``, complete and on the disk, or removed if an error was raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, handle = _unfinished(path, tempfile.mkstemp)
+    handle, name = tempfile.mkstemp(**_unfinished(path))
+    os.close(handle)
+    temporary = Path(name)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -75,8 +78,6 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(handle)
 
 
 def _sync_directory(path: Path) -> None:
@@ -93,15 +94,15 @@ def _sync_directory(path: Path) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
-    What others left beside it that were killed while they filled one is removed, too.
+    What killed processes left of the same path is removed, too.
 
     Args:
         path: a path that does not exist, or an empty directory.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(path.parent)
-    temporary, handle = _unfinished(path, tempfile.mkdtemp)
+    remove_unfinished(path.parent, path.name)
+    temporary = Path(tempfile.mkdtemp(**_unfinished(path)))
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -115,63 +116,29 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    finally:
-        os.close(handle)
 
 
-def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
-    """Make what is to become ``path``, and lock it where that can be, by a handle that a killed process loses.
+def _unfinished(path: Path) -> dict[str, Any]:
+    """Return how `tempfile` names what is to become ``path``."""
+    return {"dir": path.parent, "prefix": f".{path.name[:_MOST_NAME]}.", "suffix": ".unfinished"}
+
+
+def remove_unfinished(directory: Path, name: str = "") -> None:
+    """Remove what killed processes did not finish, where no other process writes now.
 
     Args:
-        path: a file or a directory.
-        make: of `tempfile`, what makes such a one.
+        directory: where it lies.
+        name: that it was to have; default: any.
     """
-    while True:
-        made = make(dir=path.parent, prefix=f".{path.name[:_MOST_NAME]}.", suffix=".unfinished")
-        with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
-            handle, name = made if isinstance(made, tuple) else (os.open(made, os.O_RDONLY), made)
-            try:
-                _lock(handle)
-            except BlockingIOError:  # somebody is about to remove it
-                os.close(handle)
-                continue
-            except OSError:  # there are no locks here
-                pass
-            if os.path.lexists(name):
-                return Path(name), handle
-            os.close(handle)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Remove the files and directories that killed processes did not finish; those that are being written are locked."""
     with suppress(OSError):
         for path in directory.iterdir():
-            if is_unfinished(path) and not path.is_symlink():
-                with suppress(OSError):
-                    handle = os.open(path, os.O_RDONLY | _NO_WAIT)
-                    try:
-                        _lock(handle)
-                        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-                    finally:
-                        os.close(handle)
+            if is_unfinished(path) and path.name.startswith(f".{name[:_MOST_NAME]}") and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def is_unfinished(path: Path) -> bool:
     """Say whether a name is that of what is being written, or of what a killed process left."""
     return _UNFINISHED.fullmatch(path.name) is not None
-
-
-def _lock(handle: int) -> None:
-    """Lock an open file or directory, without waiting.
-
-    Raises:
-        OSError: another process has it, or there are no locks.
-    """
-    try:
-        import fcntl
-    except ImportError as error:  # Windows
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from error
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -200,32 +167,23 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    _check_locks(path.parent)
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
         lock.acquire(poll_interval=0.1)
     except Timeout as error:
         raise BlockingIOError(errno.EAGAIN, "another process works on it", str(path)) from error
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise RunError(
+            f"Files in {path.parent} cannot be locked ({first_line(error)}), so two processes might write there at once. "
+            "Give a directory on a local disk, or on a file system with locks (of NFS: mounted without nolock)."
+        ) from error
     try:
         yield
     finally:
         # Before it is free: whoever waits for the file finds that it is gone, and makes a new one.
         path.unlink(missing_ok=True)
         lock.release()
-
-
-def _check_locks(directory: Path) -> None:
-    """Raise ``RunError`` unless files can be locked in a directory, by a file that nobody else has."""
-    if os.name == "nt":  # which always can
-        return
-    with tempfile.TemporaryFile(dir=directory) as file:
-        try:
-            _lock(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"Files in {directory} cannot be locked ({first_line(error)}), so two processes might write there at once. "
-                "Give a directory on a local disk, or on a file system with locks (of NFS: mounted without nolock)."
-            ) from error
 
 
 def _umask() -> int:
@@ -285,13 +243,6 @@ def free_directory(stream: str) -> str:
     return str(path)
 
 
-def check_alone(out: Path) -> None:
-    """Raise ``RunError`` where another process works in a directory; nothing is made there."""
-    if os.path.lexists(out / LOCK):  # which a killed process may have left
-        with exclusive(out):
-            pass
-
-
 def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
     if not os.path.lexists(out / "config.json") and not is_unused(out):
@@ -317,12 +268,15 @@ def is_unused(out: Path) -> bool:
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Keep other processes out of a directory, inside."""
+    """Keep other processes out of a directory, inside; an empty one does not stay."""
     try:
         with locked(out / LOCK, wait=False):
             yield
     except BlockingIOError as error:
         raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
+    finally:
+        with suppress(OSError):
+            out.rmdir()
 
 
 def check_place(path: Path, flag: str = "--out") -> None:
@@ -360,28 +314,7 @@ def check_empty(out: Path) -> None:
         raise UsageError(f"--out {str(out)!r} exists and is not an empty directory. Give another one.")
 
 
-@contextmanager
-def no_empty_directories(*paths: Any) -> Iterator[None]:
-    """Remove directories that were made inside and hold nothing, after an error.
-
-    Args:
-        paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
-    """
-    directories = [Path(path) for path in paths if path and isinstance(path, str | Path)]
-    made = [each for path in directories for each in (path, *path.parents) if not os.path.lexists(each)]
-    try:
-        yield
-    except BaseException:
-        for path in made:
-            try:
-                path.rmdir()
-            except (OSError, ValueError):  # it holds something, or was not made
-                continue
-        raise
-
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+# -- JSON ------------------------------------------------------------------------------------------
 
 _Made = TypeVar("_Made")
 #: The largest file that is read, and how deep its lists and objects may lie in each other.

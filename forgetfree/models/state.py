@@ -221,5 +221,5 @@ class StateStore:
                 pass
         with nullcontext() if state is not None or lock is None else locked(lock):
             if state is None and self._directory is not None:
-                remove_unfinished(self._directory)
+                remove_unfinished(self._directory, key)
             yield state if state is not None else self.get(key)  # another process may have made it before
