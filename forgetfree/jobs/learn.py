@@ -57,7 +57,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     Raises:
         UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
     """
-    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import StreamAnswers
 
     loader, directory, config = work.loader, unit.directory, work.config
     name, seed = unit.key["strategy"], unit.key["seed"]

@@ -30,8 +30,7 @@ from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
-from forgetfree.models.architecture import CAUSAL_HEAD
-from forgetfree.models.loading import usual_max_length
+from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.results.answers import json_of
@@ -40,9 +39,8 @@ from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS,
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.region_strategy import RegionStrategy
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 

@@ -408,7 +408,7 @@ MEANINGS = {
     "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none. F1 "
     "is of label 1, or of entities where a task labels words",
     "average": "the mean of the tasks' scores: each counts the same",
-    # How learned tasks are scored, see `forgetfree.continual.evaluation`.
+    # How learned tasks are scored, see `forgetfree.continual.strategy`.
     "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. Of "
     "a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
     "task; the task is scored anew only where a bit of these answers changed",
