@@ -63,8 +63,7 @@ def command(
     width = max(map(len, rows))
     for name, text in rows.items():
         print(escaped(f"{name:{width}}  {text}".rstrip()))
-    notes = registry.shadowed(group).values() if group else ()
-    for note in (*notes, *filter(None, [_NOTES.get(what)])):
+    if note := _NOTES.get(what):
         print(escaped(f"note: {note}"))
 
 

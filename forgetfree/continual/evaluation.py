@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.data.sampling import evenly
+from forgetfree.data.rows import evenly
 from forgetfree.results.answers import Answers
 from forgetfree.training.encoded_task import EncodedTask
 

@@ -10,31 +10,35 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
+from avalanche.training.plugins import LRSchedulerPlugin
 from torch import Tensor, nn
 
-from forgetfree.continual import construction
+from forgetfree import recipes, registry
+from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, Training, undo_on_error
 from forgetfree.continual.stream import Stream, part_of
-from forgetfree.continual.task_inference import TaskwiseOptions, features_for
-from forgetfree.continual.template import StrategyTemplate
+from forgetfree.continual.task_inference import TaskwiseOptions, check_inference, features_for
+from forgetfree.continual.template import StrategyTemplate, silent_evaluator
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
+from forgetfree.display import tell
+from forgetfree.errors import OptionError
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor, Phase, Stopwatch
-from forgetfree.training.single_task import SingleTask
-from forgetfree.training.training_options import TrainingOptions, for_model
+from forgetfree.training.single_task import SingleTask, check_localization
+from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, for_model
 
 
 class ContinualStrategy(StrategyTemplate):
@@ -51,7 +55,10 @@ class ContinualStrategy(StrategyTemplate):
         monitor: logs phases and steps.
         store: where fine-tuned models are kept and shared; default: in memory.
         eval_every, peval_mode: Avalanche's periodic evaluation.
-        optimizer: refused, unlike Avalanche's: see `Options`, for there is an optimiser of its own for every task.
+
+    Raises:
+        OptionError: options and stream do not go together, or a plugin would move the rate of an optimiser that is none of a
+            task's own.
     """
 
     # -- What you write --------------------------------------------------------------------------------------
@@ -250,13 +257,16 @@ class ContinualStrategy(StrategyTemplate):
         store: StateStore | None = None,
         eval_every: int = -1,
         peval_mode: str = "epoch",
-        optimizer: Any = None,
     ) -> None:
-        construction.check_arguments(plugins, optimizer)
+        if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
+            raise OptionError(
+                "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
+                "schedule to linear, constant or a function of the updates done, and warmup."
+            )
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
-        options = options or construction.recipe_options(type(self), stream.loaded.name)
+        options = options or recipe_options(type(self), stream.loaded.name)
         self.options = for_model(options, stream.model.to(device), stream.tasks[0].train)
-        construction.check_options(type(self), self.options, stream)
+        check_options(type(self), self.options, stream)
         self.stream = stream
         self.owner = stream.claim(type(self).__name__)
         self.seed = seed
@@ -282,7 +292,7 @@ class ContinualStrategy(StrategyTemplate):
             eval_mb_size=self.options.evaluation_batch_size,
             device=device,
             plugins=list(plugins or []),
-            evaluator=evaluator or construction.silent_evaluator(),
+            evaluator=evaluator or silent_evaluator(),
             eval_every=eval_every,
             peval_mode=peval_mode,
             **self.avalanche_arguments(),
@@ -292,8 +302,30 @@ class ContinualStrategy(StrategyTemplate):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        construction.check_final_names(cls)
         cls.taskwise = isinstance(cls.Options, type) and issubclass(cls.Options, TaskwiseOptions)
+
+
+def check_options(cls: Any, options: TrainingOptions, stream: Stream) -> None:
+    """Raise where options and stream do not go together, by what every strategy refuses and by the ``check`` of this one."""
+    check_inference(options, stream)
+    if isinstance(options, LocalizationOptions):
+        check_localization(options, stream.model.space())
+    cls.check(options, stream)
+
+
+def recipe_options(strategy: Any, model: str) -> TrainingOptions:
+    """Return the options of a strategy class that is given none: the recipe of its model, said on stderr once."""
+    name = registry.name_of(strategy)
+    options: TrainingOptions = strategy.Options.for_model(model, strategy=name)
+    recipe = recipes.recipe_of(model, strategy=name)
+    if chosen := " ".join(f"{key}={value}" for key, value in recipe.items() if hasattr(options, key)):
+        _say_once(f"Recipe of {model} for {name or strategy.__name__}: {chosen} (options=… replaces it)")
+    return options
+
+
+@cache
+def _say_once(line: str) -> None:
+    tell(line)
 
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -25,7 +26,8 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forgetfree.continual.strategy_parts import Training, checked_training, training_of, undo_on_error
+from forgetfree.checkpoint import derive_seed
+from forgetfree.continual.strategy_parts import Training, training_of, undo_on_error
 from forgetfree.continual.stream import Owner, Stream, part_of
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
@@ -36,11 +38,10 @@ from forgetfree.continual.task_inference import (
 )
 from forgetfree.core.parameters import tensors_of
 from forgetfree.core.trained import in_training
-from forgetfree.data.sampling import by_length
+from forgetfree.data.rows import by_length
 from forgetfree.errors import UsageError
 from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
@@ -73,7 +74,6 @@ class StrategyTemplate(SupervisedTemplate):
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
         """Train on one experience, or on several in turn; see Avalanche."""
-        check_experiences(experiences)
         try:
             with _at_work(self, self.options.precision), self.scope:
                 return super().train(experiences, eval_streams, **kwargs)
@@ -109,8 +109,7 @@ class StrategyTemplate(SupervisedTemplate):
             learn_features(self.task_features, task, self.options.evaluation_batch_size)
         seed_generators(self.phase_seed("train", task))
         with among_own_labels(self, task):
-            training = self.begin(task)
-        self.training = training = checked_training(type(self).__name__, training)
+            self.training = training = self.begin(task)
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -255,7 +254,6 @@ class StrategyTemplate(SupervisedTemplate):
 
     def eval(self, experiences: Any, **kwargs: Any) -> Any:
         """Evaluate on one experience, or on several in turn; see Avalanche."""
-        check_experiences(experiences)
         current = self.model.current_task  # during training, that in training
         self.model.to(self.device)  # once: to look through all modules for every task takes longer with every readout
         self._grows = any(isinstance(module, DynamicModule) for module in self.model.modules())
@@ -324,6 +322,13 @@ def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
         model.precision, strategy.owner.is_busy = before
 
 
+def silent_evaluator() -> EvaluationPlugin:
+    """Return Avalanche's evaluation without metrics and loggers, for a strategy that is given none."""
+    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
+        warnings.simplefilter("ignore")
+        return EvaluationPlugin()
+
+
 # -- Batches --------------------------------------------------------------------------------------------
 
 
@@ -336,18 +341,6 @@ def data_loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -
         num_workers=num_workers,
         generator=torch.Generator(),  # the loader must draw neither from dropout's generator nor during training
     )
-
-
-def check_experiences(experiences: Any) -> None:
-    """Raise ``UsageError`` unless an experience, or several, are given."""
-    if not isinstance(experiences, Iterable):
-        experiences = (experiences,)
-    for each in experiences if isinstance(experiences, Sequence) else ():  # an iterator can be read once
-        if not hasattr(each, "logging"):
-            raise UsageError(
-                f"Expected an experience or several, got {type(each).__name__}. Give those of the stream's benchmark, such as "
-                "stream.benchmark.train_stream[0]."
-            )
 
 
 def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:

@@ -173,7 +173,7 @@ def describe(loader: StreamLoader) -> Json:
 
     When the run is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
     """
-    from forgetfree.continual.construction import check_options  # with Avalanche
+    from forgetfree.continual.strategy import check_options  # with Avalanche
     from forgetfree.models.loading import config_of
 
     config, common = loader.config, loader.config.common

@@ -420,12 +420,13 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
 
 def test_leftovers_in_a_shared_cache_go_when_the_model_is_made(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
-    for key in ("sst2-0123456789abcdef", "qnli-0123456789abcdef"):
-        (tmp_path / f".{key}.safetensors.abcd1234.unfinished").touch()
+    mine, other = (tmp_path / f".{key}-0123456789abcdef.safetensors.abcd1234.unfinished" for key in ("sst2", "qnli"))
+    mine.touch()
+    other.touch()  # another process may be writing it
     (tmp_path / ".sst2-0123456789abcdef.lock").touch()
     with store.making("sst2-0123456789abcdef") as state:
         assert state is None
-        assert not list(tmp_path.glob("*.unfinished"))
+        assert not mine.exists() and other.exists()
     store.put("sst2-0123456789abcdef", ModelState(torch.zeros(2), {}, {}))
     lock = tmp_path / ".sst2-0123456789abcdef.lock"
     lock.touch()  # of a process that was killed after it had put the model there

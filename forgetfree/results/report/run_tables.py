@@ -10,9 +10,8 @@ import numpy as np
 
 from forgetfree.display import NULL, PERCENT, PLAIN
 from forgetfree.results.answers import label_scores, shown_rows
-from forgetfree.results.calibration import Reliability, reliability
 from forgetfree.results.evidence import Evidence
-from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, title_of
+from forgetfree.results.metrics import Floats, Reliability, forgetting_per_task, limits_of, reliability, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
 from forgetfree.results.table import SCORE, Results, mean_of_known
