@@ -26,6 +26,7 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy_parts import Training, training_of, undo_on_error
 from forgetfree.continual.stream import Owner, Stream
 from forgetfree.continual.task_inference import (
@@ -37,12 +38,11 @@ from forgetfree.continual.task_inference import (
 )
 from forgetfree.core.parameters import tensors_of
 from forgetfree.core.trained import in_training
-from forgetfree.data.sampling import by_length
+from forgetfree.data.rows import by_length
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
 from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
