@@ -273,7 +273,7 @@ def unknown_names(task: TaskDefinition) -> list[str]:
 
 def faults_of(task: TaskDefinition) -> list[str]:
     """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
-    from forgetfree.json_file import checked
+    from forgetfree.files import checked
     from forgetfree.tasks import TaskDefinition
 
     try:
@@ -295,7 +295,7 @@ def check_stored(task: TaskDefinition) -> None:
 
 def tasks() -> dict[str, TaskDefinition]:
     """Return all registered tasks: ours first, then those of installed packages that can be used."""
-    from forgetfree.benchmarks.tasks import TASKS
+    from forgetfree.benchmarks.streams import TASKS
     from forgetfree.tasks import TaskDefinition
 
     return TASKS | {name: plugin for name, plugin in _loaded("streams").items() if isinstance(plugin, TaskDefinition)}
@@ -329,8 +329,7 @@ _BESIDE_METRICS = (
 
 
 def _is_ours(group: Group, name: str) -> bool:
-    from forgetfree.benchmarks.streams import STREAMS
-    from forgetfree.benchmarks.tasks import TASKS
+    from forgetfree.benchmarks.streams import STREAMS, TASKS
     from forgetfree.tasks import KIND_OF_FORM
 
     ours: dict[Group, Container[str]] = {

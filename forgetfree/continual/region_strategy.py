@@ -29,7 +29,7 @@ from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
 from forgetfree.core.trained import RegionParameters, TrainedParameters
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import (
     Composition,

@@ -28,7 +28,7 @@ from forgetfree.continual.strategy_parts import Answer
 from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.readout_model import LOWEST, among
-from forgetfree.data.sampling import by_length, representative
+from forgetfree.data.rows import by_length, representative
 from forgetfree.errors import OptionError
 from forgetfree.options import option
 from forgetfree.training.encoded_task import EncodedTask

@@ -19,8 +19,7 @@ from forgetfree.results.answers import constant_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
     from forgetfree.continual.stream import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.bad_rows import DataFaults

@@ -15,8 +15,7 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, remove_unfinished, write_json
-from forgetfree.json_file import check, is_number, parse_json, read_json
+from forgetfree.files import StrPath, check, is_number, locked, parse_json, read_json, remove_unfinished, write_json
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
 #: The end of the name of the file that says how long a state took to make.

@@ -531,7 +531,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     assert load_task("mood", str(tmp_path)).train.first[0].startswith("phrase")
     assert load_task("mood", str(tmp_path), options=ReadOptions.of("review", None)).train.first[0].startswith("review")
     (tmp_path / "mood" / "source.json").write_text('{"text_column": 3}')
-    assert "text_column must be the name of a column, or a list of two for pairs, got 3" in refusal(str(tmp_path))
+    assert "text_column must be a text, or a list of texts, got 3" in refusal(str(tmp_path))
     (tmp_path / "mood" / "source.json").unlink()
     message = refusal(data, options=ReadOptions.of("phase", "rank"))
     assert "has no column 'phase', which is named as text_column; found 'phrase', 'topic', 'review', 'rank'." in message
