@@ -8,9 +8,9 @@ from typing import Any
 
 from forgetfree.continual.region_strategy import RegionOptions
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
 

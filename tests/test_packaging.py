@@ -146,11 +146,9 @@ COMMON = {
     "errors",
     "files",
     "hub",
-    "json_file",
     "options",
     "recipes",
     "registry",
-    "seeds",
     "tasks",
     "tensor_file",
 }
@@ -177,7 +175,7 @@ def test_a_room_imports_from_those_before_it(module: str) -> None:
 
 @pytest.mark.parametrize("module", [f"forgetfree.{name}" for name in sorted(COMMON)])
 def test_what_all_rooms_use_imports_no_room(module: str) -> None:
-    tables = {"forgetfree.benchmarks.tasks", "forgetfree.benchmarks.streams"}
+    tables = {"forgetfree.benchmarks.streams"}
     found = ours(module) - tables if module == "forgetfree.registry" else ours(module)
     assert {name for name in found if room(name) not in COMMON} == set()
 
@@ -310,7 +308,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 def test_the_names_in_files_stay_whatever_moves() -> None:
-    homes = ("ledger.records", "ledger.graft", "strategies.adapter_file")
+    homes = ("ledger.ledger", "ledger.graft", "strategies.adapter_file")
     found = [importlib.import_module(f"forgetfree.{home}").FORMAT for home in homes]
     assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
     example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))

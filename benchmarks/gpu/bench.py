@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from forgetfree import __version__, load_model
+from forgetfree.core.parameters import DTYPES
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import DTYPES
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, plain_generation
 from forgetfree.models.task_model import TaskModel, TokenLayout

@@ -22,8 +22,9 @@ from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.checkpoints import pack, unpack
 from forgetfree.ledger import Composition
 from forgetfree.options import build
-from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
 

@@ -23,9 +23,8 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.loop import fine_tune
 from forgetfree.training.single_task import SingleTask
-from forgetfree.training.step import layer_checkpoints, training_mode
+from forgetfree.training.step import fine_tune, layer_checkpoints, training_mode
 
 #: All matrices of a layer, in BERT and in Llama.
 MATRICES = r".*layers?\.\d+\..*(query|key|value|dense|_proj)"

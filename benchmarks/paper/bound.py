@@ -40,14 +40,14 @@ from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, s
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers
 from forgetfree.results.report.figures import legend, panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
-from forgetfree.training.localization import VALIDATION_ROWS
+from forgetfree.training.single_task import VALIDATION_ROWS
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05

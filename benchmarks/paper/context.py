@@ -11,8 +11,7 @@ from typing import Any
 from forgetfree.benchmarks.paper.rows import Row, Unit
 from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
-from forgetfree.data.rows import TaskRows
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import TaskRows, representative
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, NoDataError, UnknownNameError
 from forgetfree.kinds.kind import readout_for
@@ -22,8 +21,7 @@ from forgetfree.options import build, recorded
 from forgetfree.recipes import Saliency
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.localization import check_localization
-from forgetfree.training.single_task import SingleTask
+from forgetfree.training.single_task import SingleTask, check_localization
 from forgetfree.training.training_options import LocalizationOptions
 
 

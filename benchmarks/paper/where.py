@@ -15,8 +15,7 @@ from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.parameter_kinds import layer_of, parameter_kind
-from forgetfree.core.regions import Region, distribution
+from forgetfree.core.regions import Region, distribution, layer_of, parameter_kind
 from forgetfree.results.report.figures import legend, panels, styles
 from forgetfree.results.report.page import Table, percent
 

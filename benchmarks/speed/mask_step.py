@@ -14,12 +14,11 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.stream import Stream, load_stream
-from forgetfree.core.batch_loss import Batch, CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.selection import most_moved
-from forgetfree.core.trained import trainable
-from forgetfree.data.sampling import micro_batches
+from forgetfree.core.trained import Batch, CrossEntropy, trainable
+from forgetfree.data.rows import micro_batches
 
 
 def gradients(model: ReadoutModel, batch: list[Batch]) -> None:

@@ -21,8 +21,8 @@ from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
 from forgetfree.ledger import Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition
 from forgetfree.ledger.mixed_batch import MixedBatchModel
-from forgetfree.ledger.records import Composition
 from forgetfree.models.loading import LoadedModel, load_model
 
 TASKS = 8

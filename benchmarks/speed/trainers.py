@@ -35,8 +35,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from forgetfree import Ledger, learning
 from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, ratio
 from forgetfree.benchmarks.speed.region_step import found_region
-from forgetfree.core.body import body_of
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import ForgetfreeError

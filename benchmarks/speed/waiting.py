@@ -34,7 +34,7 @@ def work() -> dict[str, Callable[[], Any]]:
 
     from forgetfree.continual.stream import load_stream
     from forgetfree.testing.tiny import bert_config
-    from forgetfree.training.loop import fine_tune
+    from forgetfree.training.step import fine_tune
     from forgetfree.training.training_options import TrainingOptions
 
     stream = load_stream("qnli,sst2", data="demo", model="minilm", readout="linear")

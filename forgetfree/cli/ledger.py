@@ -109,8 +109,7 @@ _COMPOSITIONS: dict[Composition, str] = {
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
-    from forgetfree.core.parameter_kinds import layer_of, parameter_kind
-    from forgetfree.core.regions import distribution
+    from forgetfree.core.regions import distribution, layer_of, parameter_kind
 
     tasks = [
         {

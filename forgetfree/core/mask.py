@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.core.batch_loss import Batch, BatchLoss, OnStep, check_loss
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.readout_model import Precision
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, top
-from forgetfree.core.trained import trainable
+from forgetfree.core.trained import Batch, BatchLoss, OnStep, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded
 

@@ -1,4 +1,4 @@
-"""The parameter space: which tensors of a model may be grafted, under one flat index.
+"""The tensors of a model by name, and its parameter space: which of them may be grafted, under one flat index.
 
 Every region, graft and ledger speaks of entries by their flat index in such a space. The space is a
 layout (names, shapes, offsets); it holds no weights and copies no model.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.tensors import DTYPES
 from forgetfree.errors import ModelError, RegionError
-from forgetfree.json_file import check, parse_json
+from forgetfree.files import check, parse_json
 
 #: The most entries that a file's space may have: more than any model has.
 MOST_ENTRIES = 2**41
@@ -339,3 +338,67 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
             f"{len(space.tensors)}. Choose another model, or a strategy that trains any tensor, such as grafting-continual."
         )
     return matrices
+
+
+# -- Tensors by name: parameters and persistent buffers ------------------------------------------------
+
+#: The dtypes that files hold, by name.
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.bool),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    )
+}
+
+#: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
+ALIGNMENT = 64
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a module's parameters and persistent buffers, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+
+
+@torch.no_grad()
+def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors with these names into ``module``, bit for bit."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        tensor.copy_(tensors[name])
+
+
+@torch.no_grad()
+def align_(module: nn.Module) -> None:
+    """Let each parameter on the CPU begin at a multiple of `ALIGNMENT`, as those of a file may not."""
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+            parameter.data = parameter.data.clone()
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
+    persistent = module.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+
+
+def digest_of(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes, without its shape and dtype."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, if there is one."""
+    for name, tensor in tensors.items():
+        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no isfinite
+        if tensor.is_floating_point() and not bool(torch.isfinite(numbers).all()):
+            return name
+    return None
+
+
+def check_buffers(buffers: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise ``RegionError`` unless each of the ``expected`` is among the ``buffers``, in its shape and dtype."""
+    for name, buffer in expected.items():
+        got = buffers.get(name)
+        if got is None or got.shape != buffer.shape or got.dtype != buffer.dtype:
+            raise RegionError(f"it has no buffer {name!r} of shape {tuple(buffer.shape)} in {buffer.dtype}.")

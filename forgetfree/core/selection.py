@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import trainable
+from forgetfree.core.trained import Batch, BatchLoss, CrossEntropy, check_loss, trainable
 from forgetfree.display import counted
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.recipes import Saliency

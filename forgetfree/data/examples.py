@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import LOWEST
+from forgetfree.core.trained import Batch
 
 
 class Examples(Protocol):

@@ -30,8 +30,7 @@ from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
-from forgetfree.data.rows import TaskRows
-from forgetfree.data.sampling import evenly, few_rows_note
+from forgetfree.data.rows import TaskRows, evenly, few_rows_note
 from forgetfree.data.sources import check_stream
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
@@ -53,8 +52,8 @@ from forgetfree.models.location import locate
 from forgetfree.models.state import StateStore
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
-from forgetfree.training.localization import mask_options
 from forgetfree.training.monitor import Monitor, Phase
+from forgetfree.training.single_task import mask_options
 from forgetfree.training.training_options import MOST_SHOTS, LocalizationOptions, TrainingOptions
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ C.3). Task t_k is inferred with θ_pre and the union of the records of t_1 … t
 other compositions use fewer of these records, and never later ones.
 """
 
-from forgetfree.ledger.ledger import Ledger
-from forgetfree.ledger.records import Composition, Record
+from forgetfree.ledger.ledger import Composition, Ledger, Record
 from forgetfree.ledger.switch import (
     LedgerSwitch,
     changed_buffers,

@@ -22,16 +22,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
-from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import ReadoutKind
+from forgetfree.core.parameters import ParameterSpace, check_buffers, not_finite, persistent_buffers
+from forgetfree.core.readout_model import ReadoutKind, body_fingerprint, body_of, fingerprint_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors
-from forgetfree.core.tensors import check_buffers, not_finite, persistent_buffers
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath
+from forgetfree.files import StrPath, check, checked
 from forgetfree.hub import HubFile
-from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Network, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
@@ -53,7 +50,7 @@ class GraftOrigin:
         task: the task it was made for.
         readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
         model: the base model's name, as the user gave it.
-        fingerprint: that of the base model's body, see `forgetfree.core.body.body_fingerprint`.
+        fingerprint: that of the base model's body, see `forgetfree.core.readout_model.body_fingerprint`.
         sparsity: the share of the space that its region was allowed.
         architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
         classes: the number of the head's class for each of the task's labels; for ``classifier`` only.

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetfree.core.body import part_named
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.readout_model import ReadoutModel, part_named
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
 from forgetfree.ledger.graft import Graft

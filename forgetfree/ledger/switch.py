@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import POOLER, fingerprint_of, part_named
-from forgetfree.core.parameters import entries
+from forgetfree.core.parameters import check_buffers, digest_of, entries, persistent_buffers
+from forgetfree.core.readout_model import POOLER, fingerprint_of, part_named
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import check_buffers, digest_of, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.ledger.binding import Binding, head_digest, network_differences, network_of
 from forgetfree.ledger.graft import Graft
@@ -296,7 +295,7 @@ def _check_names(ledger: Ledger, backbone: nn.Module) -> None:
             f"The ledger is of a model with a head, whose tensors are named {prefix}…, expected the names of its body, a "
             f"{type(backbone).__name__}. Make one of the body and append each of ledger.records to it, for entries keep their "
             "numbers: Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model), ledger.composition), with "
-            "body_fingerprint of forgetfree.core.body."
+            "body_fingerprint of forgetfree.core.readout_model."
         )
 
 

@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.body import POOLER, body_of, fingerprint_of
-from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.parameters import persistent_buffers
+from forgetfree.core.readout_model import POOLER, ReadoutKind, ReadoutModel, body_of, fingerprint_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.architecture import LANGUAGE_MODELS, body_loader, language_model
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.model_files import TEXT_ENCODER, read_config, read_weights, weight_files
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel, head_names

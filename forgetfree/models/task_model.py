@@ -29,9 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import POOLER, body_of, body_prefix
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import BY_WORDS, POOLER, ReadoutKind, ReadoutModel, TaskHead, body_of, body_prefix
 from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
 

@@ -1,4 +1,4 @@
-"""How well answers are: what a metric is, metrics of predicted labels, calibration, and what a learning matrix says of a run.
+"""How well answers are: metrics of predicted labels, calibration, and what a learning matrix says of a run.
 
 Metrics of labels read logits and labels of n examples. All arithmetic is in float64.
 """

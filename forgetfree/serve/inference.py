@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import evaluating
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import by_length
+from forgetfree.data.rows import Rows, by_length
 from forgetfree.device import find_device
 from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
@@ -27,7 +26,7 @@ from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.loop import predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
 
 

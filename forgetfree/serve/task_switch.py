@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_of
-from forgetfree.core.readout_model import BY_WORDS, LINEAR
-from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.parameters import load_tensors_
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, body_of
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.ledger.records import Record
-from forgetfree.models.architecture import reads_last
+from forgetfree.ledger.ledger import Record
 from forgetfree.models.heads import HiddenRows, make_head, read_head
+from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import LEDGER, check_own
 from forgetfree.serve.source import saved_file

@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.parameters import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
-from forgetfree.json_file import check, read_json
+from forgetfree.files import check, read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
-from forgetfree.ledger.records import rows_of
+from forgetfree.ledger.ledger import rows_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore, load_checkpoint
 from forgetfree.registry import WEIGHTS

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from forgetfree.core.body import body_prefix
+from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
 from forgetfree.display import brief
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
-from forgetfree.seeds import derive_seed
 
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "random", "movement"]
@@ -108,7 +108,7 @@ def choose_region(
 
 
 class _Rows:
-    """The mean loss over rows of a trainer's batches, see `forgetfree.core.batch_loss.BatchLoss`.
+    """The mean loss over rows of a trainer's batches, see `forgetfree.core.trained.BatchLoss`.
 
     Args:
         model: computes it.

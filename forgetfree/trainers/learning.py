@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import part_named
+from forgetfree.core.parameters import align_, persistent_buffers
+from forgetfree.core.readout_model import part_named
 from forgetfree.core.regions import Region, grafted
-from forgetfree.core.tensors import align_, persistent_buffers
 from forgetfree.errors import LedgerError, ModelError, UnknownNameError, UsageError, nearest
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.graft import Graft

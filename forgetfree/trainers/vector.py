@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, values_at, write_
+from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
 from forgetfree.core.sampled_gradients import EntriesOfProduct, Leaves, SampledWeight, sampled
 from forgetfree.core.trained import trainable

@@ -1,20 +1,25 @@
-"""One task as a model reads it: sampled, tokenised, with its readout added to the model."""
+"""One task as a model reads it: sampled, tokenised, with its readout added to the model; and what the model answers."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from forgetfree.core.readout_model import LINEAR
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forgetfree.checkpoint import derive_seed
+from forgetfree.core.precision import decided
+from forgetfree.core.readout_model import LINEAR, ReadoutModel, autocast, evaluating
 from forgetfree.data.examples import EncodedRows, Examples
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import few_rows_note, k_shot, representative
+from forgetfree.data.rows import Rows, TaskRows, by_length, few_rows_note, k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import Kind, kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
@@ -171,3 +176,106 @@ def label_spaces(
         [replace(task, metric=task.metric if task.metric in OF_ALL_LABELS else "accuracy") for task in tasks],
         [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
     )
+
+
+# -- What a model answers ------------------------------------------------------------------------------
+
+
+def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Answers:
+    """Return what a model answers to rows of a task, in batches as large as the options say."""
+    kind = task.kind
+    size = options.evaluation_batch_size
+    logits = predict(model, rows, batch_size=size, collected=kind.collected)
+    answers = kind.answers(task.definition, logits, rows.labels, rows)
+    return kind.with_texts(answers, task.definition, model, rows, batch_size=size, precision="fp32")
+
+
+def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
+    """Return how well a model answers rows of a task, larger is better; of equal ones the second number decides.
+
+    Labels have their score by the task's metric, and minus their loss; texts minus their loss.
+
+    Args:
+        model: answers as it is.
+        task: the task.
+        rows: of the task.
+        options: batch size of the forward passes.
+    """
+    logits = _finite_logits(model, task, rows, options)
+    return (-math.inf, -math.inf) if logits is None else task.kind.quality(task.definition, logits, rows)
+
+
+def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> float:
+    """Return the mean loss on rows of a task; infinite where it answers no numbers. Arguments as those of `quality_of`."""
+    logits = _finite_logits(model, task, rows, options)
+    return math.inf if logits is None else task.kind.loss(task.definition, logits, rows)
+
+
+def _finite_logits(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Tensor | None:
+    """Return what the task's kind collects of the logits; nothing where one is not finite: the weights moved too far."""
+    logits = predict(model, rows, batch_size=options.evaluation_batch_size, collected=task.kind.collected)
+    return logits if bool(logits.isfinite().all()) else None
+
+
+def predict(
+    model: ReadoutModel,
+    rows: Examples,
+    *,
+    batch_size: int = 64,
+    precision: str = "fp32",
+    collected: Callable[[Tensor, Tensor], Tensor] = lambda logits, labels: logits,
+) -> Tensor:
+    """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
+
+    Where words are labelled, those of all words that are read.
+
+    Args:
+        model: answers as it is.
+        rows: the rows.
+        batch_size: rows in a forward pass.
+        precision: of forward passes.
+        collected: what is returned in place of the logits of a batch, from these and its labels.
+    """
+    return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision)
+
+
+def features_of(
+    model: ReadoutModel,
+    rows: Examples,
+    read: Callable[[Tensor], Tensor],
+    *,
+    batch_size: int = 64,
+    precision: str = "fp32",
+) -> Tensor:
+    """Return what a method of the model reads of every row, as `predict` returns logits: float32 ``(n, H)``."""
+    return _of_all_rows(model, lambda x, y, t: read(x), rows, batch_size, precision)
+
+
+def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor:
+    """Return the cross-entropy of every token that is to be predicted, in nats: float32 ``(n,)``."""
+
+    def read(x: Tensor, y: Tensor, _: Tensor) -> Tensor:
+        return F.cross_entropy(model.features(x).float(), y, reduction="none")
+
+    return _of_all_rows(model, read, rows, batch_size, "fp32")
+
+
+@torch.no_grad()
+def _of_all_rows(
+    model: ReadoutModel,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+    rows: Examples,
+    batch_size: int,
+    precision: str,
+) -> Tensor:
+    device = next(model.parameters()).device
+    precision = decided(precision, model, rows)
+    pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
+    with evaluating(model, precision):
+        for batch in by_length(rows.lengths, batch_size):
+            x, y, t = rows.batch(batch)
+            with autocast(precision, device.type):
+                outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
+            pieces.append((outputs, torch.tensor(batch, device="cpu").repeat_interleave(model.counts(x))))
+    outputs, order = map(torch.cat, zip(*pieces, strict=True))
+    return outputs[torch.argsort(order, stable=True)]

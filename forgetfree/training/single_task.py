@@ -7,45 +7,65 @@ readout it answers with. Those made of θ_pre and θ_ft by a formula have their 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
+from importlib.metadata import version
+from typing import cast
 
 import torch
+from torch import Tensor
 
-from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.mask import LearnedRegion, learn_region
-from forgetfree.core.parameters import write_
+from forgetfree import __version__
+from forgetfree.checkpoint import derive_seed
+from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
+from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
+from forgetfree.core.precision import decided
+from forgetfree.core.readout_model import (
+    Precision,
+    ReadoutModel,
+    body_fingerprint,
+    body_of,
+    body_prefix,
+    body_space,
+)
 from forgetfree.core.regions import Region, graft_theta
-from forgetfree.core.selection import budget, most_moved, most_salient
-from forgetfree.core.tensors import tensors_of
-from forgetfree.core.trained import RegionParameters, TrainedParameters
+from forgetfree.core.selection import (
+    budget,
+    diagonal_fisher,
+    floor_share,
+    mean_gradient,
+    most_moved,
+    most_salient,
+    saliency,
+)
+from forgetfree.core.trained import (
+    Batch,
+    BatchLoss,
+    CrossEntropy,
+    RegionParameters,
+    TrainedParameters,
+)
 from forgetfree.data.examples import EncodedRows, Examples
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import Rows, TaskRows, micro_batches, plan_batches, representative
 from forgetfree.device import find_device
+from forgetfree.errors import OptionError
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.loading import LoadedModel
+from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel
-from forgetfree.options import recorded
+from forgetfree.options import Function, name_of_function, recorded
+from forgetfree.recipes import Saliency
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
-from forgetfree.training.encoded_task import EncodedTask, encode_task
-from forgetfree.training.localization import (
-    VALIDATION_ROWS,
-    base_size,
-    check_localization,
-    mask_batches,
-    mask_loss,
-    mask_options,
-    score_entries,
-)
-from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
+from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
-from forgetfree.training.step import layer_checkpoints
+from forgetfree.training.step import fine_tune, layer_checkpoints
 from forgetfree.training.training_options import (
     LocalizationOptions,
     TrainingOptions,
@@ -53,6 +73,103 @@ from forgetfree.training.training_options import (
     region_rate,
     scheduled_rate,
 )
+
+#: Hard masks that are tried on validation rows while S is learned.
+MASK_EVALUATIONS = 2
+#: Validation rows, at most, by which a mask or a composition is chosen.
+VALIDATION_ROWS = 512
+#: Training rows, at most, whose mean gradient chooses a region, and those whose gradients `fisher` reads one by one.
+GRADIENT_ROWS, FISHER_ROWS = 64, 256
+#: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
+_ON_CPU = {"size": 64, "tokens": 240}
+#: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
+_ELSEWHERE = {"size": 256, "tokens": 2**14}
+
+
+def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
+    """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
+    budget(len(space), options.sparsity)
+    if options.mask_steps == 0 and options.region_from == "mask" and not options.base_fraction:
+        raise OptionError(
+            "base_fraction=0 with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
+        )
+
+
+def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
+    """Return how S is learned on ``rows`` training rows, after this many updates of fine-tuning."""
+    size = min(options.mask_batch_size, rows)
+    steps = options.mask_steps
+    if steps is None:
+        steps = min(100, max(1, fine_tuning_steps * options.batch_size // size))
+    return MaskOptions(
+        steps=steps,
+        batch_size=size,
+        learning_rate=options.mask_learning_rate,
+        evaluate_every=max(1, -(-steps // MASK_EVALUATIONS)),
+        precision=cast(Precision, options.precision),  # decided by now
+    )
+
+
+def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:
+    """Return the size of γ_base for a region of at most ``count`` entries: all of them if no S is learned."""
+    if mask.steps == 0 or not options.base_fraction:
+        return 0 if mask.steps else count
+    return max(1, floor_share(options.base_fraction, count))
+
+
+def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
+    """Return the loss of θ(γ) over a batch of `mask_batches`."""
+    device = next(model.parameters()).device
+    return CrossEntropy(model, device, decided(options.precision, model))
+
+
+def mask_batches(rows: Examples, mask: MaskOptions, seed: int, device: torch.device) -> Iterator[list[Batch]]:
+    """Yield the mini-batches of each step on S, of as many rows and tokens as a forward pass takes."""
+    # Each step changes every score, so it must not depend on rows of one length alone.
+    for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
+        yield in_pieces(rows, batch, device)
+
+
+def in_pieces(rows: Examples, batch: Sequence[int], device: torch.device) -> list[Batch]:
+    """Return rows, by their numbers, in mini-batches of as many rows and tokens as a pass with whole gradients takes."""
+    piece = _ON_CPU if device.type == "cpu" else _ELSEWHERE
+    return [rows.batch(part) for part in micro_batches(batch, rows.lengths, **piece)]
+
+
+def score_entries(
+    kind: Saliency,
+    model: ReadoutModel,
+    rows: Examples,
+    theta_pre: Tensor,
+    theta_ft: Tensor,
+    options: LocalizationOptions,
+    seed: int,
+) -> Tensor:
+    """Return how much speaks for each entry ``(N,)``, see `saliency`; on the model's device.
+
+    Args:
+        kind: by what.
+        model: holds θ_pre and the task's readout, in evaluation mode.
+        rows: the task's training rows.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        options: the precision of passes.
+        seed: for ``random``.
+    """
+    space, gradient = model.space(), torch.empty(0, device="cpu")
+    if kind == "random":
+        generator = torch.Generator().manual_seed(seed)
+        # float32 has too few numbers: entries would be alike.
+        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
+    elif kind == "fisher":
+        read = representative(rows.targets, FISHER_ROWS)
+        gradient = diagonal_fisher(model, space, [rows.batch([row]) for row in read])
+    elif kind != "movement":
+        read = representative(rows.targets, GRADIENT_ROWS)
+        batches = in_pieces(rows, read, theta_pre.device)
+        gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
+    return saliency(kind, gradient, theta_pre, theta_ft)
+
 
 #: Updates of a linear readout alone before γ is chosen, where `region_from` needs no θ_ft.
 READOUT_STEPS = 100
@@ -354,3 +471,54 @@ class SingleTask:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""
         encoder, task = self.loaded.encoder(self.task.definition), self.task
         return task.kind.encode(task.definition, rows, encoder, label=task.label, pad=self.loaded.pad)
+
+
+def fine_tuned_key(
+    loaded: LoadedModel,
+    task: EncodedTask,
+    pre: ModelState,
+    options: TrainingOptions,
+    seed: int,
+    device: torch.device,
+) -> str:
+    """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
+
+    Args:
+        loaded: the model.
+        task: the task, its sample drawn.
+        pre: θ_pre, with the task's untrained readout.
+        options: how to train; only training options count.
+        seed: that of the run, from which the seeds of batches and dropout are derived.
+        device: where the model is trained.
+    """
+    model = loaded.model
+    options = for_model(options, model, task.train)
+    training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
+    training |= {"steps": task.full_steps(options), "dropout": bool(options.dropout), "evaluation_batch_size": None}
+    content = {
+        "model": loaded.fingerprint,
+        "readout": model.readout,
+        "label words": model.heads[task.label].label_words,
+        "tokens": repr(getattr(model, "tokens", None)),
+        "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "rows": task.train.digest,
+        "task": asdict(task.definition) | {"hub": None},
+        "options": training,
+        "seed": seed,
+        "config": config_of(model.backbone),
+        "graftable": model.space().layout_hash,
+        "versions": [__version__, torch.__version__, version("transformers")],
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+    }
+    if model.answered_labels is not None:
+        content["labels"] = list(model.answered_labels)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
+    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
+
+
+@cache
+def _identity(function: Function) -> str:
+    """Return what tells a function from any other; of one that may change, another text in every process."""
+    name = name_of_function(function)
+    return name if name.startswith("torch.") else f"{name} {uuid.uuid4()}"  # torch's version is in the key

@@ -9,6 +9,9 @@ to save memory: the update is the same.
         for part in parts(batch, options.accumulation):
             step.backward(loss(part.rows), part.share)
         loss = step.update()
+
+Strategies run Avalanche's loop around it, on the same batches and seeds as the plain loop `fine_tune`, and so end with the same
+bits (a test compares them).
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from forgetfree.checkpoint import Checkpoint
-from forgetfree.core.batch_loss import check_loss
-from forgetfree.core.body import body_of
-from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import persistent_buffers
-from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors
-from forgetfree.data.sampling import plan_batches
+from forgetfree.checkpoint import Checkpoint, derive_seed
+from forgetfree.core.parameters import persistent_buffers
+from forgetfree.core.readout_model import ReadoutModel, autocast, body_of
+from forgetfree.core.trained import OnStep, RegionParameters, TrainedParameters, WholeTensors, check_loss, in_training
+from forgetfree.data.examples import Examples
+from forgetfree.data.rows import plan_batches
 from forgetfree.errors import OptionError
-from forgetfree.seeds import derive_seed
-from forgetfree.training.training_options import TrainingOptions, build_optimizer, rate_at
+from forgetfree.options import recorded
+from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 
 # -- Batches --------------------------------------------------------------------------------------------
 
@@ -297,3 +300,56 @@ def stacks_of(backbone: nn.Module) -> list[nn.ModuleList]:
     if isinstance(backbone, nn.ModuleList) and len(backbone) > 1 and len({type(each) for each in backbone}) == 1:
         return [backbone]
     return [stack for child in backbone.children() for stack in stacks_of(child)]
+
+
+# -- The plain loop ------------------------------------------------------------------------------------
+
+
+def fine_tune(
+    model: ReadoutModel,
+    rows: Examples,
+    options: TrainingOptions,
+    *,
+    steps: int,
+    seed: int,
+    on_step: OnStep | None = None,
+    trained: TrainedParameters | None = None,
+    checkpoint: Checkpoint | None = None,
+    about: tuple[str, ...] = (),
+) -> None:
+    """Fine-tune graftable entries and the task's readout in place, from the weights that the model has.
+
+    Args:
+        model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
+        rows: the training rows of one task.
+        options: how to train.
+        steps: the number of updates.
+        seed: for batches and dropout.
+        on_step: called after every update.
+        trained: what is trained of the backbone; default: all graftable tensors.
+        checkpoint: keeps where the training stands.
+        about: what tells it there from another training that starts alike.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
+    options = for_model(options, model, rows)
+    trained = trained or WholeTensors(model.space().parameters(model.backbone))
+    readout = list(model.readout_module(rows.task).parameters())
+    device = next(model.parameters()).device
+    with in_training(model, trained, readout), layer_checkpoints(model, options.gradient_checkpointing):
+        step = TrainingStep(model, trained, readout, options, steps)
+        torch.manual_seed(derive_seed(seed, "dropout"))
+        training_mode(model, bool(options.dropout))
+        done = step.begin(checkpoint, seed, recorded(options), rows.labels, *about)
+        for batch in plan(rows.lengths, options, steps, seed)[done:]:
+            step.zero_grad()
+            for part in parts(batch, options.accumulation, rows.counts):
+                x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
+                with autocast(options.precision, device.type):
+                    logits = model(x, t)
+                step.backward(F.cross_entropy(logits.float(), y), part.share)
+            loss = step.update()
+            if on_step:
+                on_step(step.done, loss)
+            step.keep()

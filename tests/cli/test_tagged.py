@@ -21,7 +21,7 @@ from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.task_switch import TaskSwitch
-from forgetfree.training.loop import predict
+from forgetfree.training.encoded_task import predict
 
 STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 

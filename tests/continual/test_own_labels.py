@@ -17,8 +17,7 @@ from withheld import INFERENCE, model_of, text_stream
 
 from forgetfree import registry
 from forgetfree.continual.task_inference import answer_for
-from forgetfree.core.body import fingerprint_of
-from forgetfree.core.readout_model import LOWEST
+from forgetfree.core.readout_model import LOWEST, fingerprint_of
 from forgetfree.models.state import ModelState, StateStore
 
 MakeStream = Callable[..., Any]

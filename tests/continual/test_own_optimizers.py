@@ -12,7 +12,7 @@ import torch
 from forgetfree import registry
 from forgetfree.models.state import StateStore
 from forgetfree.options import by_name, function_named, recorded
-from forgetfree.training.loop import fine_tuned_key
+from forgetfree.training.single_task import fine_tuned_key
 from forgetfree.training.training_options import TrainingOptions, rate_at, scheduled_rate
 
 STEPS = 3

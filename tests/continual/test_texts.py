@@ -15,7 +15,7 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.results.answers import TextAnswers
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
-from forgetfree.training.loop import answers_of
+from forgetfree.training.encoded_task import answers_of
 from forgetfree.training.monitor import Monitor
 
 

@@ -20,7 +20,8 @@ from forgetfree.errors import UsageError
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.tiny import tiny_model, tiny_task
-from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.encoded_task import predict
+from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
 KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")

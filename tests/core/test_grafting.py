@@ -15,12 +15,11 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask
-from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, most_moved, top
-from forgetfree.core.trained import RegionParameters, in_training
+from forgetfree.core.trained import CrossEntropy, RegionParameters, in_training
 from forgetfree.errors import OptionError, TrainingError
 
 Batch = tuple[Tensor, Tensor, Tensor]

@@ -7,8 +7,8 @@ import tiny
 import torch
 from torch import nn
 
-from forgetfree.core.parameter_kinds import layer_of, parameter_kind
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
+from forgetfree.core.regions import layer_of, parameter_kind
 from forgetfree.errors import RegionError
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from forgetfree import cli
-from forgetfree.core.batch_loss import Batch, CrossEntropy
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
@@ -22,6 +21,7 @@ from forgetfree.core.selection import (
     saliency,
     tiny_region_note,
 )
+from forgetfree.core.trained import Batch, CrossEntropy
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.errors import TrainingError
 from forgetfree.models.task_model import ModuleModel

@@ -13,7 +13,7 @@ from fuzz.mutations import HOSTILE
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import RegionError
-from forgetfree.ledger import records
+from forgetfree.ledger import ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.tensor_file import TaskTensors
 
@@ -66,7 +66,7 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
         fields = {"sparsity": 0.1, "definition": None, "classes": [], "alone": False}
         one = TaskTensors("one", {"index": index, "value": torch.tensor([0.5])}, fields)
         about = {"composition": "union", "fingerprint": "f" * 64, "layout": layout}
-        records.FILE.write_tasks(tmp_path / f"{entries}.safetensors", [one], about)
+        ledger.FILE.write_tasks(tmp_path / f"{entries}.safetensors", [one], about)
     code = (
         "import resource, sys\nfrom forgetfree.errors import LedgerError\nfrom forgetfree.ledger import Ledger\n"
         "for path in sys.argv[1:]:\n"

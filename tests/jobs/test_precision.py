@@ -20,7 +20,8 @@ from forgetfree.jobs.config import Execution, RunConfig, prepared, with_precisio
 from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
-from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.encoded_task import predict
+from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions, for_model
 
 

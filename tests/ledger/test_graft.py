@@ -16,8 +16,8 @@ from damage import Change, note, rewrite, sealed, told
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_fingerprint, body_of, body_space
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import body_fingerprint, body_of, body_space
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger.graft import Graft, GraftOrigin, find_graft

@@ -16,13 +16,12 @@ from families import FAMILIES
 from tiny import TASK
 from tokenizers import processors
 
-from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LoadedModel, language_model, load_model
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 

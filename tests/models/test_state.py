@@ -11,8 +11,8 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
+from forgetfree.core.parameters import tensors_of
 from forgetfree.core.readout_model import TaskHead
-from forgetfree.core.tensors import tensors_of
 from forgetfree.errors import ModelError
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel, TokenLayout

@@ -18,7 +18,7 @@ from compared import run_logits
 from safetensors.torch import load_file
 
 from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
-from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
+from forgetfree.core.readout_model import body_fingerprint, body_of, fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError, TaskError, UsageError

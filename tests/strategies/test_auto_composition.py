@@ -23,7 +23,7 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.checkpoints import pack
 from forgetfree.ledger import Record
 from forgetfree.tensor_file import checksum
-from forgetfree.training.loop import predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
 
 MakeStream = Callable[..., Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,21 +30,20 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.core.body import fingerprint_of
-from forgetfree.core.parameters import weight_matrices
+from forgetfree.checkpoint import derive_seed
+from forgetfree.core.parameters import load_tensors_, weight_matrices
+from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError, TrainingError
+from forgetfree.errors import LedgerError, OptionError, TaskError, TrainingError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
-from forgetfree.seeds import derive_seed
-from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
+from forgetfree.training.step import fine_tune
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -339,7 +338,7 @@ def test_a_ledger_of_other_weights_is_refused_and_nothing_changed(tiny_stream: M
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop, `forgetfree.training.loop.fine_tune` and step 1 of grafting end in the same bits."""
+    """Avalanche's loop, `forgetfree.training.step.fine_tune` and step 1 of grafting end in the same bits."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("fine-tune", stream, **changes)
     for experience in stream.benchmark.train_stream:
@@ -364,7 +363,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop and `forgetfree.training.loop.fine_tune`, by gradients of the region's entries alone."""
+    """Avalanche's loop and `forgetfree.training.step.fine_tune`, by gradients of the region's entries alone."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("graft-retrain", stream, sparsity=0.05, **changes)
     strategy.train(stream.benchmark.train_stream[0])
@@ -539,27 +538,3 @@ def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None
     assert count.calls["before_eval"] == count.calls["after_eval"] == 1
     assert count.calls["before_eval_exp"] == count.calls["after_eval_exp"] == 3
     assert count.calls["before_eval_iteration"] == count.calls["after_eval_iteration"] == 3 * 2  # 16 rows by 8
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (lambda s, task: list(s.model.parameters()), "expected a Training, got "),
-        (
-            lambda s, task: s.everything(task, readout=[0.5]),
-            "expected trained and readout to list parameters, got a float",
-        ),
-    ],
-)
-def test_what_begin_returns_is_checked(tiny_stream: MakeStream, given: Any, message: str) -> None:
-    class Loose(ContinualStrategy):
-        def begin(self, task: Any) -> Any:
-            return given(self, task)
-
-        def answering(self, task: Any) -> Any:
-            return nullcontext()
-
-    stream = tiny_stream("bert", "linear")
-    strategy = Loose(stream=stream, options=Loose.Options(**SMALL))
-    with pytest.raises(ConformanceError, match=rf"Loose .*\n- begin\(task\): {message}"):
-        strategy.train(stream.benchmark.train_stream[0])

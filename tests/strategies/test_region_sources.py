@@ -17,8 +17,8 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.sampling import representative
-from forgetfree.training import localization
+from forgetfree.data.rows import representative
+from forgetfree.training import single_task
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS
 
@@ -109,8 +109,8 @@ def test_gradients_are_those_of_a_limited_number_of_rows(
     tiny_stream: MakeStream, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source)
-    monkeypatch.setattr(localization, "GRADIENT_ROWS", 3)
-    monkeypatch.setattr(localization, "FISHER_ROWS", 3)
+    monkeypatch.setattr(single_task, "GRADIENT_ROWS", 3)
+    monkeypatch.setattr(single_task, "FISHER_ROWS", 3)
     task, read, batch = strategy.stream.tasks[0], list[int](), EncodedRows.batch
     tuned = strategy.fine_tuned(task)
 

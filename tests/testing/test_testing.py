@@ -25,7 +25,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.options import option
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.testing import ConformanceError, check_strategy, check_stream, tiny_stream
-from forgetfree.training.loop import fine_tune
+from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
 #: What suits 24 rows and a model of width 16, for strategies that have such options.
@@ -458,17 +458,6 @@ class NeedsALayer(Plain):
         return super().begin(task)
 
 
-class TakesNoParts(Plain):
-    """Says that a task may come in parts, and takes it once."""
-
-    online: ClassVar[bool] = True
-
-    def begin(self, task: Any) -> Training:
-        if task in self.learned:
-            raise LookupError(f"{task.name} again")
-        return super().begin(task)
-
-
 class NeedsTheTask(Plain):
     """Looks for a readout by the task."""
 
@@ -577,9 +566,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
     NeedsALayer: [
         "readout=prompt: two tasks trained and evaluated: expected no error, got IndexError: list index out of range"
-    ],
-    TakesNoParts: [
-        "online: two tasks trained and evaluated: expected no error, got LookupError: qnli again (test_testing.py:"
     ],
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import BertForSequenceClassification, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from forgetfree import Ledger
-from forgetfree.core.body import body_of
+from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import ForgetfreeError, LedgerError, ModelError, TaskError, TrainingError, UsageError

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.batch_loss import check_loss
 from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
-from forgetfree.core.trained import WholeTensors, trainable
+from forgetfree.core.trained import WholeTensors, check_loss, trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
-from forgetfree.training.loop import fine_tune, predict
-from forgetfree.training.step import TrainingStep, parts, plan
+from forgetfree.training.encoded_task import predict
+from forgetfree.training.step import TrainingStep, fine_tune, parts, plan
 from forgetfree.training.training_options import TrainingOptions, paper_steps
 
 ModelDirectory = Callable[[str], Path]

@@ -15,19 +15,18 @@ import pytest
 import torch
 
 from forgetfree import registry
+from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.regions import Region, biases, graft_theta
 from forgetfree.core.selection import most_moved
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import plan_batches
+from forgetfree.data.rows import Rows, TaskRows, plan_batches
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import StateStore
-from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training import localization, single_task
-from forgetfree.training.loop import predict
+from forgetfree.training import single_task
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import plan
@@ -245,7 +244,7 @@ def test_batches_of_the_mask_search_mix_lengths_evenly(
         plans.append(plan_batches(*arguments, **how))
         return plans[-1]
 
-    monkeypatch.setattr(localization, "plan_batches", noted)
+    monkeypatch.setattr(single_task, "plan_batches", noted)
     options = replace(OPTIONS, mask_steps=56)  # of 8 rows: more than are sorted by length together elsewhere
     bench.localized(bench.fine_tuned(options), options)
     (plan,), lengths = plans, bench.task.train.lengths

@@ -300,7 +300,7 @@ def _unit_of_scores(results: Results, percent: str = "in %") -> str:
 
 MEANINGS = {
     "F1": "of label 1, or of entities where a task labels words",
-    # How learned tasks are scored, see `forgetfree.continual.evaluation`.
+    # How learned tasks are scored, see `forgetfree.continual.strategy`.
     "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. Of "
     "a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
     "task; the task is scored anew only where a bit of these answers changed",
