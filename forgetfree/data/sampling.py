@@ -50,9 +50,7 @@ def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
     if not rare:
         return ""
     counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
-    hints = [kind.group_hint(task, group, count) for count, _, group in rare]
-    few = f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
-    return few + "".join(hints[:_MOST_GROUPS])
+    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
 
 
 def plan_batches(
