@@ -135,8 +135,7 @@ def run(
             job = _job_on(on, without, values, objects)
         else:
             job = _job(values, objects, "" if out is None else f" into {directory}")
-        with job.announced(execution, watched=progress) as how:
-            failed = failures(job.train(how))
+        failed = failures(job.train(job.announced(execution, watched=progress)))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")

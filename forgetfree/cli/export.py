@@ -14,7 +14,7 @@ from forgetfree.cli.usage import Debug, check_there
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError, UsageError
-from forgetfree.files import check_empty, make_directory, no_empty_directories
+from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
 
 if TYPE_CHECKING:
@@ -71,10 +71,8 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
 
 def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:
     """Write a model to a directory, and say what was written and how it loads."""
-    with no_empty_directories(out):
-        if not out.exists():
-            make_directory(out)
-        written = write(out=out)
+    check_place(out)
+    written = write(out=out)
     where = repr(str(written.directory))
     call = written.call.format(where) or f"{written.loader}.from_pretrained({where})"
     print(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
@@ -15,7 +15,6 @@ from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
 from forgetfree.deferred import deferred
 from forgetfree.display import stderr, tell
 from forgetfree.errors import UsageError
-from forgetfree.files import no_empty_directories
 from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, prepared
 from forgetfree.recipes import MODELS
 
@@ -53,9 +52,7 @@ class Job:
 
         config = prepared(config)
         loader = StreamLoader(config)
-        shadowed = registry.shadowed("strategies")
-        notes = [f"note: {note}" for name, note in shadowed.items() if name in config.strategy]
-        return cls(config, partial(run, config, loader=loader), (announcement, *notes, recipe_of(config)), loader)
+        return cls(config, partial(run, config, loader=loader), (announcement, recipe_of(config)), loader)
 
     @classmethod
     def on_run(
@@ -94,9 +91,8 @@ class Job:
         revision = revise(run, tasks, without, out, options, objects)
         return cls(revision.config, partial(train, revision.config, revision=revision), (f"{revision}, into {out}",))
 
-    @contextmanager
-    def announced(self, execution: Execution, *, watched: bool) -> Iterator[Execution]:
-        """Give how to `train`, if it is watched with the progress shown; after an error, no empty directory stays."""
+    def announced(self, execution: Execution, *, watched: bool) -> Execution:
+        """Return how to `train`, if it is watched with the progress shown."""
         from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.progress import make_progress
 
@@ -113,8 +109,7 @@ class Job:
             go_offline_if_cut_off()
         if watched and execution.resume:
             tell(resumption(out))
-        with no_empty_directories(out, config.set.get("cache")):
-            yield execution
+        return execution
 
 
 def plan(config: RunConfig, *, resume: bool = False) -> Json:

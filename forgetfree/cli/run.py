@@ -16,7 +16,7 @@ from forgetfree.cli.usage import check_there, fail, silence
 from forgetfree.data.sources import check_one, check_stream, tasks_of_files
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.files import check_alone, check_begun, check_place, free_directory, refuse_used
+from forgetfree.files import check_begun, check_place, free_directory, refuse_used
 from forgetfree.jobs.config import Execution, RunConfig
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -37,7 +37,6 @@ def run(
     config, execution, output = read_flags(command, subjects, flags)
     quiet_libraries()
     out = Path(config.out)
-    check_alone(out)  # while another run works there, nothing else need be told
     if output.check:
         with silence(output.quiet):
             _show_plan(config, execution)
@@ -56,7 +55,8 @@ def run(
                 refuse_used(out)
             doing = "Grafting" if command == "graft" else "Running"
             job = Job.of_config(config, f"{doing} {config.stream} into {config.out}")
-            with _remains_told(out, debug), job.announced(execution, watched=not output.quiet) as how:
+            with _remains_told(out, debug):
+                how = job.announced(execution, watched=not output.quiet)
                 results = job.train(replace(how, debug=debug))
             return _show(results, out)
         except ForgetfreeError as error:
@@ -92,8 +92,8 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     out = Path(flags.get("out") or free_directory(run.resolve().name if run else ""))
     with silence(output.quiet):
         job = Job.on_run(run, task, stream, out, options)
-        with _remains_told(out, debug), job.announced(execution, watched=not output.quiet) as how:
-            results = job.train(how)
+        with _remains_told(out, debug):
+            results = job.train(job.announced(execution, watched=not output.quiet))
         code = _show(results, out)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))

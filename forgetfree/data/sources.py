@@ -20,7 +20,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
-from forgetfree.data.folders import holds_a_task, part_note, read_folder, read_source, tasks_at
+from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table, TaskTables, tables_of
@@ -290,7 +290,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
     def read(name: str) -> TaskRows:
         if path.is_dir():
             return _read_folder(name, path, options)
-        return _read_task(name, {"train": read_table(path)}, options, folder=path.parent, note=part_note(path))
+        return _read_task(name, {"train": read_table(path)}, options, folder=path.parent)
 
     def holds(name: str) -> bool:
         return name in names if names else bool(name) and name not in (".", "..") and not set(name) & set("/,")

@@ -18,7 +18,7 @@ from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
 from forgetfree.display import brief, first_twice
 from forgetfree.errors import Faults, ForgetfreeError, OptionError, ReportError, UnknownNameError, UsageError
-from forgetfree.json_file import read_json
+from forgetfree.files import read_json
 from forgetfree.options import Options, build, faults_in, name_of_function, option, read_value
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES

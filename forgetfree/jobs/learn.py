@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.errors import RunError
+from forgetfree.files import read_json
 from forgetfree.jobs.checkpoints import LearnedStream, Row, StreamCheckpoint
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, History, Unit, ledger_summary, why_it_failed
-from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers, array_of, label_answers, pack_rows, tensors_by_task
-from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.unit_folder import BEFORE, MODELS, PREDICTIONS, size_and_sha256
+from forgetfree.results.unit_folder import (
+    BEFORE,
+    MODELS,
+    PREDICTIONS,
+    SCORES_FILE,
+    Score,
+    size_and_sha256,
+    write_scores,
+)
 from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
@@ -50,7 +57,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     Raises:
         UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
     """
-    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import StreamAnswers
 
     loader, directory, config = work.loader, unit.directory, work.config
     name, seed = unit.key["strategy"], unit.key["seed"]

@@ -22,29 +22,25 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import link_or_copy, make_directory, write_atomically
+from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
 from forgetfree.jobs.config import RunConfig, for_strategies, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
-from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
-from forgetfree.models.architecture import CAUSAL_HEAD
-from forgetfree.models.loading import usual_max_length
+from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS
+from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.region_strategy import RegionStrategy
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 

@@ -1,6 +1,6 @@
 """A unit: the smallest piece of a job that is run, kept and resumed by itself. It writes into its own folder alone.
 
-scores.csv       its scores, see `forgetfree.results.scores`
+scores.csv       its scores, see `forgetfree.results.unit_folder`
 history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
 .checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
 …                what else it makes: a ledger, predictions, a graft
@@ -33,9 +33,8 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import is_full, size_of, write_atomically, write_json
+from forgetfree.files import is_full, parse_json, size_of, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
-from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import (
     HISTORY,
     OUTCOME,
@@ -51,7 +50,7 @@ from forgetfree.training.monitor import Follower, Monitor, Phase
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
-    from forgetfree.results.scores import Score
+    from forgetfree.results.unit_folder import Score
 
 Json = dict[str, Any]
 #: Logged steps of a phase, about.

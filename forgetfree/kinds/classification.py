@@ -16,8 +16,8 @@ from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
 from forgetfree.data.prompt_rows import are_prompts_and_answers
-from forgetfree.data.rows import Rows, TaskRows, notes_of_rows, read_rows
-from forgetfree.data.tables import Table, TaskTables, other_form, shown
+from forgetfree.data.rows import Rows, TaskRows, read_rows
+from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, Kind, Text, text_rows
@@ -106,10 +106,9 @@ class Classification(Kind):
                 faults.attempt(each.check_texts)
             elif unlabelled[split] and not len(each.table.numbers):
                 continue
-            elif good := faults.attempt(each.rows, labels, task.name):
-                rows[split], row_numbers = good
+            elif (good := faults.attempt(each.rows, labels, task.name)) is not None:
+                rows[split] = good
                 notes += each.notes(labels, split)
-                notes += notes_of_rows(rows[split], row_numbers) if split == "train" else []
         for split, whole in task.tables.items():
             left = len(rows[split]) if split in rows else len(whole.good().numbers)
             faults.add(whole.bad, left, task.skip_bad_rows)
@@ -386,8 +385,8 @@ class _LabelledTable:
                 numbers.append(number)
         return cells, numbers
 
-    def rows(self, labels: Labels, task: str) -> tuple[Rows, Sequence[int]]:
-        """Return the good rows of a task, and their numbers.
+    def rows(self, labels: Labels, task: str) -> Rows:
+        """Return the good rows of a task.
 
         Args:
             labels: what labels there are.
@@ -414,8 +413,7 @@ class _LabelledTable:
                 self.table.bad.add(self._fault(self._label, i, "unknown label", expected, remedy))
         keep = [i for i, number in enumerate(self.table.numbers) if number not in self.table.bad.numbers]
         texts = [tuple(self.table.columns[name][i] for i in keep) for name in self._texts]
-        rows = Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
-        return rows, [self.table.numbers[i] for i in keep]
+        return Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
 
     def check_texts(self) -> None:
         """Add rows without a text to the bad rows.
@@ -436,12 +434,9 @@ class _LabelledTable:
 
     def notes(self, labels: Labels, split: str) -> list[str]:
         """Return what to say of the labels that are written otherwise than their names."""
-        good = [
-            (cell, number)
-            for cell, number in zip(self._read(labels.names), self.table.numbers, strict=True)
-            if not isinstance(cell, ValueError) and number not in self.table.bad.numbers
-        ]
-        return notes_of_labels([cell for cell, _ in good], labels, [number for _, number in good], split)
+        read = zip(self._read(labels.names), self.table.numbers, strict=True)
+        good = [cell for cell, number in read if number not in self.table.bad.numbers]
+        return notes_of_labels((cell for cell in good if not isinstance(cell, ValueError)), labels, split)
 
     def _no_label(self, i: int, expected: str, why: str) -> BadRow:
         """Return the fault of a row without a label that could be one."""
@@ -452,4 +447,4 @@ class _LabelledTable:
 
     def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:
         cell = self.table.columns[column][i]
-        return self.table.fault(i, column, what, expected, shown(cell), other_form(cell) or more.strip())
+        return self.table.fault(i, column, what, expected, shown(cell), more.strip())

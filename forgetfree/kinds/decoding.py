@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
-from forgetfree.data.sampling import by_length
+from forgetfree.data.rows import by_length
 from forgetfree.kinds.kind import Wrote
 from forgetfree.tasks import TaskDefinition
 

@@ -31,12 +31,11 @@ from forgetfree.data.prompt_rows import (
     prompt_columns,
     whole_chat,
 )
-from forgetfree.data.rows import Rows, TaskRows, read_rows
-from forgetfree.data.sampling import evenly
+from forgetfree.data.rows import Rows, TaskRows, evenly, read_rows
 from forgetfree.data.tables import TaskTables, plain
 from forgetfree.display import brief, escaped
 from forgetfree.errors import DataError, FieldError, UsageError
-from forgetfree.json_file import check, parse_json
+from forgetfree.files import check, parse_json
 from forgetfree.kinds.classification import probability_column
 from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Text, Wrote, check_texts, text_rows
 from forgetfree.results.answers import TextAnswers

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
-from forgetfree.json_file import check, parse_json
-from forgetfree.results.calibration import expected_calibration_error
-from forgetfree.results.metrics import Metric, agreement, measured, sign
+from forgetfree.files import check, parse_json
+from forgetfree.results.metrics import Metric, agreement, expected_calibration_error, measured, sign
 
 if TYPE_CHECKING:
     import pandas as pd

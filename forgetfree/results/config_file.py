@@ -14,7 +14,7 @@ from pydantic import Field
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError, first_line
-from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
+from forgetfree.files import check, check_fields, is_number, read_bounded, read_json
 from forgetfree.options import faults_in, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.unit_folder import CONFIG, check_config

@@ -19,19 +19,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ReportError, UsageError, first_line
-from forgetfree.json_file import check, checked, parse_json, read_bounded
+from forgetfree.files import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.config_file import load_run
 from forgetfree.results.metrics import limits_of
-from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
+    COLUMNS,
     CONFIG,
     HISTORY,
     PREDICTIONS,
     RECORD,
+    SCORES_FILE,
+    Score,
     check_own,
     read_record,
+    read_scores,
 )
 from forgetfree.tasks import TaskDefinition
 
@@ -185,7 +188,7 @@ class RunRecord:
 
     Attributes:
         about: what is known of the whole.
-        scores: one measured number a row, see `forgetfree.results.scores`.
+        scores: one measured number a row, see `forgetfree.results.unit_folder`.
         runs: those of its units that have ended well.
         source: where it was read; empty where it was read from nowhere.
     """

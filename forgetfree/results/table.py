@@ -41,8 +41,7 @@ from forgetfree.results.runs import (
     frame_of,
     read_run,
 )
-from forgetfree.results.scores import Score
-from forgetfree.results.unit_folder import check_own
+from forgetfree.results.unit_folder import Score, check_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

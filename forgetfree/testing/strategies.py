@@ -61,7 +61,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
     and whenever tasks are evaluated, and that another seed gives another in every task; that neither test rows nor rows
     of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
-    `save` and `load`; `changed_by`; ``forget_free`` and ``online`` where they are claimed. Then two tasks with
+    `save` and `load`; `changed_by`; ``forget_free`` where it is claimed. Then two tasks with
     ``scenario="class"``, with ``scenario="domain"``, read by prompts, and answered by texts, unless `check` refuses them.
     All comparisons are bit by bit. Takes a second or two.
 
@@ -122,7 +122,7 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, di
 
 
 def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches, directory: Path) -> None:
-    """Check streams whose labels share one readout, are read by prompts, or, where that is claimed, come in parts."""
+    """Check streams whose labels share one readout, or are read by prompts."""
     for name, make in VARIANTS.items():
         stream = make()
         with faults.catching(f"{name}: check()", "Take the stream, or refuse it by a UsageError."):
@@ -130,32 +130,21 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches
                 cls.check(options, stream)
             except UsageError:
                 continue
-        run = _learned(cls, options, stream, list(stream.benchmark.train_stream), name, faults)
+        run = _learned(cls, options, stream, name, faults)
         if run is not None and name != "scenario=domain":  # of which files say the same
             check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
-    if cls.online:
-        stream = two_tasks()
-        _learned(cls, options, stream, stream.parts(16), "online", faults)
 
 
-def _learned(
-    cls: type[ContinualStrategy],
-    options: Any,
-    stream: Stream,
-    experiences: Sequence[Any],
-    name: str,
-    faults: Breaches,
-) -> Run | None:
-    """Learn another stream than the usual, or another way."""
+def _learned(cls: type[ContinualStrategy], options: Any, stream: Stream, name: str, faults: Breaches) -> Run | None:
+    """Learn another stream than the usual."""
     remedy = (
-        "The task may be withheld at inference, a prompt's readout has no tensors, a text has a label a token, and a task in "
-        "parts is met again: look at setup(), begin() and answering(), and whether the class is taskwise; or refuse the "
-        "stream in check()."
+        "The task may be withheld at inference, a prompt's readout has no tensors, and a text has a label a token: look at "
+        "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
     )
     with faults.catching(f"{name}: two tasks trained and evaluated", remedy):
         texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
-        looks = range(3) if texts else (0, len(experiences))
-        run = learn(cls, options, stream, experiences=experiences, look_after=looks, store=StateStore())
+        looks = range(3) if texts else (0, 2)
+        run = learn(cls, options, stream, look_after=looks, store=StateStore())
         check_answers(run, faults, f"{name}: ")
         if texts:
             check_forgetting(run, faults, f"{name}: ")

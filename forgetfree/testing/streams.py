@@ -14,7 +14,7 @@ from forgetfree import registry
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.examples import Examples
 from forgetfree.data.prompts import prompt_of
-from forgetfree.data.sampling import evenly
+from forgetfree.data.rows import evenly
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.display import listed
 from forgetfree.tasks import SPLITS

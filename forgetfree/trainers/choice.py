@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
@@ -17,7 +18,6 @@ from forgetfree.core.selection import budget, mean_gradient, most_moved, most_sa
 from forgetfree.core.trained import trainable
 from forgetfree.display import brief
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
-from forgetfree.seeds import derive_seed
 
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "random", "movement"]

@@ -36,7 +36,7 @@ from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
-from forgetfree.results import calibration, metrics
+from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.table import load_results
 from forgetfree.training.single_task import SingleTask
@@ -130,7 +130,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
     for strategy, answers in (("fine-tune", reference), ("bare-graft", grafted)):
         assert figures(out, strategy, 3) == (
             float(np.mean(answers.logits.argmax(1) == answers.labels)),
-            calibration.expected_calibration_error(answers.logits, answers.labels),
+            metrics.expected_calibration_error(answers.logits, answers.labels),
             float(np.mean(answers.logits.argmax(1) == reference.logits.argmax(1))),
         )
     ledger = load_results(out).ledger("bare-graft", 3)

@@ -8,8 +8,8 @@ from statistics import correlation, mean
 
 import pytest
 
-from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import (
+from forgetfree.data.rows import (
+    Rows,
     evenly,
     few_rows_note,
     k_shot,

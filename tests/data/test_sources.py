@@ -223,9 +223,11 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     ({"source.json": "{"}, "{folder}/source.json is not valid JSON"),
     ({"source.json": '{"metric": "f1", "metric": "f1"}'}, "the key 'metric' stands twice. Fix or remove it."),
     ({"source.json": '{"lable_names": ["no", "yes"]}'}, "'lable_names' is not read. Did you mean 'label_names'?"),
-    ({"source.json": '{"label_names": "ab"}'}, "label_names must be a list of at least two names"),
-    ({"source.json": '{"label_names": ["a", " "]}'}, "at least two names, all different, got ['a', ' ']"),
-    ({"source.json": '{"label_words": [["a"], {}]}'}, "label_words must be a list of at least two names"),
+    (
+        {"source.json": '{"label_names": ["a", " "]}'},
+        "label_names must be a list of names, all different, got ['a', ' ']",
+    ),
+    ({"source.json": '{"label_words": [["a"], {}]}'}, "label_words must be a list of names"),
     ({"source.json": '{"label_words": ["a", "b", "c"]}'}, "one of label_words for each of the 2 labels, got 3"),
     ({"source.json": '{"metric": "bleu"}'}, "metric must be one of accuracy, f1, macro_f1, got 'bleu'"),
     (

@@ -468,9 +468,9 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
 @pytest.mark.parametrize(
     ("closed", "message"),
     [
-        (["great"], "closed_answers must be a list of at least two names, all different"),
-        (["great", " great"], "closed_answers must be a list of at least two names, all different"),
-        ("great", "closed_answers must be a list of at least two names, all different"),
+        (["great"], "closed_answers must be at least two texts, all different"),
+        (["great", " great"], "closed_answers must be a list of names, all different"),
+        ("great", "closed_answers must be a list of names, all different"),
         (["great", "no"], r"row 2, column 'target': expected one of closed_answers, .*, got 'film'\. Fix or remove"),
     ],
 )

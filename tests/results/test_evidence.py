@@ -13,8 +13,8 @@ from reported import edit_about, make_run
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.calibration import reliability
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
+from forgetfree.results.metrics import reliability
 from forgetfree.results.table import load_results
 
 

@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from forgetfree.errors import MetricError
 from forgetfree.kinds.tagging import TagAnswers
-from forgetfree.results import calibration, metrics
+from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers, constant_scores
 
 
@@ -114,10 +114,10 @@ def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed
     for classes in (2, 5):
         logits, labels = 3 * draw.normal(size=(200, classes)), draw.integers(0, classes, 200)
         theirs = multiclass_calibration_error(torch.tensor(logits), torch.tensor(labels), classes, n_bins=15)
-        assert calibration.expected_calibration_error(logits, labels) == pytest.approx(float(theirs), abs=1e-6)
+        assert metrics.expected_calibration_error(logits, labels) == pytest.approx(float(theirs), abs=1e-6)
 
 
-@pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1, calibration.expected_calibration_error])
+@pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1, metrics.expected_calibration_error])
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [

@@ -16,8 +16,8 @@ from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.results.report.run_report import to_csv, write_report
 from forgetfree.results.runs import read_run
-from forgetfree.results.scores import Score, write_scores
 from forgetfree.results.table import Results
+from forgetfree.results.unit_folder import Score, write_scores
 
 ROOT = Path(__file__).parents[2]
 

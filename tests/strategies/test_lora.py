@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from small_strategies import learned_rows, make
 from torch import Tensor, nn
 
-from forgetfree.continual.benchmark_stream import benchmark_stream
+from forgetfree.continual.stream import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TrainingError
 from forgetfree.models.lora_adapters import LoraAdapters, targets
 from forgetfree.strategies.lora import adapter_training

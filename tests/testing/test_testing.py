@@ -458,17 +458,6 @@ class NeedsALayer(Plain):
         return super().begin(task)
 
 
-class TakesNoParts(Plain):
-    """Says that a task may come in parts, and takes it once."""
-
-    online: ClassVar[bool] = True
-
-    def begin(self, task: Any) -> Training:
-        if task in self.learned:
-            raise LookupError(f"{task.name} again")
-        return super().begin(task)
-
-
 class NeedsTheTask(Plain):
     """Looks for a readout by the task."""
 
@@ -577,9 +566,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
     NeedsALayer: [
         "readout=prompt: two tasks trained and evaluated: expected no error, got IndexError: list index out of range"
-    ],
-    TakesNoParts: [
-        "online: two tasks trained and evaluated: expected no error, got LookupError: qnli again (test_testing.py:"
     ],
 }
 

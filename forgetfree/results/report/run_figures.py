@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree.display import PERCENT, Scale
-from forgetfree.results.calibration import reliability
+from forgetfree.results.metrics import reliability
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,

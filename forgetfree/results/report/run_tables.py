@@ -10,9 +10,8 @@ import numpy as np
 
 from forgetfree.display import NULL, PERCENT, PLAIN
 from forgetfree.results.answers import label_scores, shown_rows
-from forgetfree.results.calibration import Reliability, reliability
 from forgetfree.results.evidence import Evidence
-from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, title_of
+from forgetfree.results.metrics import Floats, Reliability, forgetting_per_task, limits_of, reliability, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
 from forgetfree.results.table import SCORE, Results, mean_of_known
@@ -409,7 +408,7 @@ MEANINGS = {
     "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none. F1 "
     "is of label 1, or of entities where a task labels words",
     "average": "the mean of the tasks' scores: each counts the same",
-    # How learned tasks are scored, see `forgetfree.continual.evaluation`.
+    # How learned tasks are scored, see `forgetfree.continual.strategy`.
     "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. Of "
     "a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
     "task; the task is scored anew only where a bit of these answers changed",
