@@ -32,9 +32,8 @@ from forgetfree.ledger import Ledger
 from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
-from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
+from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -314,23 +313,10 @@ class StreamPrefix:
             write_atomically(directory / HISTORY, "".join(own))
 
     @cached_property
-    def _answers(self) -> dict[str, Tensor]:
-        return replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)[1]
-
-    @property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        return {name: tensor for name, tensor in self._answers.items() if name.rpartition("/")[0] in self.tasks}
-
-    @property
-    def texts_before(self) -> dict[str, Sequence[str]]:
-        """What the unit answered before training, by task of the other stream."""
-        named = {name.rpartition("/"): tensor for name, tensor in self._answers.items()}
-        return {
-            task: json_of(tensor.numpy())
-            for (task, _, part), tensor in named.items()
-            if part == BEFORE and task in self._stream
-        }
+        _, answers = replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)
+        return {name: tensor for name, tensor in answers.items() if name.rpartition("/")[0] in self.tasks}
 
     def kept_bytes(self, now: int) -> list[int]:
         """Return what was kept after each of the tasks that are carried over.
