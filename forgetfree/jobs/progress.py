@@ -183,8 +183,8 @@ class ShownProgress(Progress):
         if isinstance(event, Step):
             if event.step == 0:
                 self._bars.reset(row)
-            about = {"description": str(event), "numbers": event.numbers}
-            self._bars.update(row, completed=event.step, total=event.steps, visible=True, **about)
+            self._bars.update(row, description=str(event), numbers=event.numbers, visible=True)
+            self._bars.update(row, completed=event.step, total=event.steps)
             if time.monotonic() - self._spoken >= _INTERVAL:
                 self._say(f"{event} {event.numbers}")
             return

@@ -22,7 +22,6 @@ from forgetfree import registry
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
-from forgetfree.jobs.checkpoints import LearnedStream, Row
 from forgetfree.jobs.config import RunConfig, for_strategies, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
@@ -37,7 +36,8 @@ from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.jobs.learn import LearnedStream
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 
@@ -252,12 +252,11 @@ class StreamPrefix:
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
 
-    def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
+    def put_into(self, learned: LearnedStream, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.
 
         Args:
-            learned: a new strategy that has learned nothing.
-            answers: that measure it.
+            learned: of a new strategy that has learned nothing.
             directory: of the unit.
             unlearned: whether tasks are answered before they are learned, too.
 
@@ -266,25 +265,25 @@ class StreamPrefix:
         """
         strategy = learned.strategy
         tasks = strategy.stream.tasks[: len(self.tasks)]
-        rows: list[Row] = [{} for _ in tasks]
+        learned.scores = [score for score in self.scores if score.after < len(tasks)]
         new = [task for task in strategy.stream.tasks if task.name not in self._learned]
         if new and unlearned:  # what the others left was not asked about it yet
             for count in range(len(tasks)):
                 self._put(strategy, count, directory)
-                rows[count] = strategy.evaluate(new)
+                learned.add_scores(count, strategy.evaluate(new))
         self._put(strategy, len(tasks), directory)
-        rows.append(answers.begun(tasks))
+        row = learned.answers.begun(tasks)
         for task in tasks:
-            now = rows[-1][task.name].tensors()
             if not all(
-                np.array_equal(array, self.predictions[f"{task.name}/{name}"].numpy()) for name, array in now.items()
+                np.array_equal(array, self.predictions[f"{task.name}/{name}"].numpy())
+                for name, array in row[task.name].tensors().items()
             ):
                 raise RunError(
                     f"This machine does not answer {task.name} bit for bit as {self.unit.directory} did, so later "
                     "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
                 )
-        learned.kept_bytes = self.kept_bytes(strategy.bytes_kept())
-        learned.rows, learned.seconds = rows, self.seconds
+        learned.add_scores(len(tasks), row)
+        learned.kept_bytes, learned.seconds = self.kept_bytes(strategy.bytes_kept()), self.seconds
         return len(tasks)
 
     def _put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:

@@ -16,8 +16,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,7 +184,7 @@ class History(Follower):
         met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
         self._met = Counter(map(_timeless, met))
-        self._before, self._step, self._goes_on = 0, 0, bool(met)  # updates of earlier phases, and of the last one
+        self._before, self._step = 0, 0  # updates of earlier phases, and of the last one
         for line in met:
             self._count(line["step"])
         self._begin = time.perf_counter() - max((line["seconds"] for line in met), default=0.0)
@@ -197,13 +197,6 @@ class History(Follower):
     def checkpoint(self) -> Checkpoint:
         """Return the unit's."""
         return self._kept
-
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Log the steps of a phase. From the first on, scores are new; an evaluation logs no step."""
-        self._goes_on = False
-        with super().phase(task, phase, steps) as on_step:
-            yield on_step
 
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
@@ -228,9 +221,9 @@ class History(Follower):
         self._step = step
 
     def log_scores(self, scores: Sequence[Score]) -> None:
-        """Log scores by task; of a unit that goes on, those of learned tasks are told again, before its first phase."""
+        """Log scores by task; of a unit that goes on, the last ones are told again."""
         super().log_scores(scores)
-        if self.log and not self._goes_on:
+        if self.log:
             self.log({f"{score.metric}/{score.task}": score.value for score in scores}, self._before + self._step)
 
 

@@ -20,7 +20,7 @@ import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
-from forgetfree.jobs.checkpoints import StreamCheckpoint
+from forgetfree.jobs.learn import LearnedStream
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
 pytestmark = pytest.mark.long
@@ -180,9 +180,9 @@ def test_one_that_is_cut_short_goes_on(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, expected, out = run(*TASKS, **AGAIN), run("ag_news", "sst2", **AGAIN), tmp_path / "out"
-    learn, begin, cut, learned = StreamCheckpoint.learn, GraftingContinual.begin, [1], list[str]()
+    learn, begin, cut, learned = LearnedStream.keep, GraftingContinual.begin, [1], list[str]()
 
-    def learning(self: StreamCheckpoint, done: int) -> None:
+    def learning(self: LearnedStream, done: int) -> None:
         learn(self, done)
         if done in cut:
             raise KeyboardInterrupt
@@ -191,7 +191,7 @@ def test_one_that_is_cut_short_goes_on(
         learned.append(task.name)
         return begin(self, task)
 
-    monkeypatch.setattr(StreamCheckpoint, "learn", learning)
+    monkeypatch.setattr(LearnedStream, "keep", learning)
     monkeypatch.setattr(GraftingContinual, "begin", beginning)
     assert remove(whole, "qnli", out) == 1
     assert "0 of 2 units finished" in capsys.readouterr().err
