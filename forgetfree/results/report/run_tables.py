@@ -15,7 +15,6 @@ from forgetfree.results.metrics import Floats, Reliability, forgetting_per_task,
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
 from forgetfree.results.table import SCORE, Results, mean_of_known
-from forgetfree.results.unit_folder import ELSEWHERE
 
 NAIVE = "continual-ft"
 #: What answers that are texts have beside their score.
@@ -344,12 +343,8 @@ def _held_out(results: Results) -> Table:
 
 def _costs(results: Results) -> Table:
     facts, tasks = [run.facts for run in results.runs], len(results.tasks)
-    phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds if phase != ELSEWHERE)]
+    phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds)]
     columns = [Column(f"{phase.replace('_', '-')} (s)", _SECONDS, 0, "(s)") for phase in phases]
-    if any(ELSEWHERE in each.seconds for each in facts):
-        phases.append(ELSEWHERE)
-        header = f"{ELSEWHERE.replace('_', '-')} (s)"
-        columns.append(Column(header, _SECONDS, 0, header))
     kept = any(each.memory for each in facts)
     columns += [Column(header, _COUNT, -1, "kept") for header in ("kept (bytes)", "kept per task (bytes)") if kept]
 
@@ -432,8 +427,6 @@ MEANINGS = {
     "ECE of a task": "its expected calibration error after the last task",
     "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
     "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
-    "fine-tune-elsewhere (s)": "seconds of the fine-tuned models that it stands on and another strategy or run made; — where "
-    "they are not known",
     "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
     "region": "entries of the model that hold the task's skill",
     "owned": "those that no earlier task owns: the ones that this task trained",
