@@ -251,7 +251,7 @@ class LoadedModel:
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
         """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
         if self.readout in BY_WORDS:
-            check_label_words(self.tokenizer, {task.name: registry.kind(task.kind).label_words(task) for task in tasks})
+            check_label_words(self.tokenizer, {task.name: task.label_words for task in tasks})
 
 
 def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
@@ -413,8 +413,9 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
     """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
     if readout != "auto" or kind not in LANGUAGE_MODELS:
         return ""
-    words = {task.name: registry.kind(task.kind).label_words(task) for task in tasks}
-    wrong = [f"{word!r} of {name!r}" for name, own in words.items() for word in words_without_token(tokenizer, own)]
+    wrong = [
+        f"{word!r} of {each.name!r}" for each in tasks for word in words_without_token(tokenizer, each.label_words)
+    ]
     if not wrong:
         return ""
     return (
