@@ -20,6 +20,7 @@ from forgetfree.jobs.config import Execution, RunConfig, prepared, with_precisio
 from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
+from forgetfree.training.encoded_task import predict
 from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions, for_model
 
