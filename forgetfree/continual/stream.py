@@ -156,11 +156,9 @@ class Stream:
             UsageError: it is of another benchmark, or part of an experience, or is no training experience.
         """
         own = experience.logging()  # in training, an experience hides where it is from
-        place = own._current_experience  # the public property fails where there is none
-        streams = ["train"] if training else self._datasets
-        if place is None or not any(
-            place < len(d) and d[place] is own.dataset for d in map(self._datasets.__getitem__, streams)
-        ):
+        place: int | None = own._current_experience  # the public property fails where there is none
+        candidates = [self._datasets["train"]] if training else [*self._datasets.values()]
+        if place is None or not any(place < len(each) and each[place] is own.dataset for each in candidates):
             raise UsageError(
                 f"Experience {place} of the stream {getattr(own._origin_stream, 'name', None)!r} is none of this stream's "
                 f"own{' for training' if training else ''}: expected a whole experience of stream.benchmark, got other rows. "

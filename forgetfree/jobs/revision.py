@@ -8,18 +8,17 @@ of a run that had the other stream from the start.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
@@ -33,13 +32,11 @@ from forgetfree.ledger import Ledger
 from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
-from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
+from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.region_strategy import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -238,8 +235,7 @@ class StreamPrefix:
 
     Attributes:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
-        full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
-        ledger: that of the tasks that are carried over, likewise.
+        ledger: that of these tasks, where there is one.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -247,21 +243,12 @@ class StreamPrefix:
         self._record: Json = unit.record() or {}
         extra = self._record["details"]["extra"]
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
-        self.full_ledger = full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
+        full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
         if full and all(full.stands_alone(task) for task in learned if task not in tasks):  # they left nothing
             same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
-
-    def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
-        """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
-        localized: dict[str, Region] = {}
-        if self.full_ledger and cast("RegionStrategy", strategy).localizes_alone:
-            localized = {record.task: record.region for record in self.full_ledger.records}
-            cast("RegionStrategy", strategy).known_regions = localized
-        if not (directory / HISTORY).stat().st_size:
-            write_atomically(directory / HISTORY, self.history(localized))
 
     def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.
@@ -316,33 +303,18 @@ class StreamPrefix:
             if score.task in self._stream and score.after in rows
         ]
 
-    def history(self, localized: Collection[str] = ()) -> str:
-        """Return the logged steps of the tasks that are carried over, and the search for γ of those that are ``localized``."""
-        phases = {(task, "localize") for task in localized if task in self._stream}
-        lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-        steps = ((line, parse_json(line)) for line in lines)
-        return "".join(
-            line for line, step in steps if step["task"] in self.tasks or (step["task"], step["phase"]) in phases
-        )
+    def hand_over(self, directory: Path) -> None:
+        """Hand a new unit's folder the logged steps of the tasks that are carried over."""
+        if not (directory / HISTORY).stat().st_size:
+            lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
+            own = (line for line in lines if parse_json(line)["task"] in self.tasks)
+            write_atomically(directory / HISTORY, "".join(own))
 
     @cached_property
-    def _answers(self) -> dict[str, Tensor]:
-        return replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)[1]
-
-    @property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        return {name: tensor for name, tensor in self._answers.items() if name.rpartition("/")[0] in self.tasks}
-
-    @property
-    def texts_before(self) -> dict[str, Sequence[str]]:
-        """What the unit answered before training, by task of the other stream."""
-        named = {name.rpartition("/"): tensor for name, tensor in self._answers.items()}
-        return {
-            task: json_of(tensor.numpy())
-            for (task, _, part), tensor in named.items()
-            if part == BEFORE and task in self._stream
-        }
+        _, answers = replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)
+        return {name: tensor for name, tensor in answers.items() if name.rpartition("/")[0] in self.tasks}
 
     def kept_bytes(self, now: int) -> list[int]:
         """Return what was kept after each of the tasks that are carried over.

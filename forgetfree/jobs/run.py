@@ -191,6 +191,8 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
         space = loader.stream(config.seed[0]).model.space()
         tell_note(tiny_region_note(len(space), [each for each in sparsities if each is not None]))
     for unit in missing:
+        if (record := unit.record()) and record["status"] == "done":
+            tell_note(f"files of {unit} have changed or are lost: it begins again.")
         make_directory(unit.directory)
         unit.forget()
     path = out / CONFIG
