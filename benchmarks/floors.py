@@ -18,10 +18,9 @@ import torch
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import by_length, representative
+from forgetfree.data.rows import Rows, TaskRows, by_length, representative
 from forgetfree.data.sources import load_tasks
-from forgetfree.json_file import parse_json
+from forgetfree.files import parse_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import mean_of_tokens

@@ -16,7 +16,7 @@ from typing import Any
 import gallery
 
 from forgetfree.cli import app, main
-from forgetfree.json_file import parse_json
+from forgetfree.files import parse_json
 
 ROOT = Path(__file__).parent.parent
 #: Pages that lie elsewhere, for a code host shows them there.
@@ -39,7 +39,7 @@ API = {
     ),
     "metrics": (
         "From answers to scores, and from scores to the numbers of a stream.",
-        [f"forgetfree.results.{name}" for name in ("metrics", "calibration", "learning_matrix", "scores", "answers")],
+        [f"forgetfree.results.{name}" for name in ("metrics", "learning_matrix", "scores", "answers")],
     ),
     "core": (
         "Regions, grafts and masks on any `torch.nn.Module` (paper, section 2).",

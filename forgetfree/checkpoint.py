@@ -1,4 +1,4 @@
-"""Where a phase of training stands: kept while it lasts, so that a phase that is cut short goes on to the same bits.
+"""The seed of a phase of training, and where it stands, which is kept: if it is cut short, it goes on to the same bits.
 
 A loop says what its steps change (`Resumable`), asks how many steps are done already, and tells of each further one:
 
@@ -10,9 +10,20 @@ A loop says what its steps change (`Resumable`), asks how many steps are done al
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 from typing import Any, Protocol
+
+
+def derive_seed(seed: int, *words: object) -> int:
+    """Return a 63-bit seed for one purpose: equal for equal ``seed`` and words, unrelated otherwise.
+
+    Because every phase draws from its own seed, ``fine-tune`` and the separate fine-tuning inside
+    ``grafting-continual`` are the same, and a resumed run ends as one that was not interrupted.
+    """
+    text = "\x1f".join([str(seed), *map(str, words)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 class Resumable(Protocol):
@@ -60,9 +71,6 @@ class Checkpoint:
             step: the number of the step that is done, from 1.
             steps: of the phase.
             state: after the step.
-
-        Raises:
-            KeyboardInterrupt: the process was asked to end; the state is kept.
         """
 
     def forget(self) -> None:

@@ -1,26 +1,4 @@
-"""Every error a caller of forgetfree can meet.
-
-    ForgetfreeError
-    ├── UsageError               the command line or a call says something that cannot be done (exit code 2)
-    │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
-    │   ├── OptionError          an option's value has the wrong type or is out of its range
-    │   ├── FieldError           a field of a request, or an argument, asks for what a task does not do
-    │   └── SeveralFaultsError   several of these, one a line
-    ├── DataError                a data file does not hold what a task needs
-    │   ├── NoDataError          there is no data for a task
-    │   └── BadDataError         bad rows, and whatever else is wrong with the data of all tasks
-    ├── ModelError               a model cannot be loaded or lacks what the readout needs
-    ├── RegionError              indices that do not fit their parameter space
-    ├── GraftError               a graft is damaged, says too little, or does not belong to this model
-    ├── LedgerError              a ledger is damaged, or does not belong to this model
-    ├── TaskError                a task is unknown, or met where it must not be
-    ├── TrainingError            training went wrong, e.g. the loss is not finite
-    ├── OutOfMemoryError         there is not enough memory, on whatever device
-    ├── MetricError              a metric cannot be computed from what was given
-    ├── ReportError              results that cannot be read or merged
-    ├── HubError                 the Hugging Face hub cannot be reached, or refuses
-    ├── RunError                 a run directory that cannot be written or continued
-    └── ConformanceError         a strategy or a stream of your own breaks its contract
+"""Every error that a caller of forgetfree can meet.
 
 A message is one paragraph: what happened, what was expected, what was found, and the remedy. It shows texts of users
 as `forgetfree.display.escaped` returns them, and names options as the command line has them; in Python, ``--held-out`` is
@@ -32,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from forgetfree.display import brief, escaped, escaped_lines
@@ -163,20 +141,10 @@ class BadDataError(DataError):
         faults: a paragraph for each; those of all bad rows are one, with a table in indented lines.
         rows: the bad rows, each a `forgetfree.data.bad_rows.BadRow`.
         others: those of the paragraphs that are of no rows.
-        counts: how many rows have which fault.
-        count: how many rows are bad; ``rows`` has at most 10,000 faults of a table.
     """
 
-    def __init__(
-        self,
-        faults: Iterable[str],
-        rows: Iterable[Any] = (),
-        others: Iterable[str] = (),
-        counts: Mapping[str, int] | None = None,
-        count: int = 0,
-    ) -> None:
+    def __init__(self, faults: Iterable[str], rows: Iterable[Any] = (), others: Iterable[str] = ()) -> None:
         self.faults, self.rows, self.others = tuple(faults), tuple(rows), tuple(others)
-        self.counts, self.count = dict(counts or {}), count
         Exception.__init__(self, _listed(self.faults))
 
 

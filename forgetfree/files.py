@@ -1,21 +1,33 @@
-"""Files that are written completely or not at all, and the directories that commands write: who may have one, and when."""
+"""Files that are written completely or not at all, directories that commands write, and JSON that somebody may have changed.
+
+JSON is read within bounds, and checked before it is used: a check raises ``ValueError`` with the place, what is expected
+there and what was found; `read_json` makes the reader's own error of it.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import math
 import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from forgetfree.display import brief, json_text
-from forgetfree.errors import RunError, UsageError, first_line
+from forgetfree.display import brief, first_twice, json_text
+from forgetfree.errors import ForgetfreeError, RunError, UsageError, first_line
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 #: What our functions take as a path.
 StrPath = str | os.PathLike[str]
@@ -29,8 +41,6 @@ LOCK = ".lock"
 CACHE_VARIABLE = "FORGETFREE_CACHE"
 #: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
 _MOST_NAME = 58
-#: Opens a pipe without waiting for who writes to it; Windows has neither.
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def cache_directory() -> Path | None:
@@ -54,7 +64,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file to write; after the block it is ``path``, complete and on the disk, or removed if an error was raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, handle = _unfinished(path, tempfile.mkstemp)
+    handle, name = tempfile.mkstemp(**_unfinished(path))
+    os.close(handle)
+    temporary = Path(name)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -66,8 +78,6 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(handle)
 
 
 def _sync_directory(path: Path) -> None:
@@ -84,15 +94,15 @@ def _sync_directory(path: Path) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
-    What others left beside it that were killed while they filled one is removed, too.
+    What killed processes left of the same path is removed, too.
 
     Args:
         path: a path that does not exist, or an empty directory.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(path.parent)
-    temporary, handle = _unfinished(path, tempfile.mkdtemp)
+    remove_unfinished(path.parent, path.name)
+    temporary = Path(tempfile.mkdtemp(**_unfinished(path)))
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -106,63 +116,29 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    finally:
-        os.close(handle)
 
 
-def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
-    """Make what is to become ``path``, and lock it where that can be, by a handle that a killed process loses.
+def _unfinished(path: Path) -> dict[str, Any]:
+    """Return how `tempfile` names what is to become ``path``."""
+    return {"dir": path.parent, "prefix": f".{path.name[:_MOST_NAME]}.", "suffix": ".unfinished"}
+
+
+def remove_unfinished(directory: Path, name: str = "") -> None:
+    """Remove what killed processes did not finish, where no other process writes now.
 
     Args:
-        path: a file or a directory.
-        make: of `tempfile`, what makes such a one.
+        directory: where it lies.
+        name: that it was to have; default: any.
     """
-    while True:
-        made = make(dir=path.parent, prefix=f".{path.name[:_MOST_NAME]}.", suffix=".unfinished")
-        with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
-            handle, name = made if isinstance(made, tuple) else (os.open(made, os.O_RDONLY), made)
-            try:
-                _lock(handle)
-            except BlockingIOError:  # somebody is about to remove it
-                os.close(handle)
-                continue
-            except OSError:  # there are no locks here
-                pass
-            if os.path.lexists(name):
-                return Path(name), handle
-            os.close(handle)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Remove the files and directories that killed processes did not finish; those that are being written are locked."""
     with suppress(OSError):
         for path in directory.iterdir():
-            if is_unfinished(path) and not path.is_symlink():
-                with suppress(OSError):
-                    handle = os.open(path, os.O_RDONLY | _NO_WAIT)
-                    try:
-                        _lock(handle)
-                        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-                    finally:
-                        os.close(handle)
+            if is_unfinished(path) and path.name.startswith(f".{name[:_MOST_NAME]}") and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def is_unfinished(path: Path) -> bool:
     """Say whether a name is that of what is being written, or of what a killed process left."""
     return _UNFINISHED.fullmatch(path.name) is not None
-
-
-def _lock(handle: int) -> None:
-    """Lock an open file or directory, without waiting.
-
-    Raises:
-        OSError: another process has it, or there are no locks.
-    """
-    try:
-        import fcntl
-    except ImportError as error:  # Windows
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from error
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -191,32 +167,23 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    _check_locks(path.parent)
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
         lock.acquire(poll_interval=0.1)
     except Timeout as error:
         raise BlockingIOError(errno.EAGAIN, "another process works on it", str(path)) from error
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise RunError(
+            f"Files in {path.parent} cannot be locked ({first_line(error)}), so two processes might write there at once. "
+            "Give a directory on a local disk, or on a file system with locks (of NFS: mounted without nolock)."
+        ) from error
     try:
         yield
     finally:
         # Before it is free: whoever waits for the file finds that it is gone, and makes a new one.
         path.unlink(missing_ok=True)
         lock.release()
-
-
-def _check_locks(directory: Path) -> None:
-    """Raise ``RunError`` unless files can be locked in a directory, by a file that nobody else has."""
-    if os.name == "nt":  # which always can
-        return
-    with tempfile.TemporaryFile(dir=directory) as file:
-        try:
-            _lock(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"Files in {directory} cannot be locked ({first_line(error)}), so two processes might write there at once. "
-                "Give a directory on a local disk, or on a file system with locks (of NFS: mounted without nolock)."
-            ) from error
 
 
 def _umask() -> int:
@@ -276,13 +243,6 @@ def free_directory(stream: str) -> str:
     return str(path)
 
 
-def check_alone(out: Path) -> None:
-    """Raise ``RunError`` where another process works in a directory; nothing is made there."""
-    if os.path.lexists(out / LOCK):  # which a killed process may have left
-        with exclusive(out):
-            pass
-
-
 def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
     if not os.path.lexists(out / "config.json") and not is_unused(out):
@@ -308,12 +268,15 @@ def is_unused(out: Path) -> bool:
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Keep other processes out of a directory, inside."""
+    """Keep other processes out of a directory, inside; an empty one does not stay."""
     try:
         with locked(out / LOCK, wait=False):
             yield
     except BlockingIOError as error:
         raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
+    finally:
+        with suppress(OSError):
+            out.rmdir()
 
 
 def check_place(path: Path, flag: str = "--out") -> None:
@@ -351,21 +314,185 @@ def check_empty(out: Path) -> None:
         raise UsageError(f"--out {str(out)!r} exists and is not an empty directory. Give another one.")
 
 
-@contextmanager
-def no_empty_directories(*paths: Any) -> Iterator[None]:
-    """Remove directories that were made inside and hold nothing, after an error.
+# -- JSON ------------------------------------------------------------------------------------------
+
+_Made = TypeVar("_Made")
+#: The largest file that is read, and how deep its lists and objects may lie in each other.
+MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
+#: The most faults that one message names.
+MOST_FAULTS = 5
+
+#: How messages of pydantic say what ours say.
+_WORDS = {
+    "a valid array": "a list",
+    "a valid integer": "an integer",
+    "a valid ": "a ",
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+}
+_KIND_NAMES = {str: "a string", int: "an integer", bool: "true or false", list: "a list", dict: "an object"}
+Fields = Mapping[str, type]
+
+
+def read_json(
+    path: Path,
+    error: type[ForgetfreeError],
+    remedy: str,
+    check: Callable[[Any], None] = lambda value: None,
+) -> Any:
+    """Read a JSON file and check its content.
 
     Args:
-        paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
+        path: the file.
+        error: the error to raise.
+        remedy: the last sentence of its message.
+        check: raises ``ValueError`` if the content is not right.
+
+    Raises:
+        ForgetfreeError: ``error``, with the file and the reason.
     """
-    directories = [Path(path) for path in paths if path and isinstance(path, str | Path)]
-    made = [each for path in directories for each in (path, *path.parents) if not os.path.lexists(each)]
     try:
-        yield
-    except BaseException:
-        for path in made:
-            try:
-                path.rmdir()
-            except (OSError, ValueError):  # it holds something, or was not made
-                continue
-        raise
+        value = parse_json(read_bounded(path))
+    except OSError as fault:
+        raise error(f"{path} cannot be read: {first_line(fault)}. {remedy}") from fault
+    except ValueError as fault:
+        raise error(f"{path} is not valid JSON: {first_line(fault)}. {remedy}") from fault
+    try:
+        check(value)
+    except ValueError as fault:
+        raise error(f"{path}: {first_line(fault)}. {remedy}") from fault
+    return value
+
+
+def read_bounded(path: Path) -> str:
+    """Read the text of a file that is no larger than `MOST_BYTES`.
+
+    Raises:
+        OSError: the file cannot be read, or is larger.
+        ValueError: the file is not in UTF-8.
+    """
+    if (size := size_of(path)) > MOST_BYTES:
+        raise OSError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read")
+    return path.read_text(encoding="utf-8")
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: JSON.
+        finite: whether numbers must be; else it may hold ``Infinity`` and ``NaN``, as Python writes them.
+
+    Raises:
+        ValueError: the text is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a
+            surrogate pair, which is no character.
+    """
+    too_deep = f"its lists and objects are nested more than {MOST_DEPTH} deep"
+    try:
+        number = _finite if finite else float
+        value = json.loads(text, parse_float=number, parse_constant=number, object_pairs_hook=_once)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    if text.count("[") + text.count("{") > MOST_DEPTH:  # else it cannot be deeper
+        level, depth = [value], 0
+        while level := [inner for each in level if isinstance(each, list | dict) for inner in _inside(each)]:
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise ValueError(too_deep)
+    if "\\u" in text:  # how such halves are written
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"a text in it holds {half!r}, half of a surrogate pair and no character") from error
+    return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError(f"the key {first_twice(key for key, _ in pairs)!r} stands twice")
+    return value
+
+
+def _inside(value: list[Any] | dict[str, Any]) -> Any:
+    return value.values() if isinstance(value, dict) else value
+
+
+# -- Checks ----------------------------------------------------------------------------------------------
+
+
+def checked(kind: type[_Made], value: Any, context: Mapping[str, Any] | None = None) -> _Made:
+    """Return a JSON value as an object of ``kind``, say a dataclass, whose annotations say what is right (pydantic, strict).
+
+    Args:
+        kind: what the value must describe. Keys that it does not know are refused where its ``__pydantic_config__`` forbids
+            them.
+        value: what `parse_json` returned, or an object of ``kind`` that was made without a check.
+        context: what validators of ``kind`` compare with.
+
+    Raises:
+        ValueError: for each fault the place, what is expected there and what was found.
+    """
+    from pydantic import ValidationError
+
+    adapter: TypeAdapter[_Made] = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
+    try:
+        if is_dataclass(value):
+            return adapter.validate_python(value, strict=True)
+        return adapter.validate_json(json.dumps(value), strict=True, context=context)
+    except ValidationError as error:
+        faults = [_fault(each) for each in error.errors(include_url=False)]
+        more = [f"{len(faults) - MOST_FAULTS} more faults"] * (len(faults) > MOST_FAULTS)
+        raise ValueError("; ".join(faults[:MOST_FAULTS] + more)) from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    """Return pydantic's description of one fault in our words."""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    key, message = place or "the content", str(fault["msg"])
+    if fault["type"] == "missing":
+        return f"{key} is missing"
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key} is not known here"
+    expected = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    for theirs, ours in _WORDS.items():
+        expected = expected.replace(theirs, ours)
+    return f"{key} must be {expected}, got {brief(fault['input'])}"
+
+
+def check(key: str, value: Any, right: bool, expected: str) -> None:
+    """Raise ``ValueError`` unless the value at ``key`` is ``right``, with what is expected there."""
+    if not right:
+        raise ValueError(f"{key} must be {expected}, got {brief(value)}")
+
+
+def check_fields(key: str, value: Any, fields: Fields) -> None:
+    """Raise ``ValueError`` unless ``value`` is an object with all ``fields``, each of its type."""
+    check(key or "the content", value, isinstance(value, dict), "an object")
+    for name, kind in fields.items():
+        inner = f"{key}.{name}" if key else name
+        if name not in value:
+            raise ValueError(f"{inner} is missing, it must be {_KIND_NAMES[kind]}")
+        # In Python, unlike in JSON, true and false are integers.
+        right = isinstance(value[name], kind) and isinstance(value[name], bool) == (kind is bool)
+        check(inner, value[name], right, _KIND_NAMES[kind])
+
+
+def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Return whether a JSON value is a finite number in [least, most]."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max and least <= value <= most

@@ -1,25 +1,8 @@
 """Names and what they stand for. Reading this file imports none of them: targets are ``package.module:object``.
 
-A strategy is registered here by one line. Any installed package adds names of its own by entry points, each
-``name = "package.module:object"`` in one of four groups:
-
-``forgetfree.strategies``: the object is a subclass of `forgetfree.continual.strategy.ContinualStrategy`.
-
-``forgetfree.streams``: the object is a stream, which is a tuple or list of task names, or a task, which is a
-`forgetfree.tasks.TaskDefinition`. Either is known by the entry point's name. What a definition leaves out of its
-prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
-folder that the package itself ships.
-
-``forgetfree.kinds``: the object is a subclass of `forgetfree.kinds.kind.Kind`. ``kind`` in a task's ``source.json``, or in
-its definition, names it.
-
-``forgetfree.metrics``: the object is a `forgetfree.results.metrics.Metric`. ``metric`` in a task's ``source.json``, or in its
-definition, names it.
-
-A plug-in never takes a name of ours: it is listed as not used. One that cannot be used is listed with the reason,
-and stops only the runs that name it.
-
-A strategy that is not registered is named ``package.module:Class``, of what can be imported or lies in the working directory.
+Any installed package adds names of its own by entry points, in the groups ``forgetfree.strategies``, ``forgetfree.streams``
+(streams and tasks), ``forgetfree.kinds`` and ``forgetfree.metrics``; docs/plug-in.md says what each must be. A plug-in never
+takes a name of ours, and one that cannot be used stops only the runs that name it.
 """
 
 from __future__ import annotations
@@ -32,7 +15,6 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from importlib.util import find_spec
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,12 +167,8 @@ def strategy(reference: str) -> Any:
         UsageError: its package or module is broken, or has something else under the name; or its name is another's, or is not
             fit for a folder.
     """
-    name, named, target = reference.rpartition("=")
-    if named and ":" not in target:
-        raise UsageError(
-            f"--strategy {reference} gives a name to {brief(target)}, which is no class of a module. Write {name}=MODULE:CLASS."
-        )
-    if ":" in target:
+    _, named, target = reference.rpartition("=")
+    if named or ":" in target:
         candidate = _class_of_module(target)
         check_strategy_name(strategy_name(reference), f"--strategy NAME={target}")
         return candidate
@@ -223,8 +201,7 @@ def check_strategy_name(name: str, remedy: str) -> None:
         )
 
 
-def _entry(what: str, name: str, known: Mapping[str, Entry], hint: str = "") -> Entry:
-    """Return what a name stands for; raise `UnknownNameError` if it is not known."""
+def _entry(what: str, name: str, known: Mapping[str, Entry], hint: str) -> Entry:
     if name not in known:
         raise UnknownNameError(what, name, known, hint)
     return known[name]
@@ -251,11 +228,6 @@ def kind(name: str) -> Any:
         UnknownNameError: no such kind.
         UsageError: its package is broken, or has something else under the name.
     """
-    return _kind(name, tuple(sys.path))
-
-
-@lru_cache(maxsize=64)
-def _kind(name: str, places: tuple[str, ...]) -> Any:
     from forgetfree.tasks import KIND_OF_FORM
 
     known = kinds()
@@ -301,7 +273,7 @@ def unknown_names(task: TaskDefinition) -> list[str]:
 
 def faults_of(task: TaskDefinition) -> list[str]:
     """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
-    from forgetfree.json_file import checked
+    from forgetfree.files import checked
     from forgetfree.tasks import TaskDefinition
 
     try:
@@ -323,7 +295,7 @@ def check_stored(task: TaskDefinition) -> None:
 
 def tasks() -> dict[str, TaskDefinition]:
     """Return all registered tasks: ours first, then those of installed packages that can be used."""
-    from forgetfree.benchmarks.tasks import TASKS
+    from forgetfree.benchmarks.streams import TASKS
     from forgetfree.tasks import TaskDefinition
 
     return TASKS | {name: plugin for name, plugin in _loaded("streams").items() if isinstance(plugin, TaskDefinition)}
@@ -338,17 +310,13 @@ def streams() -> dict[str, tuple[str, ...]]:
 
 def broken(group: Group) -> dict[str, str]:
     """Return the plug-ins of a group that cannot be used, by name, with a paragraph on each. This imports all of them."""
-    return {name: str(plugin) for name, plugin in _loaded(group).items() if isinstance(plugin, UsageError)}
-
-
-def shadowed(group: Group) -> dict[str, str]:
-    """Return the plug-ins of a group that are not used, because their name is ours, with a sentence on each."""
-    return {
-        point.name: f"The plug-in {point.name!r} of package {_package_of(point)!r} is not used, for that name is forgetfree's "
+    taken = {
+        f"{point.name} of {_package_of(point)}": f"{_origin(point)} ({point.value}) cannot be used: that name is forgetfree's "
         "own. Give its entry point another name."
         for point in _entry_points(group, tuple(sys.path))
         if _is_ours(group, point.name)
     }
+    return {name: str(plugin) for name, plugin in _loaded(group).items() if isinstance(plugin, UsageError)} | taken
 
 
 #: A name that every file system and archive takes, and those that have another use: in a run, and on Windows.
@@ -361,8 +329,7 @@ _BESIDE_METRICS = (
 
 
 def _is_ours(group: Group, name: str) -> bool:
-    from forgetfree.benchmarks.streams import STREAMS
-    from forgetfree.benchmarks.tasks import TASKS
+    from forgetfree.benchmarks.streams import STREAMS, TASKS
     from forgetfree.tasks import KIND_OF_FORM
 
     ours: dict[Group, Container[str]] = {
@@ -376,11 +343,7 @@ def _is_ours(group: Group, name: str) -> bool:
 
 def _loaded(group: Group) -> dict[str, Any]:
     """Return what each plug-in of a group gives, or the error that it ends in."""
-    checks: dict[Group, Callable[[Any], Any]] = {
-        "strategies": strategy_class,
-        "kinds": _kind_class,
-        "metrics": _metric,
-    }
+    checks = {"strategies": strategy_class, "kinds": _kind_class, "metrics": _metric}
     loaded: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
         try:
@@ -394,31 +357,27 @@ def strategy_class(candidate: Any) -> Any:
     """Return a strategy class as it was given; raise ``UsageError`` if it is none."""
     from forgetfree.options import describe
 
-    base = _check_class(candidate, "forgetfree.continual.strategy:ContinualStrategy")
-    if not issubclass(candidate.Options, base.Options):
-        raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(candidate.Options)}")
+    _subclass(candidate, "forgetfree.continual.strategy:ContinualStrategy")
+    _subclass(candidate.Options, "forgetfree.training.training_options:TrainingOptions")
     describe(candidate.Options)  # fails where an option has no type that can be read
     return candidate
 
 
 def _kind_class(candidate: Any) -> Any:
-    """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
-    _check_class(candidate, "forgetfree.kinds.kind:Kind")
-    return candidate
+    return _subclass(candidate, "forgetfree.kinds.kind:Kind")
 
 
-def _check_class(candidate: Any, target: str) -> Any:
-    """Return a base class; raise ``UsageError`` unless a class is a subclass of it with all methods that it asks for."""
+def _subclass(candidate: Any, target: str) -> Any:
+    """Return a class as it was given; raise ``UsageError`` unless it is one of a base, with all methods that that asks for."""
     base = Entry(target).load()  # by name: it stands in a layer above
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
         raise UsageError(f"expected a subclass of {base.__name__}, got {brief(candidate)}")
     if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
         raise UsageError(f"{candidate.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
-    return base
+    return candidate
 
 
 def _metric(candidate: Any) -> Any:
-    """Return a metric as it was given; raise ``UsageError`` if it is none."""
     if not isinstance(candidate, Entry("forgetfree.results.metrics:Metric").load()):
         raise UsageError(f"expected a Metric, got {brief(candidate)}")
     return candidate
@@ -456,8 +415,11 @@ def _entry_points(group: Group, places: tuple[str, ...]) -> EntryPoints:
 
 
 def _package_of(point: EntryPoint) -> str:
-    """Return the name of the package that an entry point is of."""
     return point.dist.name if point.dist else "unknown"
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"The plug-in {point.name!r} of package {_package_of(point)!r}"
 
 
 def _plugins(group: Group) -> dict[str, Entry]:
@@ -465,9 +427,10 @@ def _plugins(group: Group) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for point in sorted(_entry_points(group, tuple(sys.path)), key=_package_of):
         if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
-            origin = f"The plug-in {point.name!r} of package {_package_of(point)!r}"
-            entry = Entry(point.value, f"from {_package_of(point)}", origin, "Fix or uninstall that package.")
-            entries.setdefault(point.name, entry)
+            summary = f"from {_package_of(point)}"
+            entries.setdefault(
+                point.name, Entry(point.value, summary, _origin(point), "Fix or uninstall that package.")
+            )
     return entries
 
 
@@ -478,14 +441,14 @@ def _class_of_module(name: str) -> Any:
         UsageError: there is no such module, it is broken, or the class is no strategy.
     """
     module, _, attribute = name.partition(":")
-    if module.endswith(".py") or not all(part.isidentifier() for part in (*module.split("."), attribute)):
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)) or module.endswith(".py"):
         raise UsageError(
             f"A strategy of your own is named MODULE:CLASS, got {brief(name)}. Write my_strategy:MyStrategy for the class "
             "MyStrategy in the file my_strategy.py of this directory."
         )
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that no file there hides a library's module
-    remedy, package = "Correct it; see docs/plug-in.md.", module.partition(".")[0]
-    if package not in sys.modules and find_spec(package) is None:
-        remedy = f"Start forgetfree in the directory of the module's file ({here} is this one), or correct the name."
+    remedy = (
+        f"Correct it (docs/plug-in.md), or start forgetfree in the directory of the module's file ({here} is this one)."
+    )
     return Entry(name, origin="The strategy", remedy=remedy).load(strategy_class)

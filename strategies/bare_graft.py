@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +41,6 @@ class BareGraft(RegionStrategy):
         training = self.region_training(task, region, start=tuned, steps=0, options=self.options)
         tuned.load_beside_theta_(self.model, [task.name])
         return training
-
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record the region and its values."""
-        self.record(training)
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """Answer with the task's own graft on θ_pre."""
-        return self.ledger_model.of(task)
 
 
 class _LedgerAndGraft:

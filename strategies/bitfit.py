@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Stream, Training
@@ -31,11 +30,3 @@ class BitFit(RegionStrategy):
     def begin(self, task: EncodedTask) -> Training:
         """Train all biases."""
         return self.region_training(task, biases(self.space))
-
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record the biases."""
-        self.record(training)
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """Answer with the task's own biases."""
-        return self.ledger_model.of(task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,11 +38,3 @@ class GraftRetrain(RegionStrategy):
         """Fine-tune θ_pre on the task alone, localize γ, and train it."""
         tuned = self.fine_tuned(task)
         return self.region_training(task, self.localize(task, tuned), start=tuned)
-
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record the region and its values."""
-        self.record(training)
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """Answer with the task's own region on θ_pre."""
-        return self.ledger_model.of(task)

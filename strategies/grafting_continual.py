@@ -69,7 +69,7 @@ class GraftingContinual(RegionStrategy):
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
-        self.record(training)
+        self.ledger_model.commit(self.ledger_model.record(training))
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""

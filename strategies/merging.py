@@ -136,10 +136,6 @@ class Merging(RegionStrategy):
         region, sparsity = self.kept_region(task, tuned)
         return self.region_training(task, region, tuned, sparsity=sparsity, steps=0, options=self.options)
 
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record the task's entries."""
-        self.record(training)
-
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the merged model."""
         return self.ledger_model.with_graft(self.merged())

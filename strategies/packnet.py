@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +72,3 @@ class PackNet(RegionStrategy):
             trained,
             rate_for=len(space),  # retraining goes on at the rate of training
         )
-
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record what is kept; the rest is θ_pre again."""
-        self.record(training)
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """Answer with the union of what the tasks up to this one keep."""
-        return self.ledger_model.of(task)

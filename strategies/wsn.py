@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.region_strategy import EncodedTask, LedgerOptions, Region, RegionStrategy, Stream, Training
+from forgetfree.continual.strategy_parts import TaskRegion
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.selection import floor_share
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
-from forgetfree.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,11 @@ class WSN(RegionStrategy):
         self.open_ledger("selection")
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train θ and s, from θ_pre under what earlier tasks own; the mask is known only after that."""
+        """Train θ and s, from θ_pre under what earlier tasks own; the mask m_t is known only after that, and M = M ∪ m_t."""
         subnetwork = partial(self._subnetwork, task)
-        return self.region_training(task, Region.empty(), sparsity=self.options.capacity, trained=subnetwork)
+        training = self.region_training(task, Region.empty(), sparsity=self.options.capacity, trained=subnetwork)
+        winning, own = cast(WinningSubnetwork, training.trained), cast(TaskRegion, training.region)
+        return replace(training, finish=lambda: replace(training, region=replace(own, region=winning.region())))
 
     def _subnetwork(self, task: EncodedTask) -> WinningSubnetwork:
         records = self.ledger.records
@@ -84,15 +86,6 @@ class WSN(RegionStrategy):
             mask_every=self.options.mask_every,
             seed=derive_seed(self.phase_seed("train", task), "scores"),
         )
-
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record M = M ∪ m_t; the model holds θ_pre after."""
-        winning = cast(WinningSubnetwork, training.trained)
-        self.record(training, winning.region())
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """Answer with the task's mask alone."""
-        return self.ledger_model.of(task)
 
 
 class WinningSubnetwork:

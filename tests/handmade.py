@@ -8,8 +8,8 @@ from typing import Any
 
 from forgetfree.results.report.run_report import to_csv
 from forgetfree.results.runs import RunRecord, frame_of, whole_run
-from forgetfree.results.scores import Score
 from forgetfree.results.table import Results
+from forgetfree.results.unit_folder import Score
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]

@@ -14,8 +14,16 @@ from forgetfree.errors import RunError
 from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.unit_folder import HISTORY, OUTCOME, PREDICTIONS, RECORD, read_record
+from forgetfree.results.unit_folder import (
+    HISTORY,
+    OUTCOME,
+    PREDICTIONS,
+    RECORD,
+    SCORES_FILE,
+    Score,
+    read_record,
+    write_scores,
+)
 from forgetfree.tensor_file import TensorFile
 
 Json = dict[str, Any]

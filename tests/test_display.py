@@ -17,7 +17,7 @@ import pytest
 from forgetfree import display, options, registry
 from forgetfree.cli.refusal import fail
 from forgetfree.display import escaped, json_text, stderr, tell, tell_note
-from forgetfree.jobs.progress import Ended, make_progress
+from forgetfree.jobs.progress import TaskLearned, make_progress
 
 ROOT = Path(__file__).parents[1]
 
@@ -121,7 +121,7 @@ def test_whatever_stands_for_stderr_costs_nothing_and_gets_what_it_takes(
     tell_note("of γ")
     progress = make_progress(stderr())
     with progress.job(["γ seed 0"]):
-        progress.hear(Ended("γ seed 0"))
+        progress.hear(TaskLearned("γ seed 0", 1, []))
     assert fail("It failed: γ.", 3) == 3
     got = stream.buffer.getvalue().decode() if isinstance(stream, io.TextIOWrapper) else getattr(stream, "text", None)
     got = stream.getvalue() if isinstance(stream, Asked) else got
@@ -129,7 +129,7 @@ def test_whatever_stands_for_stderr_costs_nothing_and_gets_what_it_takes(
         assert [line.split(":")[0] for line in str(got).splitlines() if shown in line] == [
             "a line",
             "note",
-            "100 % (0",
+            "1/1 tasks, 0",
             "forgetfree",
         ]
     assert capsys.readouterr().out == ""  # not there instead

@@ -146,11 +146,9 @@ COMMON = {
     "errors",
     "files",
     "hub",
-    "json_file",
     "options",
     "recipes",
     "registry",
-    "seeds",
     "tasks",
     "tensor_file",
 }
@@ -177,7 +175,7 @@ def test_a_room_imports_from_those_before_it(module: str) -> None:
 
 @pytest.mark.parametrize("module", [f"forgetfree.{name}" for name in sorted(COMMON)])
 def test_what_all_rooms_use_imports_no_room(module: str) -> None:
-    tables = {"forgetfree.benchmarks.tasks", "forgetfree.benchmarks.streams"}
+    tables = {"forgetfree.benchmarks.streams"}
     found = ours(module) - tables if module == "forgetfree.registry" else ours(module)
     assert {name for name in found if room(name) not in COMMON} == set()
 

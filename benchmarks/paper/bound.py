@@ -40,7 +40,7 @@ from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, s
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers

@@ -26,7 +26,7 @@ from forgetfree.benchmarks.paper.rows import (
 )
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.models.state import ModelState
-from forgetfree.results.calibration import reliability
+from forgetfree.results.metrics import reliability
 from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
 

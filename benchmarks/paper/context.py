@@ -11,8 +11,7 @@ from typing import Any
 from forgetfree.benchmarks.paper.rows import Row, Unit
 from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
-from forgetfree.data.rows import TaskRows
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import TaskRows, representative
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, NoDataError, UnknownNameError
 from forgetfree.kinds.kind import readout_for

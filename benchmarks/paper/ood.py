@@ -17,7 +17,7 @@ from forgetfree.benchmarks.paper.published import TABLE_7, cell
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.display import NULL
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.results.report.figures import legend, panels

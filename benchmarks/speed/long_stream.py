@@ -20,7 +20,7 @@ from forgetfree.benchmarks.speed.measurement import Figure
 from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.learn import UnitWork, learn
 from forgetfree.jobs.unit import Unit
-from forgetfree.results.scores import SCORES_FILE, Score, write_scores
+from forgetfree.results.unit_folder import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model
 from forgetfree.training.monitor import Monitor
 

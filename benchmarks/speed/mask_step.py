@@ -18,7 +18,7 @@ from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.selection import most_moved
 from forgetfree.core.trained import Batch, CrossEntropy, trainable
-from forgetfree.data.sampling import micro_batches
+from forgetfree.data.rows import micro_batches
 
 
 def gradients(model: ReadoutModel, batch: list[Batch]) -> None:

@@ -19,7 +19,7 @@ from forgetfree.data.sources import check_form, check_stream, tasks_of_files
 from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import free_directory, no_empty_directories
+from forgetfree.files import free_directory
 from forgetfree.jobs.config import BESIDE_ON, NO_OBJECTS, OF_RUN, Execution, InMemory, RunConfig, prepared, stream_of
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 
@@ -317,8 +317,7 @@ class Job:
             go_offline_if_cut_off()
         if is_watched and execution.resume:
             tell(resumption(out))
-        with no_empty_directories(out, config.set.get("cache")):
-            return run(config, execution, self.revision, self.loader)
+        return run(config, execution, self.revision, self.loader)
 
 
 def recipe_of(config: RunConfig) -> str:

@@ -13,7 +13,7 @@ from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, chec
 from forgetfree.cli.hub import reach_hub
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError, UsageError
-from forgetfree.files import check_empty, make_directory, no_empty_directories
+from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
 ]
 Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
-#: How a pipeline of transformers is made of what is written, by the class that loads it.
-_PIPELINES = {
-    "AutoModelForSequenceClassification": '"text-classification", model={}, truncation=True',
-    "AutoModelForTokenClassification": '"token-classification", model={}, aggregation_strategy="first"',
-    "AutoModelForCausalLM": '"text-generation", model={}',
-}
 Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
 
 
@@ -76,14 +70,14 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
 
 def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:
     """Write a model to a directory, and say what was written and how it loads."""
-    with no_empty_directories(out):
-        if not out.exists():
-            make_directory(out)
-        written = write(out=out)
+    check_place(out)
+    written = write(out=out)
     where = repr(str(written.directory))
-    call = f"transformers.{written.loader}.from_pretrained({where})"
-    if written.usual and (pipeline := _PIPELINES.get(written.loader)):
-        call = f"transformers.pipeline({pipeline.format(where)})"
-    print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}; its README.md shows more."))
+    call = written.call.format(where) or f"{written.loader}.from_pretrained({where})"
+    print(
+        escaped(
+            f"{written.directory}: {written.architecture} {what}. It loads by transformers.{call}; its README.md shows more."
+        )
+    )
     if written.note:
         print(f"note: {written.note}")

@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from forgetfree import recipes, registry
 from forgetfree.cli.arguments import AsJson, Debug
-from forgetfree.data.tables import NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 from forgetfree.options import Description, describe
@@ -31,7 +30,7 @@ _GROUPS: dict[str, Group] = {
 #: What is said below a list.
 _NOTES = {
     "tasks": "'forgetfree list kinds' prints what a task of your own can be",
-    "kinds": f"these are no tasks yet, and are refused: {NO_TASK}",
+    "kinds": "these are no tasks yet, and are refused: several labels a row, or a number to predict",
 }
 
 
@@ -64,8 +63,7 @@ def command(
     width = max(map(len, rows))
     for name, text in rows.items():
         print(escaped(f"{name:{width}}  {text}".rstrip()))
-    notes = registry.shadowed(group).values() if group else ()
-    for note in (*notes, *filter(None, [_NOTES.get(what)])):
+    if note := _NOTES.get(what):
         print(escaped(f"note: {note}"))
 
 

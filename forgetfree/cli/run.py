@@ -19,7 +19,7 @@ from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, counted, escaped, stderr
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.files import check_alone, refuse_used
+from forgetfree.files import refuse_used
 from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, for_strategies, read_options, stream_of
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import HelpGroup, option
@@ -66,7 +66,6 @@ def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any)
         return _run_on(how, {**flags, "stream": ",".join(subjects)})
     config = _config_of(how, command, subjects, flags)
     out = Path(config.out)
-    check_alone(out)  # while another run works there, nothing else need be told
     if how.check:
         _show_plan(config, how.resume)
         return 0

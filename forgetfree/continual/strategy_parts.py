@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import tensors_of
-from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import TrainedParameters
 from forgetfree.display import brief
-from forgetfree.errors import ConformanceError, RunError
+from forgetfree.errors import RunError
 from forgetfree.models.state import ModelState, load_checkpoint
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Phase
-from forgetfree.training.task_features import TaskFeatures
 from forgetfree.training.training_options import TrainingOptions
 
 #: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
@@ -79,20 +77,6 @@ class Training:
     finish: Callable[[], Training] | None = None
 
 
-def checked_training(strategy: str, training: Any) -> Training:
-    """Return what the `begin` of a strategy gave; raise ``ConformanceError`` where it cannot be trained."""
-    fault = ""
-    if not isinstance(training, Training):
-        fault = f"expected a Training, got {brief(training)}"
-    else:
-        parameters = [*training.trained.parameters, *training.trained.touched, *training.readout]
-        if wrong := [type(each).__name__ for each in parameters if not isinstance(each, nn.Parameter)]:
-            fault = f"expected trained and readout to list parameters, got a {wrong[0]} among them"
-    if fault:
-        raise ConformanceError(strategy, [f"begin(task): {fault}. Return self.everything(task) to train everything."])
-    return cast(Training, training)
-
-
 def training_of(training: Training | None) -> Training:
     """Return what a strategy trains now."""
     assert training is not None, "asked between `begin` and `commit`"
@@ -137,7 +121,7 @@ class ModelStorage:
         extra_bytes: bytes that are kept beside the model, a memory of rows, say.
     """
 
-    def __init__(self, strategy: Learner, extra_bytes: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, strategy: Any, extra_bytes: Callable[[], int] = lambda: 0) -> None:
         self._strategy, self._extra_bytes = strategy, extra_bytes
 
     def save(self, directory: Path) -> None:
@@ -174,23 +158,3 @@ def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[Encode
             "Load it with its stream."
         )
     return [tasks[name] for name in names]
-
-
-class Learner(Protocol):
-    """A strategy, see `forgetfree.continual.strategy.ContinualStrategy` for each of these."""
-
-    options: Any
-    stream: Stream
-    model: ReadoutModel
-    pre_trained: ModelState
-    learned: list[EncodedTask]
-    readouts: dict[str, dict[str, Tensor]]
-    training: Training | None
-    task_features: TaskFeatures | None
-    taskwise: ClassVar[bool]
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
-        """Inside, the model is the one that answers for ``task``."""
-
-    def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
-        """Note that ``task`` can be answered from now on."""

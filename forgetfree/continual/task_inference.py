@@ -16,19 +16,19 @@ whose prompts are most like the row's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from forgetfree.continual.strategy_parts import Answer, Learner
+from forgetfree.continual.strategy_parts import Answer
 from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.readout_model import LOWEST, among
-from forgetfree.data.sampling import by_length, representative
+from forgetfree.data.rows import by_length, representative
 from forgetfree.errors import OptionError
 from forgetfree.options import option
 from forgetfree.training.encoded_task import EncodedTask
@@ -74,7 +74,7 @@ def check_inference(options: TrainingOptions, stream: Stream) -> None:
         )
 
 
-def features_for(strategy: Learner) -> TaskFeatures | None:
+def features_for(strategy: Any) -> TaskFeatures | None:
     """Return what tells tasks apart by θ_pre's features, which the model holds now; ``None`` where nothing asks for it."""
     options, stream = strategy.options, strategy.stream
     if inference_of(options, stream) != "lda":
@@ -88,13 +88,14 @@ def learn_features(features: TaskFeatures, task: EncodedTask, batch_size: int) -
     features.learn(task.name, task.train.subset(rows), batch_size)
 
 
-def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:
+def among_own_labels(strategy: Any, task: EncodedTask) -> AbstractContextManager[object]:
     """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
     alone = strategy.stream.scenario == "class" and _infers_tasks(strategy)
-    return strategy.model.answering_with(task.classes or None if alone else None)
+    among_them: AbstractContextManager[object] = strategy.model.answering_with(task.classes or None if alone else None)
+    return among_them
 
 
-def among_labels_of_batch(strategy: Learner, labels: Tensor) -> AbstractContextManager[object]:
+def among_labels_of_batch(strategy: Any, labels: Tensor) -> AbstractContextManager[object]:
     """Return `among_own_labels` for a batch of training with these labels.
 
     With a loss of one's own, and where a plug-in added rows of other tasks, all labels are meant.
@@ -107,36 +108,75 @@ def among_labels_of_batch(strategy: Learner, labels: Tensor) -> AbstractContextM
     return among_own_labels(strategy, training.task)
 
 
-def _infers_tasks(strategy: Learner) -> bool:
+def _infers_tasks(strategy: Any) -> bool:
     """Say whether it is found out which task a row belongs to, whose labels alone are then its possible answers."""
     return inference_of(strategy.options, strategy.stream) != "last"
 
 
 def answer_for(
-    strategy: Learner, task: EncodedTask, batches: Iterable[tuple[Tensor, Any]] = ()
+    strategy: Any, task: EncodedTask, batches: Iterable[tuple[Tensor, Any]] = ()
 ) -> AbstractContextManager[Answer | None]:
     """Return a context in which the model answers for ``task``; it yields what answers in the model's place, if anything.
 
     Args:
         strategy: a `ContinualStrategy`, at rest or during training.
         task: whose rows.
-        batches: inputs and task labels that are going to be answered, in their order, as far as that is known. The router
-            answers them task by task, and so switches models once a task and not once a batch and task.
+        batches: inputs and task labels that are going to be answered, in their order, as far as that is known. They are
+            answered task by task, so that models are switched once a task and not once a batch and task.
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
-        if not task.classes:  # texts are the answers
-            return _texts(strategy)
-        return _by_router(strategy, batches) if _infers_tasks(strategy) and strategy.learned else _by_last(strategy)
+        if _infers_tasks(strategy) and strategy.learned:
+            # The logits of texts are wide, and are made batch by batch.
+            return _by_task(strategy, batches if task.classes else ())
+        return _by_last(strategy) if task.classes else _texts_by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
-    return strategy.answering(task)
+    answering: AbstractContextManager[Answer | None] = strategy.answering(task)
+    return answering
+
+
+def _known_tasks(strategy: Any) -> list[EncodedTask]:
+    """Return the learned tasks, and at last the one in training."""
+    return [*strategy.learned, *([] if strategy.training is None else [strategy.training.task])]
 
 
 @contextmanager
-def _by_last(strategy: Learner) -> Iterator[Answer]:
+def _model_of(strategy: Any, number: int) -> Iterator[Answer]:
+    """Inside, model and readout are those of a known task; yields what answers. Before any task, the model is as it is."""
+    training, learned = strategy.training, strategy.learned
+    if training is not None and number == len(learned):
+        yield training.answer or strategy.model
+    elif not learned:
+        yield strategy.model
+    else:
+        with _restoring_readout(strategy), strategy.answering(learned[number]) as answer:
+            load_tensors_(strategy.model.readout_module(0), strategy.readouts[learned[number].name])
+            yield answer or strategy.model
+
+
+@contextmanager
+def _restoring_readout(strategy: Any) -> Iterator[None]:
+    """Restore the readout that all tasks share, at the end."""
+    readout = strategy.model.readout_module(0)
+    before = tensors_of(readout)
+    try:
+        yield
+    finally:
+        load_tensors_(readout, before)
+
+
+@contextmanager
+def _texts_by_last(strategy: Any) -> Iterator[Answer | None]:
+    """Write texts with the last task's model."""
+    with _model_of(strategy, len(_known_tasks(strategy)) - 1) as answer:
+        yield None if answer is strategy.model else answer
+
+
+@contextmanager
+def _by_last(strategy: Any) -> Iterator[Answer]:
     """Answer with the last task's model; each label's row of the readout is that of the last task that has it."""
-    with _restoring_readout(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
+    with _restoring_readout(strategy), _model_of(strategy, len(_known_tasks(strategy)) - 1) as answer:
         readout = strategy.model.readout_module(0)
         readouts = [(task, strategy.readouts[task.name]) for task in strategy.learned]
         if strategy.training is not None:
@@ -159,46 +199,31 @@ def _by_last(strategy: Learner) -> Iterator[Answer]:
 
 
 @contextmanager
-def _texts(strategy: Learner) -> Iterator[Answer | None]:
-    """Write texts with the last task's model, or each with that of the task which its prompt most likely belongs to."""
-    features = strategy.task_features
-    if features is None or not strategy.learned:
-        with _model_of(strategy, strategy.learned[-1:]) as answer:
-            yield None if answer is strategy.model else answer
-    else:
-        with ExitStack() as scope:
-            yield TaskByTask(strategy, features, scope)
+def _by_task(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
+    """Answer each row by the task that it most likely belongs to."""
+    with ExitStack() as scope:
+        yield TaskByTask(strategy, scope, list(batches))
 
 
 class TaskByTask:
-    """Answers each row by the task that its prompt looks like; the model is that of one task at a time.
+    """Answers each row by the task that it most likely belongs to.
 
     Args:
         strategy: has a model for each task.
-        features: tell the tasks apart.
-        scope: in which a task's model is in place; at its end the model is as it was.
+        scope: at its end the model is as it was.
+        batches: inputs and task labels that are answered at once.
     """
 
-    def __init__(self, strategy: Learner, features: TaskFeatures, scope: ExitStack) -> None:
-        self._strategy, self._features, self._scope = strategy, features, scope
+    def __init__(self, strategy: Any, scope: ExitStack, batches: Sequence[tuple[Tensor, Any]]) -> None:
+        self._strategy, self._scope = strategy, scope
         self._tasks = _known_tasks(strategy)
-        self._place: int | None = None  # of the task whose model is in place
-        self._answer: Answer | None = None
+        self._ahead = deque(zip((x for x, _ in batches), self._answers(batches), strict=True))
 
     def __call__(self, x: Tensor, labels: Any) -> Tensor:
-        """Return the logits ``(n, V)`` of a batch's tokens."""
-        model = self._strategy.model
-        of_rows = self._nearest(x).to(x.device)
-        of_lines = of_rows.repeat_interleave(model.counts(x))
-        logits: Tensor | None = None
-        for number in sorted(set(of_rows.tolist())):
-            lines = of_lines == number
-            its_labels = labels[lines] if isinstance(labels, Tensor) else labels
-            part = (self._model_of(number) or model)(x[of_rows == number], its_labels)
-            logits = part.new_empty(len(lines), part.shape[1]) if logits is None else logits
-            logits[lines] = part
-        assert logits is not None
-        return logits
+        """Return the logits of a batch."""
+        if self._ahead and torch.equal(x, self._ahead[0][0]):
+            return self._ahead.popleft()[1]
+        return self._answers([(x, labels)])[0]
 
     def turns(self, prompts: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[list[int], Answer | None]]:
         """Yield the numbers of the prompts of one task after another, with what answers them; see `Turns`."""
@@ -208,104 +233,58 @@ class TaskByTask:
             pad: Any = self._strategy.stream.loaded.pad
             of_prompts[batch] = self._nearest(torch.nn.utils.rnn.pad_sequence(marked, True, pad))
         for number in sorted(set(of_prompts.tolist())):
-            yield (of_prompts == number).nonzero().flatten().tolist(), self._model_of(number)
+            self._scope.close()
+            answer = self._scope.enter_context(_model_of(self._strategy, number))
+            yield (
+                (of_prompts == number).nonzero().flatten().tolist(),
+                None if answer is self._strategy.model else answer,
+            )
 
     def _nearest(self, x: Tensor) -> Tensor:
-        return self._features.nearest(x, [task.name for task in self._tasks])
+        nearest: Tensor = self._strategy.task_features.nearest(x, [task.name for task in self._tasks])
+        return nearest
 
-    def _model_of(self, number: int) -> Answer | None:
-        """Put the model of a task in place, and return what answers in its stead, if anything."""
-        if number != self._place:
-            self._scope.close()
-            self._place, training = None, self._strategy.training
-            if training is not None and number == len(self._tasks) - 1:
-                self._answer = training.answer
-            else:
-                self._answer = self._scope.enter_context(self._strategy.answering(self._tasks[number]))
-            self._place = number
-        return self._answer
+    def _answers(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+        """Return the logits of each batch."""
+        with self._strategy.model.answering_with(
+            None
+        ):  # also where a strategy evaluates in the midst of `begin` or `commit`
+            return (self._by_entropy if self._strategy.task_features is None else self._by_features)(batches)
+
+    def _by_entropy(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+        """Return the logits of each batch, every row's by the task whose answer has the least entropy."""
+        answers = list[list[Tensor]]()
+        for number, task in enumerate(self._tasks):
+            with _model_of(self._strategy, number) as answer:
+                answers.append([among(answer(x, labels), task.classes) for x, labels in batches])
+        return [
+            _surest(self._tasks, torch.stack(of_batch), self._strategy.model.counts(x))
+            for of_batch, (x, _) in zip(zip(*answers, strict=True), batches, strict=True)
+        ]
+
+    def _by_features(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+        """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
+        nearest = [self._nearest(x) for x, _ in batches]
+        found: list[Tensor | None] = [None] * len(batches)
+        for number in sorted({number for of_rows in nearest for number in of_rows.tolist()}):
+            with _model_of(self._strategy, number) as answer:
+                for place, ((x, labels), of_rows) in enumerate(zip(batches, nearest, strict=True)):
+                    rows = (of_rows == number).to(x.device)
+                    if rows.any():
+                        lines = rows.repeat_interleave(self._strategy.model.counts(x).to(x.device))
+                        logits = answer(x[rows], labels[lines] if isinstance(labels, Tensor) else labels)
+                        if classes := self._tasks[number].classes:
+                            logits = among(logits, classes)
+                        if (whole := found[place]) is None:
+                            found[place] = whole = logits.new_empty(len(lines), logits.shape[1])
+                        whole[lines] = logits
+        return cast(list[Tensor], found)
 
 
 def writer_of(answer: Answer | None, monitor: Monitor) -> dict[str, Any]:
     """Return who writes texts, from what `answer_for` yields, and who logs it: arguments of `Kind.with_texts`."""
     who: dict[str, Any] = {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
     return who | {"wrote": monitor.log_tokens}
-
-
-@contextmanager
-def _by_router(strategy: Learner, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
-    """Answer each row by the task that it most likely belongs to."""
-    known = list(batches)
-    ahead = deque(zip((x for x, _ in known), _routed(strategy, known), strict=True))
-
-    def route(x: Tensor, labels: Any) -> Tensor:
-        if ahead and torch.equal(x, ahead[0][0]):
-            return ahead.popleft()[1]
-        return _routed(strategy, [(x, labels)])[0]
-
-    yield route
-
-
-def _routed(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-    """Return the logits of each batch, every row's by the task that it most likely belongs to."""
-    with strategy.model.answering_with(None):  # also where a strategy evaluates in the midst of `begin` or `commit`
-        if strategy.task_features is None:
-            return _by_entropy(strategy, batches)
-        return _by_features(strategy, strategy.task_features, batches)
-
-
-def _by_entropy(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-    """Return the logits of each batch, every row's by the task whose answer has the least entropy."""
-    tasks, answers = _known_tasks(strategy), list[list[Tensor]]()
-
-    def answer_all(number: int, answer: Answer) -> None:
-        answers.append([among(answer(x, labels), tasks[number].classes) for x, labels in batches])
-
-    _by_each_task(strategy, range(len(tasks)), answer_all)
-    counts = (strategy.model.counts(x) for x, _ in batches)
-    return [
-        _surest(tasks, torch.stack(of_batch), each)
-        for of_batch, each in zip(zip(*answers, strict=True), counts, strict=True)
-    ]
-
-
-def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-    """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
-    tasks = _known_tasks(strategy)
-    nearest = [features.nearest(x, [task.name for task in tasks]) for x, _ in batches]
-    counts = [strategy.model.counts(x) for x, _ in batches]
-    n_labels = strategy.model.heads[0].n_labels
-    answers = [
-        torch.empty(int(each.sum()), n_labels, device=x.device) for each, (x, _) in zip(counts, batches, strict=True)
-    ]
-
-    def answer_rows(number: int, answer: Answer) -> None:
-        for (x, labels), of_rows, each, logits in zip(batches, nearest, counts, answers, strict=True):
-            rows = (of_rows == number).to(x.device)
-            if rows.any():
-                lines = rows.repeat_interleave(each.to(x.device))
-                its_labels = labels[lines] if isinstance(labels, Tensor) else labels
-                logits[lines] = among(answer(x[rows], its_labels), tasks[number].classes)
-
-    _by_each_task(strategy, sorted({number for of_rows in nearest for number in of_rows.tolist()}), answer_rows)
-    return answers
-
-
-def _known_tasks(strategy: Learner) -> list[EncodedTask]:
-    """Return the learned tasks, and at last the one in training."""
-    return [*strategy.learned, *([] if strategy.training is None else [strategy.training.task])]
-
-
-def _by_each_task(strategy: Learner, numbers: Iterable[int], visit: Callable[[int, Answer], None]) -> None:
-    """Call ``visit`` with the number of each known task and what answers for it; the model and readout are then the task's."""
-    training, tasks = strategy.training, list(strategy.learned)
-    for number in numbers:
-        if training is not None and number == len(tasks):
-            visit(number, training.answer or strategy.model)
-        else:
-            with _restoring_readout(strategy), strategy.answering(tasks[number]) as answer:
-                load_tensors_(strategy.model.readout_module(0), strategy.readouts[tasks[number].name])
-                visit(number, answer or strategy.model)
 
 
 def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Tensor:
@@ -325,26 +304,3 @@ def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Te
     of_rows = entropies.new_zeros(len(tasks), len(counts)).index_add_(1, row, entropies) / counts
     best = of_rows.argmin(0)[row]
     return answers[best, torch.arange(len(best), device=best.device)]
-
-
-@contextmanager
-def _model_of(strategy: Learner, last: list[EncodedTask]) -> Iterator[Answer]:
-    """Make the model that of the last task; during training, and before any task, leave it as it is."""
-    if strategy.training is not None:
-        yield strategy.training.answer or strategy.model
-    elif not last:
-        yield strategy.model
-    else:
-        with strategy.answering(last[0]) as answer:
-            yield answer or strategy.model
-
-
-@contextmanager
-def _restoring_readout(strategy: Learner) -> Iterator[None]:
-    """Restore the readout that all tasks share, at the end."""
-    readout = strategy.model.readout_module(0)
-    before = tensors_of(readout)
-    try:
-        yield
-    finally:
-        load_tensors_(readout, before)

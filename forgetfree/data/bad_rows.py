@@ -12,13 +12,8 @@ from forgetfree.display import counted, escaped
 from forgetfree.errors import BadDataError, DataError
 
 T = TypeVar("T")
-#: How many faults of a table are kept; all are counted.
-_KEPT = 10_000
 #: How many faults are printed, how many remedies beside them, and how many characters of a file's name.
 _PRINTED, _REMEDIES, _NAME = 20, 3, 40
-
-#: The end of a remedy where no row is as the task needs it.
-OTHER_ROWS = "Make such rows, or name other columns."
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,7 @@ class BadRow:
         """A paragraph with all this."""
         column = f", column {self.column!r}" if self.column else ""
         fault = f"{self.file}, row {self.row}{column}: {self.fault}."
-        of_row = "" if self.remedy.endswith(OTHER_ROWS) else "Fix or remove the row."
-        return " ".join(filter(None, [fault, self.remedy, of_row]))
+        return " ".join(filter(None, [fault, self.remedy, "Fix or remove the row."]))
 
 
 class RowError(DataError):
@@ -64,15 +58,13 @@ class BadRows:
     """The bad rows of one table.
 
     Attributes:
-        faults: what is wrong with them, at most 10,000 faults.
+        faults: what is wrong with them, one fault a cell.
         numbers: of the rows.
-        counts: how many rows have each fault; a row may have several.
     """
 
     def __init__(self, faults: Iterable[BadRow] = ()) -> None:
         self.faults = list[BadRow]()
         self.numbers = set[int]()
-        self.counts = Counter[str]()
         self._cells = set[tuple[int, str]]()
         for fault in faults:
             self.add(fault)
@@ -82,12 +74,9 @@ class BadRows:
 
     def add(self, fault: BadRow) -> None:
         """Add a fault; the second of one cell does not count."""
-        if (cell := (fault.row, fault.column)) in self._cells:
-            return
-        self._cells.add(cell)
-        self.numbers.add(fault.row)
-        self.counts[fault.what] += 1
-        if len(self.faults) < _KEPT:
+        if (cell := (fault.row, fault.column)) not in self._cells:
+            self._cells.add(cell)
+            self.numbers.add(fault.row)
             self.faults.append(fault)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
@@ -105,13 +94,13 @@ class BadRows:
         >>> BadRows().summary({"rows": 2, "faults": {"no label": 2}})
         {'rows': 2, 'faults': {'no label': 2}}
         """
-        faults = Counter(before.get("faults", {})) + self.counts
+        faults = Counter(before.get("faults", {})) + _counts(self.faults)
         return {"rows": before.get("rows", 0) + len(self), "faults": dict(faults)}
 
 
 def refusal(fault: BadRow) -> BadDataError:
     """Error of a single bad row."""
-    return BadDataError([escaped(fault.message)], [fault], counts={fault.what: 1}, count=1)
+    return BadDataError([escaped(fault.message)], [fault])
 
 
 class DataFaults:
@@ -124,10 +113,7 @@ class DataFaults:
     def __init__(self) -> None:
         self.rest = list[Any]()
         self._bad = list[BadRow]()
-        self._counts = Counter[str]()
-        self._count = 0
         self._others = dict[str, None]()
-        self._caught = list[DataError]()
 
     def __bool__(self) -> bool:
         return bool(self._others or self._bad)
@@ -142,12 +128,9 @@ class DataFaults:
 
     def catch(self, error: DataError) -> None:
         """Add an error to the faults."""
-        self._caught.append(error)
         self.rest += error.rest
         if isinstance(error, BadDataError):
             self._bad += error.rows
-            self._counts.update(error.counts)
-            self._count += error.count
             self._others |= dict.fromkeys(error.others)
         else:
             self._others[str(error)] = None
@@ -157,12 +140,11 @@ class DataFaults:
         if not bad or (skip_bad_rows and good):
             return
         if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
-            alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one."
+            named = "name what is read by --text-column, --label-column or --kind"
+            alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one: {named}."
             self._others[escaped(bad.faults[0].message) + alike] = None
         else:
             self._bad += sorted(bad.faults, key=lambda fault: fault.row)
-            self._counts += bad.counts
-            self._count += len(bad)
 
     def demand(self, action: Callable[..., T], *arguments: Any) -> T:
         """Result of ``action``; where it finds data wrong, all faults are raised as by `report`."""
@@ -173,18 +155,16 @@ class DataFaults:
         return found
 
     def report(self) -> None:
-        """Raise ``BadDataError`` with all faults, if there are any; an error that was caught alone as it was."""
-        if not self:
-            return
-        if len(self._caught) == len(self._others) + bool(self._bad) == 1 and not isinstance(
-            self._caught[0], BadDataError
-        ):
-            error = self._caught[0]
-        else:
-            messages = [_message_of(self._bad, self._counts, self._count)] if self._bad else []
-            error = BadDataError([*messages, *self._others], self._bad, self._others, self._counts, self._count)
-        error.rest = tuple(self.rest)
-        raise error
+        """Raise ``BadDataError`` with all faults, if there are any."""
+        if self:
+            messages = [_message_of(self._bad)] if self._bad else []
+            error = BadDataError([*messages, *self._others], self._bad, self._others)
+            error.rest = tuple(self.rest)
+            raise error
+
+
+def _counts(faults: Iterable[BadRow]) -> Counter[str]:
+    return Counter(fault.what for fault in faults)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -197,7 +177,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in order)
 
 
-def _message_of(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) -> str:
+def _message_of(bad: Sequence[BadRow]) -> str:
     """One message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
     out = "--skip-bad-rows leaves such rows out."
     if len(bad) == 1:
@@ -207,13 +187,12 @@ def _message_of(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) ->
     cells = [tuple(map(escaped, line)) for line in (head, *lines)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    if (more := sum(counts.values()) - len(lines)) > 0:
-        table.append(f"… and {counted(more, 'more fault')}")
+    if len(bad) > len(lines):
+        table.append(f"… and {counted(len(bad) - len(lines), 'more fault')}")
+    rows = counted(len({(each.file, each.row) for each in bad}), "bad row")
     files = counted(len({each.file for each in bad}), "file")
     remedies = " ".join(list(dict.fromkeys(each.remedy for each in bad if each.remedy))[:_REMEDIES])
-    first = (
-        f"{counted(count, 'bad row')} in {files}: {counts_text(counts)}. Fix or remove them; {out} {remedies}".rstrip()
-    )
+    first = f"{rows} in {files}: {counts_text(_counts(bad))}. Fix or remove them; {out} {remedies}".rstrip()
     return "\n  ".join([first, *table])
 
 
@@ -224,5 +203,7 @@ def _tail(name: str) -> str:
 def left_out_note(bad: Iterable[tuple[str, BadRows]]) -> str:
     """Note on bad rows that were left out, by split."""
     return "; ".join(
-        f"{counted(len(each), f'bad {split} row')} left out: {counts_text(each.counts)}" for split, each in bad if each
+        f"{counted(len(each), f'bad {split} row')} left out: {counts_text(_counts(each.faults))}"
+        for split, each in bad
+        if each
     )

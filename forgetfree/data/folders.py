@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +14,10 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.table_files import check_size, format_of, read_table
-from forgetfree.data.tables import Table, Tables, split_of, tables_of
+from forgetfree.data.tables import Tables, split_of, tables_of
 from forgetfree.display import brief, listed
 from forgetfree.errors import DataError, UsageError, first_line
-from forgetfree.json_file import read_json
+from forgetfree.files import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS
 
 #: Suffixes of files that may hold rows and are not read.
@@ -113,8 +113,6 @@ def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
     paths = _files_of(name, folder)
     read = {split: faults.attempt(read_table, path) for split, path in paths.items()}
     tables = {split: table for split, table in read.items() if table is not None}
-    if len(tables) == len(paths):
-        faults.attempt(_check_rows, folder, _rows_of_card(folder, name), tables)
     if "train" not in tables:
         faults.report()
     others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
@@ -184,11 +182,8 @@ def _read_snapshot(folder: Path, name: str) -> Tables:
         builder = load_dataset_builder(str(folder), known[0] if len(known) < 2 else name, cache_dir=cache)
         for files in (builder.config.data_files or {}).values():
             _check_parts(folder, files)
-        expected = _rows_of_info(builder.info)
-        builder.download_and_prepare(verification_mode="no_checks")  # `_check_rows` says what to do
-        tables, note = tables_of(str(folder), builder.as_dataset())
-    _check_rows(folder, expected, tables)
-    return tables, note
+        builder.download_and_prepare()  # compares the numbers of rows with those of the card
+        return tables_of(str(folder), builder.as_dataset())
 
 
 @contextmanager
@@ -210,8 +205,9 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
             if not isinstance(cause, OSError):
                 cause = ValueError(" ".join(str(cause).split())[:400])  # in several lines
         file = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
+        what = f"{type(error).__name__}: {file}{first_line(cause)}"
         raise DataError(
-            f"{folder} cannot be read by the datasets library: {file}{first_line(cause)}. Save or download it again."
+            f"{folder} cannot be read by the datasets library: {what}. Save or download it again, or mend its card README.md."
         ) from error
     finally:
         if not silent:
@@ -219,13 +215,6 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
 
 
 # -- What is missing ---------------------------------------------------------------------------------------
-
-
-def part_note(path: Path) -> str:
-    """Note on a file that is read alone, and has the name of one of several parts."""
-    match = _PART.fullmatch(path.name)
-    is_part = match and 1 < int(match[4]) >= int(match[2])
-    return f"{path.name} is one of {int(match[4])} parts, and read alone" if match and is_part else ""
 
 
 def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
@@ -241,36 +230,6 @@ def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
             raise DataError(
                 f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*{of}{total}: number "
                 f"{listed(lacking, 5)} {'is' if len(lacking) == 1 else 'are'} missing. Download the data set again."
-            )
-
-
-def _rows_of_card(folder: Path, name: str) -> dict[str, int]:
-    """Number of rows of each split by a task's card; nothing where it says none, or cannot be read."""
-    if not _has_card(folder):
-        return {}
-    from datasets.info import DatasetInfo, DatasetInfosDict
-
-    try:
-        infos = DatasetInfosDict.from_directory(str(folder))
-        return _rows_of_info(infos.get(name) or (DatasetInfo() if len(infos) > 1 else next(iter(infos.values()))))
-    except Exception:  # the files are read without it
-        return {}
-
-
-def _rows_of_info(info: Any) -> dict[str, int]:
-    return {str(name): split.num_examples for name, split in (info.splits or {}).items()}
-
-
-def _check_rows(folder: Path, expected: Mapping[str, int], tables: Mapping[str, Table]) -> None:
-    """Raise ``DataError`` if the tables of a folder hold other numbers of rows than its card says."""
-    there = {split: len({*table.numbers, *table.bad.numbers}) for split, table in tables.items()}
-    for name, count in expected.items():
-        split = split_of(name)
-        if split and count and count != there.get(split, 0):
-            raise DataError(
-                f"{folder}: the card says that the {split} split has {count:,} rows, and {there.get(split, 0):,} are there. "
-                "Download the files again; or, if they were changed on purpose, take dataset_info out of README.md, or "
-                "dataset_infos.json away."
             )
 
 
@@ -302,23 +261,17 @@ def read_source(folder: Path) -> dict[str, Any]:
 
 def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
     """Keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
-    names = ("a list of at least two names, all different", _are_names)
     kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
+    names = ("a list of names, all different", _are_names)
+    texts = ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value)))
+    text = ("a text", lambda value: isinstance(value, str))
     return {
-        **dict.fromkeys(("label_names", "label_words", "closed_answers"), names),
-        "text_column": ("the name of a column, or a list of two for pairs", lambda value: _are_columns(value, 2)),
-        "label_column": ("the name of a column", lambda value: _are_columns(value, 1)),
+        **dict.fromkeys(("label_names", "label_words", "closed_answers", "entities"), names),
+        **dict.fromkeys(("text_column", "stop"), texts),
+        **dict.fromkeys(("label_column", "instruction", "template", "causal_template"), text),
         "kind": (", ".join(kinds), kinds.__contains__),
-        "entities": (
-            "a list of kinds, all different",
-            lambda value: isinstance(value, list) and _are_names([*value, "O"]),
-        ),
-        **dict.fromkeys(
-            ("instruction", "template", "causal_template"), ("a text", lambda value: isinstance(value, str))
-        ),
         "max_new_tokens": ("a whole number", lambda value: type(value) is int),
-        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value))),
         "metric": (" or ".join(map(repr, metrics)), lambda value: value in [*registry.metrics()]),
     }
 
@@ -327,13 +280,9 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _are_columns(value: Any, most: int) -> bool:
-    return len(_as_list(value)) <= most and all(isinstance(each, str) and each for each in _as_list(value))
-
-
 def _are_names(names: Any) -> bool:
     """True if these are different texts that are not blank, or whole numbers used as names."""
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return False
     plain = {str(name).strip() for name in names}
-    return "" not in plain and len(plain) == len(names) > 1
+    return "" not in plain and len(plain) == len(names)

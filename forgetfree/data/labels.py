@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forgetfree.data.tables import TASKS, shown
-from forgetfree.display import counted, with_invisible, without_invisible
+from forgetfree.data.tables import shown
+from forgetfree.display import with_invisible, without_invisible
 from forgetfree.errors import DataError
 
 #: A whole number as programs write it, and the same in a column of real numbers. Longer ones are names.
@@ -19,8 +19,6 @@ _WHOLE = re.compile("0|-?[1-9][0-9]{0,99}")
 _WHOLE_AS_REAL = re.compile(rf"(?:{_WHOLE.pattern})\.0")
 #: A real number as programs write it.
 _REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-][0-9]+)?")
-#: What may stand between the labels of a list.
-_SIGNS = ";|,/"
 #: How many labels a note names, and how many groups of labels a message.
 _MOST_NAMES = 5
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
@@ -170,7 +168,7 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
     if len(order) > _MANY and 2 * len(order) > len(cells):
         raise DataError(
             f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
-            f"to hold something else, such as answers, numbers or lists of labels. {TASKS}Learn answers as texts with --kind "
+            "to hold something else, such as answers, numbers or lists of labels. Learn answers as texts with --kind "
             "generation, name the label column with --label-column, or all labels as label_names in source.json."
         )
     if len(order) < 2:
@@ -201,19 +199,17 @@ def check_alike(
         what: the names are of.
         key: of source.json, that lists names which are no mistake.
     """
-    counts = Counter(cell for cell in cells if isinstance(cell, str))
-    groups = [group for group in _groups(counts) if len(group) > 1]
+    groups = [group for group in _groups({cell for cell in cells if isinstance(cell, str)}) if len(group) > 1]
     if not groups:
         return
 
     def described(group: Sequence[str]) -> str:
-        each = [f"{shown(name)} ({_rows_of(name, counts[name], rows[cells.index(name)])})" for name in group]
+        each = [f"{shown(name)} (the first in row {rows[cells.index(name)]})" for name in group]
         return f"{' and '.join(each)}, which look alike"
 
-    more = f"; and {len(groups) - _MOST_NAMES} more groups" if len(groups) > _MOST_NAMES else ""
     raise DataError(
-        f"{where} has the {what} {'; '.join(map(described, groups[:_MOST_NAMES]))}{more}. Write them alike; if they are "
-        f"several {what}, name all {what} as {key} in source.json."
+        f"{where} has the {what} {'; '.join(map(described, groups[:_MOST_NAMES]))}. Write them alike; if they are several "
+        f"{what}, name all {what} as {key} in source.json."
     )
 
 
@@ -222,11 +218,6 @@ def _groups(names: Iterable[str]) -> list[list[str]]:
     for name in sorted(names):
         groups.setdefault(folded(name), []).append(name)
     return [*groups.values()]
-
-
-def _rows_of(cell: str, count: int, first: int) -> str:
-    """Number of rows with a label, and the first of them."""
-    return f"row {first}" if count == 1 else f"{count:,} rows, the first is row {first}"
 
 
 def folded(name: str) -> str:
@@ -241,43 +232,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "…", texts[-1]])
 
 
-def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int], split: str) -> list[str]:
-    """Notes on labels: those that are written otherwise than their names, and those that look like lists.
-
-    Args:
-        cells: what is `label_cells` in each row.
-        labels: what was learned of them.
-        numbers: of the rows, for a user.
-        split: whose rows these are.
-    """
-    every, where = Counter(cells), "" if split == "train" else f"{split} "
-    counts = {cell: count for cell, count in every.items() if isinstance(cell, str)}
-    places = {cell: labels.place(cell) for cell in every if str(cell) not in labels.names}
+def notes_of_labels(cells: Iterable[int | str], labels: Labels, split: str) -> list[str]:
+    """Notes on the labels of a split that are written otherwise than their names."""
+    places = {cell: labels.place(cell) for cell in dict.fromkeys(cells) if str(cell) not in labels.names}
     read = [  # a number may be that of a name, which is no other spelling
         (cell, labels.names[place])
         for cell, place in places.items()
         if place is not None and (isinstance(cell, str) or folded(str(cell)) == folded(labels.names[place]))
     ]
-    notes = [
-        f"label {shown(cell)} ({counted(every[cell], f'{where}row')}, the first is row {numbers[cells.index(cell)]}) is read "
-        f"as {shown(name)}"
-        for cell, name in read[:_MOST_NAMES]
-    ]
-    if split == "train" and (lists := list_labels(counts)):
-        name = min(lists, key=lambda label: (-counts[label], label))
-        whose = f"{shown(name)} ({counted(counts[name], 'row')}, the first is row {numbers[cells.index(name)]})"
-        which = f"{whose} looks" if len(lists) == 1 else f"{len(lists):,} labels, such as {whose}, look"
-        notes.append(f"{which} like several labels of a row, which no task here reads: such a list is one label here")
-    return notes
-
-
-def list_labels(names: Iterable[str]) -> list[str]:
-    """Labels whose every part, between signs that make lists, is another label or a part of another one.
-
-    >>> list_labels(["drama", "comedy", "drama;comedy", "Sci/Tech"])
-    ['drama;comedy']
-    """
-    known = list(dict.fromkeys(names))
-    parts = {name: {part for each in re.split(f"[{_SIGNS}]", name) if (part := each.strip())} for name in known}
-    counts = Counter(part for own in parts.values() for part in own)
-    return [name for name in known if len(parts[name]) > 1 and all(counts[part] > 1 for part in parts[name])]
+    return [f"{split} label {shown(cell)} is read as {shown(name)}" for cell, name in read[:_MOST_NAMES]]

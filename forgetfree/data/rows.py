@@ -1,4 +1,4 @@
-"""A task's rows: texts and labels, split by split; and what its kind says of them."""
+"""A task's rows: texts and labels, split by split; and those that are drawn: k-shot samples and mini-batches, all by seed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from random import Random
 from typing import Any, get_args
 
 from forgetfree import registry
+from forgetfree.checkpoint import derive_seed
 from forgetfree.data.bad_rows import DataFaults, left_out_note
 from forgetfree.data.tables import TaskTables
-from forgetfree.display import counted, tell_note
+from forgetfree.display import counted, listed, tell_note
 from forgetfree.errors import DataError, UsageError
-from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
 #: How many training rows are split off for a missing split: this share of them, and at most this many.
-SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS = 0.1, 1000
+_SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS = 0.1, 1000
 #: The same for test rows, where the data are in one piece.
 _TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
@@ -76,7 +78,6 @@ class TaskRows:
         task: its definition.
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
-        split_off: whether the validation rows were cut from the training rows here, for want of a split of their own.
         left_out: by split, how many bad rows were left out, see `BadRows.summary`.
     """
 
@@ -85,7 +86,6 @@ class TaskRows:
     validation: Rows
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
-    split_off: bool = field(default=False, compare=False)
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @cached_property
@@ -141,17 +141,20 @@ class TaskRows:
 
         Raises:
             UsageError: ``split`` is neither ``test`` nor ``validation``.
-            DataError: a label has a single validation row.
+            DataError: no label has two validation rows.
         """
         if split not in get_args(EvaluatedOn):
             raise UsageError(f"evaluate_on must be {' or '.join(get_args(EvaluatedOn))}, got {split!r}.")
         if split == "test":
             return self
-        kind = registry.kind(self.task.kind)
-        kind.check_halves(self)
-        groups = kind.groups(self.validation.labels)
+        groups = registry.kind(self.task.kind).groups(self.validation.labels)
         by_group = [[i for i, group in enumerate(groups) if group == each] for each in set(groups)]
         kept, scored = (sorted(i for rows in by_group for i in rows[start::2]) for start in (0, 1))
+        if not scored:
+            raise DataError(
+                f"Task {self.task.name!r} has {counted(len(kept), 'validation row')}, and to choose by them takes two "
+                "of a label: one half is scored, and training itself needs the other. Add validation rows."
+            )
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
 
 
@@ -164,7 +167,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
-    split_off, kind = rows.keys() != set(SPLITS), registry.kind(task.kind)
+    kind = registry.kind(task.kind)
     if rows.keys() == {"train"}:
         rows = _in_three(rows["train"], task, kind)
     before = train = rows["train"]
@@ -181,7 +184,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
     kind.check_splits(task, splits, before)
-    return TaskRows(task, train, validation, test, split_off=split_off)
+    return TaskRows(task, train, validation, test)
 
 
 def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
@@ -189,7 +192,7 @@ def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
     order, texts = list(range(len(rows))), rows.texts
     random.Random(seed).shuffle(order)
     rows_of_text = _rows_by_text(rows, order)
-    count = min(_SPLIT_OFF_ROWS, max(1, round(len(rows) * SPLIT_OFF_SHARE)))
+    count = min(_SPLIT_OFF_ROWS, max(1, round(len(rows) * _SPLIT_OFF_SHARE)))
     alone, out, groups = set(order[:count]), set[int](), kind.groups(rows.labels)
     for i in order:
         if i not in out and len(out) < count and len(out) + len(same := rows_of_text[texts[i]]) <= 2 * count:
@@ -253,7 +256,7 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
             "different texts, so no row can be split off for testing. Add rows of every label; if these are no labels, name "
             "another --label-column."
         )
-    train, validation = _split_off(train, kind, SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS, derive_seed(0, "held out", name))
+    train, validation = _split_off(train, kind, _SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS, derive_seed(0, "held out", name))
     if len(rows) and not len(validation):
         raise DataError(
             f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are split off, none can be "
@@ -278,28 +281,146 @@ def _split_off(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tup
     return rows.without(out)
 
 
-def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
-    """Notes on training rows, with their ``numbers`` for a user: repeated rows, and texts with several labels."""
-    first, same = dict[tuple[str, ...], int](), dict[tuple[Any, ...], int]()
-    repeated, differing = list[tuple[int, int]](), dict[int, int]()
-    for i, (texts, label) in enumerate(zip(rows.texts, rows.labels, strict=True)):
-        if (before := same.setdefault((texts, label), i)) != i:
-            repeated.append((i, before))
-        elif (before := first.setdefault(texts, i)) != i:
-            differing.setdefault(before, i)
-    notes = []
-    if repeated:
-        one, other = repeated[0]
-        again = f"{counted(len(repeated), 'training row')} with the texts and the label of an earlier one"
-        notes.append(f"{again} (the first is row {numbers[one]}, as row {numbers[other]})")
-    if differing:
-        one, other = next(iter(differing.items()))
-        several = f"{counted(len(differing), 'text')} under several labels in the training rows"
-        notes.append(f"{several} (the first in rows {numbers[one]} and {numbers[other]})")
-    return notes
-
-
 def tell(tasks: Iterable[TaskRows]) -> None:
     """Notes on how tasks were read go to stderr."""
     for note in (note for rows in tasks for note in rows.notes):
         tell_note(note)
+
+
+#: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
+_WINDOW = 50
+#: How many labels with too few rows are named.
+_MOST_GROUPS = 5
+
+
+def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int) -> Rows:
+    """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
+
+    What is counted is up to the kind of the task. Of sentences whose words are labelled, ``shots`` are to hold each kind of
+    entity, the rarest kind first (Yang and Katiyar, 2020, §4.2), and as many none, if there are so many.
+
+    A label with fewer rows keeps all of them: see `few_rows_note`.
+
+    Raises:
+        UsageError: ``shots`` is below 1.
+    """
+    if shots < 1:
+        raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
+    members = registry.kind(task.kind).members(rows.labels)
+    random, drawn = Random(seed), set[int]()
+    for rows_of_group in members.values():
+        available = [i for i in rows_of_group if i not in drawn]
+        drawn |= set(
+            random.sample(available, max(0, min(shots - (len(rows_of_group) - len(available)), len(available))))
+        )
+    return rows.take(sorted(drawn))
+
+
+def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
+    """Return which labels have fewer training rows than ``shots``, of which all are taken; an empty text where none has."""
+    kind = registry.kind(task.kind)
+    members = kind.members(rows.labels)
+    needed = {group: len(own) for group, own in members.items() if group != kind.optional_group}
+    rare = sorted((count, members[group], group) for group, count in needed.items() if count < (shots or 0))
+    if not rare:
+        return ""
+    counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
+    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
+
+
+def plan_batches(
+    lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
+) -> list[list[int]]:
+    """Row numbers of ``batches`` mini-batches, where every epoch holds each row once.
+
+    Batches are drawn evenly at random. Data with more rows than a window may be grouped by length, which saves padding: each
+    random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
+    smaller batches are drawn before any sorting, and every other batch is equally likely to come at any place.
+
+    Args:
+        lengths: the lengths of all rows.
+        batch_size: rows per batch. What is left of an epoch makes a smaller one, of two rows at least where that can be:
+            BatchNorm cannot train on a single row.
+        batches: the number of batches.
+        seed: the seed of all random choices.
+        group_by_length: put rows of similar length together where the data is larger than a window.
+
+    Raises:
+        UsageError: there are no rows.
+    """
+    if not lengths:
+        raise UsageError("There are no rows to draw batches from. Give at least one.")
+    random, plan = Random(seed), list[list[int]]()
+    window, rows = _WINDOW * batch_size, len(lengths)
+    smaller = [rows % batch_size] if rows % batch_size else []
+    if smaller == [1] and 2 < batch_size < rows:
+        smaller = [batch_size - 1, 2]
+    while len(plan) < batches:
+        order = list(range(rows))
+        random.shuffle(order)
+        rest = [[order.pop() for _ in range(size)] for size in smaller]
+        if group_by_length and rows > window:
+            for start in range(0, len(order), window):
+                order[start : start + window] = sorted(order[start : start + window], key=lengths.__getitem__)
+        epoch = [order[i : i + batch_size] for i in range(0, len(order), batch_size)] + rest
+        random.shuffle(epoch)
+        plan += epoch
+    return plan[:batches]
+
+
+def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Row numbers of batches that hold every row once, shortest rows first, for evaluation."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def evenly(total: int, count: int | None) -> list[int]:
+    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
+    if count is None or count >= total:
+        return list(range(total))
+    return [i * total // count for i in range(count)]
+
+
+def representative(labels: Sequence[int], count: int | None) -> list[int]:
+    """At most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
+
+    They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
+    label. If there are more labels than ``count``, the rarest are left out.
+    """
+    rows, total = evenly(len(labels), count), Counter(labels)
+    counts = Counter(labels[row] for row in rows)
+    if not rows or all(
+        counts[label] and abs(counts[label] / len(rows) - n / len(labels)) <= 0.1 for label, n in total.items()
+    ):
+        return rows
+    quota = {label: max(1, len(rows) * n // len(labels)) for label, n in total.items()}
+    while left := len(rows) - sum(quota.values()):
+        if left > 0:  # to the label that is furthest below its share
+            quota[max(quota, key=lambda label: total[label] * len(rows) / len(labels) - quota[label])] += 1
+        else:  # from the label that has most, of equals the rarest
+            quota[max(reversed(quota), key=lambda label: (quota[label], -total[label]))] -= 1
+    by_label = {label: [i for i, each in enumerate(labels) if each == label] for label in total}
+    return sorted(by_label[label][place] for label, many in quota.items() for place in evenly(total[label], many))
+
+
+def micro_batches(
+    rows: Sequence[int], lengths: Sequence[int], size: int, tokens: int | None = None
+) -> Iterator[list[int]]:
+    """Cut one large batch into pieces of rows of nearly equal length, shortest rows first.
+
+    A step that adds up the pieces does not depend on how they are cut, but the shorter their padding, the faster it is.
+
+    Args:
+        rows: the row numbers of the batch.
+        lengths: the lengths of all rows.
+        size: the most rows of a piece.
+        tokens: the most tokens of a piece with its padding, if it has more than one row; default: any number.
+    """
+    piece: list[int] = []
+    for row in sorted(rows, key=lengths.__getitem__):
+        if len(piece) == size or (piece and tokens is not None and (len(piece) + 1) * lengths[row] > tokens):
+            yield piece
+            piece = []
+        piece.append(row)
+    if piece:
+        yield piece

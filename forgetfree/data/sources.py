@@ -20,7 +20,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
-from forgetfree.data.folders import holds_a_task, part_note, read_folder, read_source, tasks_at
+from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table, TaskTables, tables_of
@@ -122,11 +122,6 @@ def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options:
 def check_stream(stream: str | Sequence[str], data: Data, options: ReadOptions = READ_DEFAULTS) -> None:
     """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read, nothing is downloaded."""
     _names(stream, data, _open(data, options))
-
-
-def check_one(name: str, data: Data, options: ReadOptions) -> None:
-    """Raise as `load_task` does where a name is not that of one task in ``data``; no rows are read."""
-    _check_one(name, _open(data, options))
 
 
 def no_stream(data: Data) -> UsageError:
@@ -290,7 +285,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
     def read(name: str) -> TaskRows:
         if path.is_dir():
             return _read_folder(name, path, options)
-        return _read_task(name, {"train": read_table(path)}, options, folder=path.parent, note=part_note(path))
+        return _read_task(name, {"train": read_table(path)}, options, folder=path.parent)
 
     def holds(name: str) -> bool:
         return name in names if names else bool(name) and name not in (".", "..") and not set(name) & set("/,")

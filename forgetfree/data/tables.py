@@ -12,20 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.bad_rows import OTHER_ROWS, BadRow, BadRows
+from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
 from forgetfree.display import first_twice, with_invisible
 from forgetfree.errors import DataError, first_line
-from forgetfree.json_file import parse_json
+from forgetfree.files import parse_json
 from forgetfree.tasks import TaskDefinition
 
-#: What is told and refused.
-NO_TASK = "several labels a row, or a number to predict"
-#: Said wherever data have another form.
-TASKS = (
-    "A task here has one label a row, for a text or a pair of texts, a tag for each word of a sentence, or a text that "
-    "answers a prompt or a chat; see 'forgetfree list kinds'. "
-)
 #: The names of splits, ours first.
 _SPLITS = {
     "train": ("train", "training"),
@@ -34,8 +27,6 @@ _SPLITS = {
 }
 #: The tables of a task by split, and what to say of them.
 Tables = tuple[dict[str, "Table"], str]
-#: Keys of a turn in a chat.
-_TURNS = ({"role", "content"}, {"from", "value"})
 #: How Arrow calls the type of cells that are written as JSON.
 _JSON = "extension<arrow.json>"
 
@@ -357,22 +348,6 @@ def shown(value: Any) -> str:
     """Value as a reader of the data sees it, shortened, with the characters that nobody sees escaped."""
     text = "nothing" if value is None else with_invisible(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def other_form(cell: Any) -> str:
-    """Sentences that refuse a cell which is an object or a list; nothing for any other.
-
-    >>> other_form([{"role": "user", "content": "Hello"}]).split(",")[0]
-    'The column seems to hold a chat'
-    """
-    first = next(iter(cell), None) if isinstance(cell, list) else cell
-    if isinstance(first, Mapping):
-        form = "a chat, with its messages" if any(keys <= first.keys() for keys in _TURNS) else "objects"
-    elif isinstance(cell, list) and cell:
-        form = "several labels, or values, a row"
-    else:
-        return ""
-    return f"The column seems to hold {form}, which is no text and no label. {TASKS}{OTHER_ROWS}"
 
 
 def plain(value: Any) -> Any:

@@ -26,16 +26,13 @@ from torch import Tensor
 
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import new_directory, write_json
-from forgetfree.jobs.environment import STOP
-from forgetfree.json_file import parse_json, read_json
+from forgetfree.files import new_directory, parse_json, read_json, write_json
 from forgetfree.results.answers import Answers
 from forgetfree.results.unit_folder import described_files
 from forgetfree.tensor_file import TensorFile, checksum
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 #: The answers on every task's test rows.
 Row = dict[str, Answers]
@@ -99,23 +96,19 @@ class FileCheckpoint(Checkpoint):
             state.load_state_dict(kept)
             self.earlier += 0.0 if self._path in self._begun else seconds
         self._begun.add(self._path)
-        STOP.awaited = step < steps
         return step
 
     def after(self, step: int, steps: int, state: Resumable) -> None:
         """Write the state, if a minute has passed or the phase is done, and writing takes at most its share of the time."""
-        STOP.awaited = step < steps and self._path is not None
         if self._path is None:
             return
         since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
-        if STOP.requested or since >= max(least, self._seconds / SHARE):
+        if since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
             text, tensors = pack([step, state.state_dict(), self.clock() - self._begin])
             _FILE.write(self._path, tensors, {"state": text})
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)
-        if STOP.requested:
-            STOP.end()
 
     def forget(self) -> None:
         """Remove the states of all phases."""

@@ -27,8 +27,7 @@ from forgetfree.errors import (
     UsageError,
     first_line,
 )
-from forgetfree.files import free_directory
-from forgetfree.json_file import read_bounded, read_json
+from forgetfree.files import free_directory, read_bounded, read_json
 from forgetfree.options import Options, build, by_name, faults_in, name_of_function, option, read_value
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
@@ -506,7 +505,7 @@ class Execution:
             from forgetfree.jobs.cluster import check_cluster
 
             check_cluster(self.cluster)
-        elif self.at_a_time < 1:
+        elif self.jobs not in (None, "auto") and not (isinstance(self.jobs, int) and self.jobs >= 1):
             raise UsageError(f"--jobs must be auto, ray or at least 1, got {self.jobs}.")
 
     @property

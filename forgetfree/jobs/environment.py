@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -156,67 +156,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-# -- Signals ---------------------------------------------------------------------------------------------
-
-# SIGTERM, which schedulers send, and Ctrl-C: a phase of training ends after its step with a checkpoint, all else at once.
-
-#: Seconds for a step and the writing of its checkpoint; after that, the last checkpoint has to do.
-GRACE = 7.0
-
-
-def _interrupt() -> NoReturn:
+def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-class Stop:
-    """Whether this process was asked to end.
-
-    Attributes:
-        requested: whether it was.
-        awaited: whether a phase is under way that looks at ``requested`` after each of its steps.
-    """
-
-    def __init__(self) -> None:
-        self.requested = self.awaited = False
-        self.end: Callable[[], NoReturn] = _interrupt
-
-    def hear(self, number: int, _: object = None) -> None:
-        """End at once; in a phase, let it end after its step, unless Ctrl-C comes twice."""
-        before, self.requested = self.requested, True
-        if not self.awaited or not hasattr(signal, "setitimer") or (before and number == signal.SIGINT):
-            self.end()
-        if not before:
-            signal.setitimer(signal.ITIMER_REAL, GRACE)
-
-    def too_late(self, number: int, _: object = None) -> None:
-        """End, though the step has not."""
-        self.end()
-
-
-#: That of this process.
-STOP = Stop()
-
-
 @contextmanager
-def terminable(end: Callable[[], NoReturn] = _interrupt) -> Iterator[None]:
-    """End this process's work on SIGTERM and SIGINT, inside; only in the main thread, which alone receives signals.
-
-    Args:
-        end: how; default: by ``KeyboardInterrupt``.
-    """
+def terminable() -> Iterator[None]:
+    """End on SIGTERM, which schedulers send, as on Ctrl-C; only in the main thread, which alone receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    STOP.requested, STOP.awaited, STOP.end = False, False, end
-    handlers = {signal.SIGTERM: STOP.hear, signal.SIGINT: STOP.hear}
-    if hasattr(signal, "SIGALRM"):
-        handlers[signal.SIGALRM] = STOP.too_late
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
-        if STOP.requested and hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        STOP.requested = STOP.awaited = False
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -30,8 +30,7 @@ from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
-from forgetfree.data.rows import TaskRows
-from forgetfree.data.sampling import evenly, few_rows_note
+from forgetfree.data.rows import TaskRows, evenly, few_rows_note
 from forgetfree.data.sources import check_stream
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (

@@ -1,4 +1,4 @@
-"""Progress of a job: how far all of it has come and the time that is left; rich's bars on a terminal, plain lines elsewhere."""
+"""Progress of a job: a bar for all tasks and one for each phase at hand on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import TextIO
 
@@ -18,22 +19,18 @@ from rich.text import Text
 from forgetfree import registry
 from forgetfree.display import counted, escaped
 from forgetfree.results.metrics import scale_of
-from forgetfree.results.scores import Score
+from forgetfree.results.unit_folder import Score
 from forgetfree.training.monitor import PHASE_NAMES, Monitor, Phase
 
 #: Seconds between two messages about the steps of a phase.
 _OFTEN = 0.1
 #: Seconds without a plain line, at most.
 _INTERVAL = 60.0
-#: As many units are shown at a time.
-_SHOWN = 8
-#: Width of a bar.
-_BAR = 12
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a unit is doing; ``step`` 0 begins a phase. After its steps, texts may be written, of ``most`` tokens or fewer."""
+    """What a unit is doing; ``step`` 0 begins a phase. While texts are written, tokens are counted in the place of steps."""
 
     unit: str
     task: str
@@ -41,22 +38,14 @@ class Step:
     step: int
     steps: int
     loss: float = math.nan
-    tokens: int = 0
-    most: int = 0
 
     def __str__(self) -> str:
         return escaped(f"{self.unit} · {self.task} · {PHASE_NAMES[self.phase]}")
 
     @property
-    def done(self) -> tuple[float, int]:
-        """How many steps are done, and of how many; to write texts counts as many as to read the rows did."""
-        read = min(self.step, self.steps)
-        return (read + self.steps * self.tokens / self.most, 2 * self.steps) if self.most else (read, self.steps)
-
-    @property
-    def count(self) -> str:
-        """What is counted: tokens while texts are written, else steps."""
-        return counted(self.tokens, "token") if self.most else f"{self.step}/{self.steps}"
+    def numbers(self) -> str:
+        """How many steps are done, and the loss of the last one."""
+        return f"{self.step}/{self.steps}" + ("" if math.isnan(self.loss) else f" loss {self.loss:.3f}")
 
 
 @dataclass(frozen=True)
@@ -106,22 +95,17 @@ class Teller(Monitor):
         """Tell of a phase, and of its steps not more often than anyone can read."""
         begun, self._last = Step(self._unit, task, phase, 0, steps), -math.inf
         self._follow(begun)
-
-        def on_step(step: int, loss: float) -> None:
-            self._follow(Step(self._unit, task, phase, step, steps, loss))
-
-        yield on_step
-        now, self._now = self._now or begun, None
-        self._tell(replace(now, step=max(steps, now.step), most=now.tokens))
+        yield lambda step, loss: self._follow(replace(begun, step=step, loss=loss))
+        self._now = None
 
     def log_tokens(self, tokens: int, most: int) -> None:
         """Tell of tokens, as often."""
         if self._now is not None:
-            self._follow(replace(self._now, tokens=tokens, most=most))
+            self._follow(replace(self._now, step=tokens, steps=most))
 
     def _follow(self, step: Step) -> None:
         self._now, now = step, time.monotonic()
-        if now - self._last >= _OFTEN:
+        if now - self._last >= _OFTEN or step.step == step.steps:
             self._last = now
             self._tell(step)
 
@@ -152,28 +136,8 @@ class Progress:
         """Hear of a unit."""
 
 
-@dataclass
-class _UnitProgress:
-    """How far one unit has come: tasks learned, and steps since the last of them, by phase; and its row."""
-
-    row: bars.TaskID
-    learned: int = 0
-    steps: dict[tuple[str, Phase], tuple[float, int]] = field(default_factory=dict)
-    has_ended: bool = False
-
-    def share(self, tasks: int, usual: int) -> float:
-        """Return the share that is done, where a task usually takes so many steps."""
-        if self.has_ended:
-            return 1.0
-        done, known = (sum(pair[i] for pair in self.steps.values()) for i in (0, 1))
-        expected = max(usual, known) if usual else 2 * known  # of the first task, nobody knows what is still to come
-        return min(1.0, (self.learned + done / max(expected, 1)) / tasks)
-
-
 class ShownProgress(Progress):
-    """A bar for the whole job and one for each unit at hand; or a line for each task that was learned, and one a minute.
-
-    A job's share that is done is the mean of its units'; that of a unit counts learned tasks and, of the one at hand, steps.
+    """A bar for all tasks of the job and one for each phase at hand; or a line a task that was learned, and one a minute.
 
     Args:
         console: to print to.
@@ -182,103 +146,68 @@ class ShownProgress(Progress):
 
     def __init__(self, console: Console, live: bool) -> None:
         self._console, self._live = console, live
-        name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        numbers = Column(no_wrap=True, justify="right")
         self._bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False, table_column=name),
-            bars.BarColumn(_BAR),
-            bars.TextColumn("{task.fields[numbers]}", markup=False, table_column=numbers),
+            bars.TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            bars.BarColumn(12),
+            bars.TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+            bars.TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             expand=True,
             disable=not live,
             get_time=time.monotonic,
             speed_estimate_period=math.inf,
         )
-        self._units: dict[str, _UnitProgress] = {}
-        self._all, self._tasks, self._usual, self._spoken = bars.TaskID(0), 1, 0, time.monotonic()
+        self._all, self._rows, self._learned = bars.TaskID(0), dict[str, bars.TaskID](), dict[str, int]()
+        self._tasks, self._spoken = 1, 0.0
 
     @contextmanager
     def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
         """Show it, and at the end how long it took."""
-        self._all = self._bars.add_task("", total=1.0, numbers="")
-        self._units = {unit: self._begun() for unit in units}
-        self._tasks, self._usual, self._spoken = tasks, 0, time.monotonic()
+        begin = self._spoken = time.monotonic()
+        self._tasks, self._learned = tasks, dict.fromkeys(units, 0)
+        self._all = self._bars.add_task("tasks learned", total=tasks * len(units), numbers="")
+        self._rows = {unit: self._bars.add_task("", visible=False, numbers="") for unit in units}
         with self._bars:
-            self._show()
+            self._bars.update(self._all, completed=1e-9)  # rich measures the speed from here on
+            self._count()
             yield
-            took = clock(self._job.elapsed or 0.0)
-            self._bars.update(self._all, completed=1.0, numbers=f"100 % took {took}")
-        if not self._live:
-            self._say(f"100 % · done in {took}")
+        self._say(f"done in {_clock(time.monotonic() - begin)}")
 
     def hear(self, event: Event) -> None:
         """Show it; print a line of a task that was learned."""
-        unit = self._units.get(event.unit) or self._units.setdefault(event.unit, self._begun())
-        text = ""
+        row = self._rows[event.unit]
         if isinstance(event, Step):
-            done, of = unit.steps[event.task, event.phase] = event.done
-            loss = "" if math.isnan(event.loss) else f" loss {event.loss:.3f}"
-            visible = sum(row.visible for row in self._bars.tasks) <= _SHOWN or self._row(unit.row).visible
-            self._bars.update(
-                unit.row,
-                description=str(event),
-                completed=done,
-                total=max(of, 1),
-                numbers=f"{event.count}{loss}",
-                visible=visible,
-            )
+            if event.step == 0:
+                self._bars.reset(row)
+            about = {"description": str(event), "numbers": event.numbers}
+            self._bars.update(row, completed=event.step, total=event.steps, visible=True, **about)
             if time.monotonic() - self._spoken >= _INTERVAL:
-                text = f"{event} {event.count}{loss}"
-        else:
-            self._usual = sum(steps for _, steps in unit.steps.values()) or self._usual
-            unit.steps = {}
-            self._bars.update(unit.row, visible=False)
-            if isinstance(event, TaskLearned):
-                unit.learned = event.after
-                text = str(event) if self._tasks > 1 else ""
-            else:
-                unit.has_ended = True
-                text = escaped(f"{event.unit} done") if self._tasks == 1 else ""
-            if text and self._live:
-                self._console.print(Text(f"✓ {text}"), no_wrap=True, overflow="ellipsis", crop=True)
-        self._show()
-        if text and not self._live:
-            self._say(f"{100 * self.share:.0f} % ({self._left}) · {text}")
+                self._say(f"{event} {event.numbers}")
+            return
+        self._bars.update(row, visible=False)
+        self._learned[event.unit] = event.after if isinstance(event, TaskLearned) else self._tasks
+        self._count()
+        if isinstance(event, TaskLearned):
+            self._say(str(event))
+            if self._live:
+                self._console.print(Text(f"✓ {event}"), no_wrap=True, overflow="ellipsis", crop=True)
 
-    @property
-    def share(self) -> float:
-        """Return the share of the job that is done; it never falls."""
-        return self._job.completed
-
-    @property
-    def _left(self) -> str:
-        left = self._job.time_remaining
-        return f"{'-:--' if left is None else clock(left)} left"
-
-    @property
-    def _job(self) -> bars.Task:
-        return self._row(self._all)
-
-    def _row(self, number: bars.TaskID) -> bars.Task:
-        return next(row for row in self._bars.tasks if row.id == number)
-
-    def _begun(self) -> _UnitProgress:
-        return _UnitProgress(self._bars.add_task("", visible=False, numbers=""))
-
-    def _show(self) -> None:
-        """Bring the row of the job up to date."""
-        units = list(self._units.values())
-        shares = [unit.share(self._tasks, self._usual) for unit in units]
-        self._bars.update(self._all, completed=max(self.share, sum(shares) / max(len(shares), 1)))
-        at_hand = [unit for unit in units if unit.steps]
-        where = f"{sum(unit.has_ended for unit in units)} of {len(units)} done"
-        if len(at_hand) == 1 and self._tasks > 1:
-            where += f" · task {min(at_hand[0].learned + 1, self._tasks)} of {self._tasks}"
-        self._bars.update(self._all, description=where, numbers=f"{100 * self.share:.0f} % {self._left}")
+    def _count(self) -> None:
+        done = sum(self._learned.values())
+        self._bars.update(self._all, completed=done, numbers=f"{done}/{self._tasks * len(self._learned)}")
 
     def _say(self, text: str) -> None:
+        """Print a plain line, after how much is done and the time that is left."""
+        if self._live:
+            return
         self._spoken = time.monotonic()
-        print(text, file=self._console.file, flush=True)
+        job = next(row for row in self._bars.tasks if row.id == self._all)
+        left = "" if job.time_remaining is None else f", {_clock(job.time_remaining)} left"
+        print(f"{job.fields['numbers']} tasks{left} · {text}", file=self._console.file, flush=True)
 
 
 def make_progress(stream: TextIO) -> Progress:
@@ -289,8 +218,5 @@ def make_progress(stream: TextIO) -> Progress:
     return ShownProgress(console, live=notebook or (stream.isatty() and not console.is_dumb_terminal))
 
 
-def clock(seconds: float) -> str:
-    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

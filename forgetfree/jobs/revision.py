@@ -22,28 +22,23 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import link_or_copy, make_directory, write_atomically
+from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
 from forgetfree.jobs.config import RunConfig, for_strategies, prepared, read_options, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
-from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
-from forgetfree.models.architecture import CAUSAL_HEAD
-from forgetfree.models.loading import usual_max_length
+from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import load_run
-from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.unit_folder import BEFORE, HISTORY, LEDGER, PREDICTIONS
+from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.region_strategy import RegionStrategy
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 
@@ -315,23 +310,10 @@ class StreamPrefix:
         )
 
     @cached_property
-    def _answers(self) -> dict[str, Tensor]:
-        return replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)[1]
-
-    @property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        return {name: tensor for name, tensor in self._answers.items() if name.rpartition("/")[0] in self.tasks}
-
-    @property
-    def texts_before(self) -> dict[str, Sequence[str]]:
-        """What the unit answered before training, by task of the other stream."""
-        named = {name.rpartition("/"): tensor for name, tensor in self._answers.items()}
-        return {
-            task: json_of(tensor.numpy())
-            for (task, _, part), tensor in named.items()
-            if part == BEFORE and task in self._stream
-        }
+        _, answers = replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)
+        return {name: tensor for name, tensor in answers.items() if name.rpartition("/")[0] in self.tasks}
 
     def kept_bytes(self, now: int) -> list[int]:
         """Return what was kept after each of the tasks that are carried over.

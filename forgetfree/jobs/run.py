@@ -39,7 +39,6 @@ from forgetfree.jobs.checkpoints import remove_checkpoint
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
 from forgetfree.jobs.environment import (
-    STOP,
     environment,
     set_threads,
     terminable,
@@ -190,6 +189,8 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
         space = loader.stream(config.seed[0]).model.space()
         tell_note(tiny_region_note(len(space), [each for each in sparsities if each is not None]))
     for unit in missing:
+        if (record := unit.record()) and record["status"] == "done":
+            tell_note(f"files of {unit} have changed or are lost: it begins again.")
         make_directory(unit.directory)
         unit.forget()
     path = out / CONFIG
@@ -261,7 +262,7 @@ def _cut_short(out: Path) -> Iterator[None]:
                 "until it has ended."
             ) from error
         with suppress(Exception):
-            _report(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
+            _report(out, ended=not isinstance(error, KeyboardInterrupt))  # figures take longer than a scheduler waits
         if isinstance(error, BrokenProcessPool):
             raise RunError(
                 "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "

@@ -19,8 +19,7 @@ from forgetfree.results.answers import constant_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
     from forgetfree.continual.stream import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.bad_rows import DataFaults
@@ -172,7 +171,7 @@ def describe(loader: StreamLoader) -> Json:
 
     When the run is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
     """
-    from forgetfree.continual.construction import check_options  # with Avalanche
+    from forgetfree.continual.strategy import check_options  # with Avalanche
     from forgetfree.models.loading import config_of
 
     config, common = loader.config, loader.config.common

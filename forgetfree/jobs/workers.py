@@ -7,10 +7,8 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -18,7 +16,7 @@ from multiprocessing.queues import SimpleQueue
 
 from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
-from forgetfree.jobs.environment import GRACE, machine_memory, quiet_libraries, set_threads, terminable, threads_of_each
+from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads, threads_of_each
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.unit import Unit
 from forgetfree.training.monitor import Monitor
@@ -116,13 +114,10 @@ def devices_of_workers(devices: Sequence[int], jobs: int) -> list[int | None]:
 
 
 def _end(processes: Collection[BaseProcess]) -> None:
-    """End workers: each may finish its step and write a checkpoint."""
+    """End workers at once: what they have written stays."""
     for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + GRACE + 1
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
+    for process in processes:
         process.join()
 
 
@@ -139,7 +134,6 @@ def units_at_a_time(units: int, entries: int) -> int:
 #: What this process does to units, if it is a worker, and where it tells of it.
 _work: Work
 _events: SimpleQueue[Event | None]
-_handlers: AbstractContextManager[None]
 
 
 def _begin(
@@ -150,12 +144,11 @@ def _begin(
     environment: dict[str, str],
 ) -> None:
     """Make this process a worker."""
-    global _work, _events, _handlers
+    global _work, _events
     open_closed_streams()
     _set_environment(environment)  # that of the process it was forked from may be older
-    _handlers = terminable(lambda: os._exit(1))
-    _handlers.__enter__()  # for good
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # it is the parent's to stop
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,22 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.readout_model import BY_WORDS, body_of, body_prefix
-from forgetfree.data.encoding import Encoder
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
-from forgetfree.errors import DataError, GraftError
+from forgetfree.errors import GraftError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
-from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.heads import classifier_class, sequence_classifier
-from forgetfree.models.loading import LoadedModel, plain_generation
+from forgetfree.models.loading import LoadedModel, body_loader, plain_generation, reads_last
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import explained, quiet
 
 #: The file of a linear readout that stands beside a body.
 READOUT = "readout.safetensors"
-#: What loads the network of a task that labels words.
-TOKEN_CLASSIFIER = "AutoModelForTokenClassification"
+#: What loads the network of a task that labels texts, and of one that labels words.
+SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
 
 
 @dataclass(frozen=True)
@@ -51,40 +49,26 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a written network is read.
-
-    Attributes:
-        loader: the class of ``transformers`` that loads it: ``AutoModelForMaskedLM``, say.
-        encoder: encodes the task's texts.
-        position: of the token that a linear readout is on: 0, or −1 for causal models.
-        separator: the token between two texts, for models with token types that tell them apart; else ``None``.
-        own_readout: whether the linear layer is in a separate file.
-        usual: whether the usual call of transformers reads it so, too: a pipeline, or ``generate`` after a chat template.
-    """
-
-    loader: str
-    encoder: Encoder
-    position: int = 0
-    separator: int | None = None
-    own_readout: bool = False
-    usual: bool = False
-
-
-@dataclass(frozen=True)
 class TaskNetwork:
-    """A task's model as transformers has it.
+    """A task's model as transformers has it, and how it is read.
 
     Attributes:
         network: with body and head.
         tokenizer: its tokenizer.
-        reading: how both are used.
+        loader: the class of ``transformers`` that loads it: ``AutoModelForMaskedLM``, say.
+        readout: what gives answers, as a model card says it.
+        call: the call of transformers' pipeline that answers as the task's own model, with ``{}`` for the directory; empty
+            where none does.
+        own_readout: whether the linear layer is in a separate file.
         generation: how it writes, a ``GenerationConfig``, if it does.
     """
 
     network: Any
     tokenizer: Any
-    reading: Reading
+    loader: str
+    readout: str
+    call: str = ""
+    own_readout: bool = False
     generation: Any = None
 
 
@@ -142,25 +126,27 @@ def label_network(parts: Parts) -> TaskNetwork:
     reads as our encoder does. What is read in another way has no classes in its configuration.
     """
     loaded, config, origin = parts.loaded, parts.config, parts.origin
-    backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
-    reading = Reading(
-        "AutoModelForSequenceClassification",
-        loaded.encoder(origin.task),
-        position=-1 if reads_last(config) else 0,
-        separator=cast(Any, loaded.model).tokens.separator if pair else None,
-    )
+    task, backbone, own = origin.task, loaded.model.backbone, loaded.tokenizer
     if origin.readout in BY_WORDS:
         name_labels_(backbone.config, ())
-        loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
-        return TaskNetwork(backbone, loaded.tokenizer, replace(reading, loader=loader))
+        prompt = origin.readout == "prompt"
+        words = ", ".join(f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
+        where = f"at the mask of {task.template!r}" if prompt else f"after {task.causal_template!r}"
+        loader = "AutoModelForMaskedLM" if prompt else "AutoModelForCausalLM"
+        return TaskNetwork(backbone, own, loader, f"the logits of label words {where} ({words})")
+    position = -1 if reads_last(config) else 0
     network = tokenizer = None
     if origin.readout != "mean":  # which no sequence classifier reads
-        network, tokenizer = _classifying(parts, reading.position)
-    if network is None:
-        name_labels_(backbone.config, ())
-        reading = replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
-        return TaskNetwork(backbone, loaded.tokenizer, reading)
-    return TaskNetwork(network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None))
+        network, tokenizer = _classifying(parts, position)
+    if network is not None:
+        call = 'pipeline("text-classification", model={}, truncation=True)' if tokenizer else ""
+        return TaskNetwork(network, tokenizer or own, SEQUENCE_CLASSIFIER, "the model's head", call)
+    name_labels_(backbone.config, ())
+    where = (
+        "on the mean of all tokens" if origin.readout == "mean" else f"at the {'last' if position else 'first'} token"
+    )
+    loader = body_loader(config, loaded.name)
+    return TaskNetwork(backbone, own, loader, f"the linear layer in {READOUT} {where}", own_readout=True)
 
 
 def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
@@ -242,8 +228,9 @@ def tagging_network(parts: Parts) -> TaskNetwork:
     name_labels_(parts.config, task.labels, parts.origin.classes)
     check_linear(parts.readout, len(task.labels), loaded.model.hidden_size)
     network = _token_classifier(parts.config, parts.body, parts.readout, inputs)
-    reading = Reading(TOKEN_CLASSIFIER, encoder, position=-1 if reads_last(parts.config) else 0, usual=True)
-    return TaskNetwork(network, tokenizer_of(loaded, list(inputs)), reading)
+    readout = "the model's head, at the first token of each word"
+    call = 'pipeline("token-classification", model={}, aggregation_strategy="first")'
+    return TaskNetwork(network, tokenizer_of(loaded, list(inputs)), TOKEN_CLASSIFIER, readout, call)
 
 
 def _token_classifier(
@@ -296,35 +283,14 @@ def writing_network(parts: Parts) -> TaskNetwork:
     backbone: Any = loaded.model.backbone
     generation = plain_generation(tokenizer, loaded.pad, backbone.config)
     generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=1, do_sample=False)
-    loader = "AutoModelForSeq2SeqLM" if loaded.writes_apart else "AutoModelForCausalLM"
-    usual = _reads_prompts_alike(tokenizer, encoder, chats=task.form == "messages")
+    loader, call = "AutoModelForCausalLM", 'pipeline("text-generation", model={})'
+    if loaded.writes_apart:  # which no pipeline asks by a chat template
+        loader, call = "AutoModelForSeq2SeqLM", ""
     name_labels_(backbone.config, ())
-    return TaskNetwork(backbone, tokenizer, Reading(loader, encoder, usual=usual), generation)
-
-
-def _reads_prompts_alike(tokenizer: Any, encoder: PromptEncoder, *, chats: bool) -> bool:
-    """Return whether a tokenizer, asked by its chat template, makes the same token ids of prompts as an encoder."""
-    texts = ("a", "What is it?", "é, 漢,\nand 12 more.", " a", "a ", "\n\na\n")
-    probes = [[{"role": "user", "content": text}] for text in texts]
-    if chats:
-        probes.append([*probes[0], {"role": "assistant", "content": " b\n"}, *probes[0]])
-        probes.append([{"role": "system", "content": "Say it. "}, *probes[0]])
-    return all(_reads_chat_alike(tokenizer, encoder, each, chats=chats) for each in probes)
-
-
-def _reads_chat_alike(tokenizer: Any, encoder: PromptEncoder, turns: Sequence[dict[str, str]], *, chats: bool) -> bool:
-    """Return whether both make the same token ids of a chat; one that a template refuses, or that is cut, does not count."""
-    prompt = json.dumps(turns, ensure_ascii=False) if chats else turns[0]["content"]
-    try:
-        (row,) = encoder(Rows((prompt,), (), ((),)))
-    except DataError:
-        return True
-    ids = [~token if token < 0 else token for token in row]
-    return bool(encoder.cut[-1]) or ids_of_chat(tokenizer, turns, apart=encoder.apart) == ids
-
-
-def ids_of_chat(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, apart: bool) -> list[int]:
-    """Return the token ids of a chat as callers of transformers make them; a decoder apart needs those around texts, too."""
-    text = tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=apart)["input_ids"]
-    return ids
+    readout = f"at most {task.max_new_tokens:,} tokens, greedily"
+    if task.stop:
+        readout += f", up to one of {json.dumps(task.stop, ensure_ascii=False)}"
+    if task.closed_answers:
+        closed = ", ".join(task.closed_answers)
+        readout += f"; forgetfree predict takes the likeliest of {closed}, and here texts are written freely"
+    return TaskNetwork(backbone, tokenizer, loader, readout, call, generation=generation)

@@ -25,7 +25,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text
 from forgetfree.errors import DataError, UsageError
-from forgetfree.json_file import check, parse_json
+from forgetfree.files import check, parse_json
 from forgetfree.kinds.kind import Form, Kind, Text, check_texts
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import Metric, accuracy, logits_of
@@ -131,7 +131,6 @@ class Tagging(Kind):
     metrics = ("f1",)
     label_of = "word of a sentence"
     one_label_a_row = False
-    has_label_words = False
     readout = "linear"
     floors = ("linear_probe",)
     #: Sentences without an entity.

@@ -31,9 +31,8 @@ from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, index_dtype, region_of
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
-from forgetfree.files import StrPath
+from forgetfree.files import StrPath, check, checked
 from forgetfree.hub import HubFile
-from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.tasks import TaskDefinition
@@ -483,8 +482,6 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             LedgerError: with the reason; a damaged file is never half-read.
         """
         path = Path(path)
-        if path.is_dir():
-            raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
         try:
             return FILE.load(path, cls._of)
         except MemoryError as error:

@@ -176,20 +176,17 @@ def sequence_classifier(
 ) -> Any:
     """Return the architecture's sequence classifier with ``readout`` inside, or ``None`` if it cannot hold it.
 
-    The readout is u = W h + b, on the hidden state h of the first token (of causal models, the last). The heads of
-    transformers' sequence classifiers stand on the same h, and compute one of three things:
+    The readout is u = W h + b, on the hidden state h of the first token (of XLNet, the last). The heads of
+    encoders' sequence classifiers stand on the same h, and compute one of two things:
 
-    - ``V h``: most causal models (GPT-2, Llama), without a bias;
-    - ``V f(U h + c) + d``, with U square: encoders. f is tanh (BERT, RoBERTa, ALBERT, MPNet), GELU (ELECTRA, DeBERTa) or
+    - ``V f(U h + c) + d``, with U square; f is tanh (BERT, RoBERTa, ALBERT, MPNet), GELU (ELECTRA, DeBERTa) or
       ReLU (DistilBERT);
     - ``V norm(f(U h + c)) + d``: ModernBERT, which lets f be the identity.
 
     U computes εu and −εu, and V takes the difference, times a scale. For GELU and ReLU, f(x) − f(−x) is x itself, because
     f(x) = x·g(x) with g(x) + g(−x) = 1. For tanh it is 2x(1 − x²/3 + …), and ε is small. For the LayerNorm, two constants
-    beside them make the deviation that it divides by nearly the same for all rows.
-
-    A bias that a head lacks goes into V where the body ends in a LayerNorm: its outputs h = g ⊙ ĥ + β have Σ ĥ = 0, so
-    v = (1/g) / Σ(β/g) has v·h = 1, and (W + b vᵀ) h = u. A body that ends in an RMSNorm has no such v.
+    beside them make the deviation that it divides by nearly the same for all rows. The head of most causal models is ``V h``,
+    without a place for the readout's bias.
 
     Args:
         config: the model's configuration, with the task's labels; for ModernBERT, its settings of the head are changed.
@@ -211,19 +208,17 @@ def sequence_classifier(
     lacking = body_of(network).load_state_dict(dict(body), strict=False).missing_keys
     layers = _head_modules(network)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if not all(re.search(POOLER, name) for name in lacking) or len(linears) not in (1, 2):
+    if not all(re.search(POOLER, name) for name in lacking) or len(linears) != 2:
+        return None
+    inner, outer = linears
+    if inner.bias is None or inner.out_features < 2 * len(readout["bias"]) + 2:
         return None
     with torch.no_grad():
         hidden = torch.cat([body_of(network)(**row).last_hidden_state[:, position] for row in rows])
         expected = F.linear(hidden, readout["weight"], readout["bias"])
-        if len(linears) == 1:
-            _fill_layer(linears[0], readout, _constant(body_of(network), hidden))
-        elif linears[0].bias is None or linears[0].out_features < 2 * len(readout["bias"]) + 2:
-            return None
-        else:
-            _fill_layers(linears[0], linears[1], readout, normalized=len(layers) > 2)
-            got = network(**rows[0]).logits
-            linears[1].weight.mul_((got * expected[:1]).sum() / got.square().sum())
+        _fill_layers(inner, outer, readout, normalized=len(layers) > 2)
+        got = network(**rows[0]).logits
+        outer.weight.mul_((got * expected[:1]).sum() / got.square().sum())
         got = torch.cat([network(**row).logits for row in rows])
     return network if torch.allclose(got, expected, rtol=0, atol=TOLERANCE) else None
 
@@ -232,15 +227,6 @@ def _head_modules(network: nn.Module) -> list[nn.Module]:
     """Return the modules of the head that have parameters, including a pooler's, in order."""
     names = dict.fromkeys(name.rpartition(".")[0] for name in head_names(network))
     return [network.get_submodule(name) for name in names]
-
-
-def _fill_layer(layer: nn.Linear, readout: Mapping[str, Tensor], constant: Tensor) -> None:
-    """Set V = W; for a layer without a bias, V = W + b vᵀ."""
-    layer.weight.copy_(readout["weight"])
-    if layer.bias is not None:
-        layer.bias.copy_(readout["bias"])
-    else:
-        layer.weight.add_(torch.outer(readout["bias"].double(), constant))
 
 
 def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tensor], *, normalized: bool) -> None:
@@ -254,14 +240,3 @@ def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tenso
         outer.weight[:, rows] = sign * torch.eye(n, device="cpu")
     if normalized:
         inner.bias[2 * n], inner.bias[2 * n + 1] = 1.0, -1.0
-
-
-def _constant(body: nn.Module, hidden: Tensor) -> Tensor:
-    """Return v ``(H,)`` with v·h = 1 for all hidden states ``(B, H)`` of a body that ends in a LayerNorm; float64."""
-    candidates = [torch.zeros(hidden.shape[1], dtype=torch.float64, device="cpu")]
-    for norm in body.modules():
-        if isinstance(norm, nn.LayerNorm) and norm.bias is not None and norm.weight.shape == hidden[0].shape:
-            inverse = norm.weight.double().reciprocal()
-            candidates.append(inverse / (inverse * norm.bias.double()).sum())
-    # Modules have any order, so the last norm is recognised by a v that fits.
-    return min(candidates, key=lambda v: float((hidden.double() @ v - 1).abs().max().nan_to_num(torch.inf)))

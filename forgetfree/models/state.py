@@ -15,8 +15,7 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, remove_unfinished, write_json
-from forgetfree.json_file import check, is_number, parse_json, read_json
+from forgetfree.files import StrPath, check, is_number, locked, parse_json, read_json, remove_unfinished, write_json
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
 #: The end of the name of the file that says how long a state took to make.
@@ -222,5 +221,5 @@ class StateStore:
                 pass
         with nullcontext() if state is not None or lock is None else locked(lock):
             if state is None and self._directory is not None:
-                remove_unfinished(self._directory)
+                remove_unfinished(self._directory, key)
             yield state if state is not None else self.get(key)  # another process may have made it before

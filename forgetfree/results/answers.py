@@ -16,17 +16,14 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
-from forgetfree.json_file import check, parse_json
-from forgetfree.results.calibration import expected_calibration_error
-from forgetfree.results.metrics import Metric, agreement, measured, sign
+from forgetfree.files import check, parse_json
+from forgetfree.results.metrics import Metric, agreement, expected_calibration_error, measured, sign
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
-#: How many rows of a task a report shows.
-_SHOWN = 3
 #: The arrays of answers, and those of closed answers alone.
 _OF_ALL, _OF_CLOSED = ("ids", "lengths", "losses", "counts"), ("logits", "labels")
 
@@ -46,12 +43,6 @@ def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
     if len(packed) != -(-count // 8):
         raise ValueError(f"{len(packed)} bytes are not a bit for each of {count} rows")
     return np.unpackbits(np.frombuffer(packed, np.uint8), count=count).astype(bool)
-
-
-def shown_rows(count: int) -> list[int]:
-    """Return which of so many rows of texts a report shows: a few, evenly."""
-    few = min(_SHOWN, count)
-    return [i * count // few for i in range(few)]
 
 
 class Answers(ABC):
@@ -101,10 +92,6 @@ class Answers(ABC):
     def reference(self) -> object:
         """The right answers, by which rows are told apart; ``None`` where they are not known."""
         return None
-
-    def shown_texts(self) -> list[str]:
-        """Return the texts of the rows that a report shows; none where texts are not the answers."""
-        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,10 +301,6 @@ class TextAnswers(Answers):
         common = [text for text, _ in Counter(texts[0] for texts in self.right).most_common(_CONSTANTS)]
         scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
         return common[int(np.argmax(scores))]
-
-    def shown_texts(self) -> list[str]:
-        """Return the texts of `shown_rows`."""
-        return [self.texts[row] for row in shown_rows(len(self.texts))]
 
     def same_as(self, other: Self) -> bool:
         """Return whether the token ids, the losses and the log-probabilities are equal, to the last bit."""

@@ -30,8 +30,7 @@ import numpy.typing as npt
 from forgetfree import registry
 from forgetfree.display import PERCENT
 from forgetfree.results.answers import Answers
-from forgetfree.results.calibration import BINS, reliability
-from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, mean_of, sign
+from forgetfree.results.metrics import BINS, Floats, forgetting_per_task, limits_of, mean_of, reliability, sign
 
 #: The chance that an interval misses.
 ALPHA = 0.05

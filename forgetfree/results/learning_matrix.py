@@ -113,8 +113,8 @@ class LearningMatrix:
     def results(self) -> Results:
         """The scores as those of a run: its tables, figures and report; errors as those of `summary`."""
         from forgetfree.results.runs import of_scores
-        from forgetfree.results.scores import Score
         from forgetfree.results.table import Results
+        from forgetfree.results.unit_folder import Score
 
         self.summary()
         stages = ["", *self._learned]
@@ -133,17 +133,4 @@ class LearningMatrix:
         write_atomically(Path(path), render(self.results, "html").encode())
 
     def __repr__(self) -> str:
-        if not self._learned:
-            return f"LearningMatrix({self.metric}; no scores)"
-        from forgetfree.results.report.run_report import render
-
-        try:
-            return render(self.results, "rich").rstrip()
-        except MetricError:  # some are still to be added
-            return f"LearningMatrix({self.metric}; scores are missing)\n{self.frame}"
-
-    def _repr_html_(self) -> str | None:
-        try:
-            return self.results._repr_html_()
-        except MetricError:  # a notebook shows the text
-            return None
+        return f"LearningMatrix({self.metric})\n{self.frame}"

@@ -1,4 +1,4 @@
-"""How well answers are: what a metric is, the metrics of predicted labels, and what a learning matrix says of a run.
+"""How well answers are: metrics of predicted labels, calibration, and what a learning matrix says of a run.
 
 Metrics of labels read logits and labels of n examples. All arithmetic is in float64.
 """
@@ -171,6 +171,75 @@ ACCURACY = Metric(
 )
 F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_constant_f1)
 MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), title="macro F1")
+
+
+# ---- calibration ----------------------------------------------------------------------------------------
+
+#: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
+BINS = 15
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
+
+    Attributes:
+        right: which examples are answered rightly, shape (n,).
+        sure: their largest softmax probability, shape (n,).
+        places: the bin of each, shape (n,).
+        counts: examples per bin, shape (bins,).
+        accuracy: share of them that are right; NaN in an empty bin.
+        confidence: mean of their largest softmax probability; NaN in an empty bin.
+    """
+
+    right: npt.NDArray[np.bool_]
+    sure: Floats
+    places: Integers
+    counts: Integers
+    accuracy: Floats
+    confidence: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error (eq. 3 there): Σ_b n_b/n · |accuracy_b − confidence_b|, in [0, 1]."""
+        filled = self.counts > 0
+        gaps = np.abs(self.accuracy[filled] - self.confidence[filled])
+        return float((self.counts[filled] * gaps).sum() / self.counts.sum())
+
+    @property
+    def gaps(self) -> Floats:
+        """What each example adds to the expected calibration error, times their number ``(n,)``: their mean is the error.
+
+        It is ± (right − confidence), with the sign of the bin's mean, which other rows would change only near 0.
+        """
+        return np.asarray(np.sign(self.accuracy - self.confidence)[self.places] * (self.right - self.sure))
+
+
+def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Reliability:
+    """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
+
+    torchmetrics closes its bins below, so a confidence at an edge is counted in the next one; elsewhere the two agree.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+        bins: number of bins over (0, 1]; 15 as in the paper.
+    """
+    scores = logits_of(logits)
+    right = scores.argmax(axis=1) == labels_of(labels, scores)
+    # The largest is exp(0) / Σ exp(logit − largest), which cannot overflow, nor exceed 1.
+    sure = np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))
+    # side="left" puts a confidence equal to an edge into the bin below it.
+    places = np.searchsorted(np.linspace(0.0, 1.0, bins + 1), sure, side="left") - 1
+    counts = np.bincount(places, minlength=bins)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
+        means = [np.bincount(places, weights=of, minlength=bins) / counts for of in (right, sure)]
+    return Reliability(right, sure, places, counts, *means)
+
+
+def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> float:
+    """Return the expected calibration error (Guo et al., ICML 2017, eq. 3), a fraction in [0, 1], see `reliability`."""
+    return reliability(logits, labels, bins).ece
 
 
 # ---- of a learning matrix -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -19,19 +19,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ReportError, UsageError, first_line
-from forgetfree.json_file import check, checked, parse_json, read_bounded
-from forgetfree.results.answers import Answers, TextAnswers, json_of
+from forgetfree.files import check, checked, parse_json, read_bounded
+from forgetfree.results.answers import Answers, TextAnswers
 from forgetfree.results.config_file import load_run
 from forgetfree.results.metrics import limits_of
-from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
-    BEFORE,
+    COLUMNS,
     CONFIG,
     HISTORY,
     PREDICTIONS,
     RECORD,
+    SCORES_FILE,
+    Score,
     check_own,
     read_record,
+    read_scores,
 )
 from forgetfree.tasks import TaskDefinition
 
@@ -147,7 +149,6 @@ class Run:
         facts: what its unit says.
         source: where it was read.
         answers: the last ones on every task, where they are kept: labels or texts.
-        before: by task, the texts before training of the rows that a report shows.
         labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
             labelled.
     """
@@ -155,7 +156,6 @@ class Run:
     facts: UnitFacts
     source: str = ""
     answers: Mapping[str, Answers] = field(default_factory=dict)
-    before: Mapping[str, Sequence[str]] = field(default_factory=dict)
     labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @property
@@ -176,7 +176,7 @@ class Run:
     @property
     def texts(self) -> dict[str, TextAnswers]:
         """The answers that are texts."""
-        return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
+        return {task: each for task, each in self.answers.items() if isinstance(each, TextAnswers)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ class RunRecord:
 
     Attributes:
         about: what is known of the whole.
-        scores: one measured number a row, see `forgetfree.results.scores`.
+        scores: one measured number a row, see `forgetfree.results.unit_folder`.
         runs: those of its units that have ended well.
         source: where it was read; empty where it was read from nowhere.
     """
@@ -368,11 +368,7 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
             own, facts = _of_unit(folder, record, tasks, about["data"].get("test_rows", {}))
             scores += own
             units.append(facts)
-            if running:
-                files.append({})
-            else:
-                answers, before = read_answers(folder, tasks)
-                files.append({"labels": labels, "answers": answers, "before": before})
+            files.append({} if running else {"labels": labels, "answers": read_answers(folder, tasks)})
         elif record:
             about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
         elif (folder / HISTORY).is_file():
@@ -413,7 +409,7 @@ def _of_unit(
     check_own(path, ReportError)
     scores, details = read_scores(path), record["details"]
     by_task, extra = dict(details.get("by_task", {})), dict(details.get("extra", {}))
-    right, names = by_task.pop("right_rows", {}), [task.name for task in tasks]
+    names = [task.name for task in tasks]
     by_task |= {f"{UNION}{name}": dict(zip(names, its, strict=True)) for name, its in extra.pop("union", {}).items()}
     unit = record["unit"]
     scores += [
@@ -427,7 +423,7 @@ def _of_unit(
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     # The name of the system tells no bit.
     made["machine"] = {name: its for name, its in record.get("machine", {}).items() if name != "system"}
-    return scores, {**unit, **known, "right_rows": right, **extra, "made": made}
+    return scores, {**unit, **known, **extra, "made": made}
 
 
 def _last_row(folder: Path) -> int:
@@ -449,8 +445,8 @@ def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[in
     return named
 
 
-def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[str, Answers], dict[str, Sequence[str]]]:
-    """Return the last answers of a unit on every task, as its kind keeps them, and the texts before training, by task.
+def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Answers]:
+    """Return the last answers of a unit on every task, as its kind keeps them.
 
     Args:
         folder: of the unit; where it keeps no answers there are none.
@@ -462,24 +458,20 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[st
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    path, answers, before = folder / PREDICTIONS, dict[str, Answers](), dict[str, Sequence[str]]()
+    path = folder / PREDICTIONS
     if not path.exists():
-        return answers, before
+        return {}
     check_own(path, ReportError)
     try:
         arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in load_file(path).items():
             place, _, part = name.rpartition("/")
             arrays.setdefault(place, {})[part] = array
-        for task in tasks:
-            first = arrays[task.name].pop(BEFORE, None)
-            before |= {} if first is None else {task.name: json_of(first)}
-            answers[task.name] = registry.kind(task.kind).kept_answers(task, arrays[task.name])
+        return {task.name: registry.kind(task.kind).kept_answers(task, arrays[task.name]) for task in tasks}
     except KeyError as error:
         raise ReportError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
     except (OSError, ValueError, TypeError, IndexError, SafetensorError) as error:
         raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
-    return answers, before
 
 
 # ---- one CSV file ---------------------------------------------------------------------------------------

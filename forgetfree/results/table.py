@@ -41,8 +41,7 @@ from forgetfree.results.runs import (
     frame_of,
     read_run,
 )
-from forgetfree.results.scores import Score
-from forgetfree.results.unit_folder import check_own
+from forgetfree.results.unit_folder import Score, check_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -370,29 +369,23 @@ class Results:
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
 
+        Of more than ten tasks, the first is drawn, and the mean of all so far. A dotted line is a constant answer.
+
         Raises:
             UnknownNameError: no such metric.
             ReportError: there are no scores.
         """
-        from forgetfree.results.report.figures import course, legend, panels, styles
+        from forgetfree.results.report.figures import curves
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a run that finished at least one unit.")
-        scale = self.scale
+        self._check_metric(metric)
+        scales = self.scales
         if metric != SCORE:
             shares = PERCENT if limits_of(metric) == (0, 1) else PLAIN
-            scale = scale_of(metric) if metric in registry.metrics() else shares
-        self._check_metric(metric)
-        figure, (axes,) = panels(self.tasks)
-        for label, style in zip(self.strategies, styles(len(self.strategies)), strict=True):
-            values = scale.factor * self.matrices(label, metric)
-            for place, ax in enumerate(axes):
-                course(ax, values[:, :, place], style | {"label": label})
-        for ax in axes:
-            ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
-        axes[0].set_ylabel(scale.titled(metric))
-        legend(figure, axes)
-        return figure
+            scales = [scale_of(metric) if metric in registry.metrics() else shares] * len(self.tasks)
+        values = {label: self.matrices(label, metric) for label in self.strategies}
+        return curves(self.tasks, values, scales, metric, self.constant if metric == SCORE else None)
 
     def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
         """Return the ledger that a run left: who owns which parameter, and its value.
@@ -447,12 +440,6 @@ class Results:
 
         page = registry.REPORT.load()(self)
         return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
-
-    def _repr_html_(self) -> str:
-        """Return the tables of the report for a notebook."""
-        from forgetfree.results.report.page import notebook_html
-
-        return notebook_html(registry.REPORT.load()(self))
 
     # ---- parts --------------------------------------------------------------------------------------------
 

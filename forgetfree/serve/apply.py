@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of, body_prefix
-from forgetfree.data.prompts import PromptEncoder
+from forgetfree.core.readout_model import body_fingerprint, body_of, body_prefix
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ModelError
 from forgetfree.files import StrPath, check_empty, new_directory, write_atomically
 from forgetfree.kinds.kind import kind_of
-from forgetfree.kinds.networks import READOUT, TOKEN_CLASSIFIER, Parts, Reading
+from forgetfree.kinds.networks import READOUT, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Parts, TaskNetwork
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.heads import HeadModel
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model
+from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.results.report.page import in_markdown
 from forgetfree.serve.inference import Predictor
+from forgetfree.tasks import TaskDefinition
 
 
 @dataclass(frozen=True)
@@ -36,33 +35,16 @@ class WrittenModel:
         directory: the directory.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
-        usual: whether the usual call of transformers answers as the task's own model: ``pipeline("text-classification")``,
-            ``"token-classification"`` or ``"text-generation"``, or ``generate`` of an encoder-decoder.
+        call: the call of transformers' pipeline that answers as the task's own model, with ``{}`` for the directory; empty
+            where none does.
         note: a note for the user, if there is one.
     """
 
     directory: Path
     architecture: str
     loader: str
-    usual: bool = False
+    call: str = ""
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Change:
-    """What was done to the base model.
-
-    Attributes:
-        command: that wrote the model: ``apply`` or ``export``.
-        strategy: that trained it; empty for a graft on its own.
-        entries: how many parameters differ from the base model's.
-        size: how many may.
-    """
-
-    command: str
-    strategy: str
-    entries: int = 0
-    size: int = 0
 
 
 def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
@@ -100,7 +82,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
     origin = replace(origin, model=model)
-    return write_model(loaded, origin, graft.readout, out, Change("apply", "", len(graft.region), len(space)))
+    return write_model(loaded, origin, graft.readout, out)
 
 
 def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "") -> WrittenModel:
@@ -126,20 +108,20 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
         classes = tuple(range(len(definition.labels)))
         origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
     with predictor.weights.merged(definition.name):
-        return write_model(loaded, origin, predictor.readout(task), out, Change("export", strategy))
+        return write_model(loaded, origin, predictor.readout(task), out, strategy)
 
 
 def write_model(
-    loaded: LoadedModel, origin: GraftOrigin, readout: Mapping[str, Tensor], out: StrPath, change: Change
+    loaded: LoadedModel, origin: GraftOrigin, readout: Mapping[str, Tensor], out: StrPath, strategy: str = ""
 ) -> WrittenModel:
     """Write a model that holds a task's weights.
 
     Args:
         loaded: the model.
-        origin: the task, and how it is read.
+        origin: the task, and how it is read; without the fingerprint of a base model, it is no graft's.
         readout: the tensors that read it out.
         out: a directory that does not exist or is empty.
-        change: what was done to the base model; its numbers are counted unless they are known.
+        strategy: what trained it, for the model card.
     """
     import transformers
     from safetensors.torch import save_file
@@ -154,18 +136,20 @@ def write_model(
     whole, prefix = body_of(pre), body_prefix(pre)
     body = {name: tensor for name, tensor in whole.state_dict().items() if f"{prefix}{name}" not in missing}
     own = body_of(loaded.model)
-    if not origin.fingerprint:
-        now = own.state_dict()
-        moved = sum(int((tensor != now[name].cpu()).sum()) for name, tensor in body.items() if name in now)
-        change = replace(change, entries=moved, size=len(loaded.model.space()))
-        origin = replace(origin, fingerprint=body_fingerprint(whole))
+    now = own.state_dict()
+    moved = sum(int((tensor != now[name].cpu()).sum()) for name, tensor in body.items() if name in now)
+    changed = (
+        f"{moved:,} of {len(loaded.model.space()):,} parameters that training may move differ from the base model's"
+    )
+    command = "apply" if origin.fingerprint else "export"
+    origin = replace(origin, fingerprint=origin.fingerprint or body_fingerprint(whole))
     same_kind = type(own) is type(whole)
     if same_kind:
         body |= own.state_dict()
     made = kind_of(origin.task).network(origin.task, Parts(loaded, config, body, readout, origin))
-    network, reading = made.network, made.reading
+    network = made.network
     # A token classifier has no pooler, whose tensors others keep.
-    same_kind = same_kind and reading.loader != TOKEN_CLASSIFIER
+    same_kind = same_kind and made.loader != TOKEN_CLASSIFIER
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
         with quiet(transformers):
@@ -173,21 +157,21 @@ def write_model(
             made.tokenizer.save_pretrained(directory)
             if made.generation is not None:  # in place of the network's own
                 made.generation.save_pretrained(directory)
-        if reading.own_readout:
+        if made.own_readout:
             save_file(dict(readout), directory / READOUT, {"labels": json.dumps(origin.task.labels)})
-        write_atomically(directory / "README.md", model_card(origin, reading, change))
+        write_atomically(directory / "README.md", model_card(origin, made, command, changed, strategy))
         for file in directory.iterdir():  # else weights are for their owner alone
             file.chmod((directory / "config.json").stat().st_mode)
         _verify(directory, network)
     architecture, note = type(network).__name__, ""
-    if reading.own_readout:
+    if made.own_readout:
         note = (
             f"transformers has no sequence classifier that answers as this {architecture} does with its readout and "
             f"tokenizer, so the readout is in {READOUT}."
         )
     elif network.dtype != backbone.dtype:
         note = f"the task was learned in {backbone.dtype}, and the model is written in {network.dtype}."
-    return WrittenModel(out, architecture, reading.loader, reading.usual, note)
+    return WrittenModel(out, architecture, made.loader, made.call, note)
 
 
 def _verify(directory: Path, network: Any) -> None:
@@ -206,111 +190,62 @@ def _verify(directory: Path, network: Any) -> None:
 # -- The card, README.md: what the model is, and how it is read -------------------------------------------
 
 
-def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
+def model_card(origin: GraftOrigin, made: TaskNetwork, command: str, changed: str, strategy: str = "") -> str:
     """Return the model card as Markdown.
 
     Args:
         origin: the task, and the base model.
-        reading: how to read the written model.
-        change: what was done to the base model.
+        made: the written model, and how it is read.
+        command: what wrote it, ``apply`` or ``export``.
+        changed: how many parameters are not the base model's.
+        strategy: what trained it.
     """
-    grafted = change.command == "apply"
+    grafted, task = command == "apply", origin.task
+    answers = ", ".join(task.labels) or f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
     facts = {
-        "task": f"{_code(origin.task.name)}: {_answers(origin)}",
+        "task": f"{_code(task.name)}: {_shown(answers)}",
         "base model": _code(origin.model),
         "fingerprint of its body": f"`{origin.fingerprint}`",
         **({"sparsity": f"{origin.sparsity:g}"} if grafted else {}),
-        **({"learned by": _code(change.strategy)} if change.strategy else {}),
-        "class": f"`{reading.loader}`",
-        **dict(_texts(origin, reading) if isinstance(reading.encoder, PromptEncoder) else _labels(origin, reading)),
+        **({"learned by": _code(strategy)} if strategy else {}),
+        "class": f"`{made.loader}`",
+        "readout": _shown(made.readout),
+        "rows": f"{origin.max_length:,} tokens at most, those of an answer included",
     }
     tag, on = ("grafting", "grafted onto") if grafted else ("continual-learning", "on")
-    title = f"{_shown(origin.task.name)} {on} {_shown(origin.model)}"
+    title = f"{_shown(task.name)} {on} {_shown(origin.model)}"
     return "\n".join(
         [
             *("---", "library_name: transformers", f"tags: [forgetfree, {tag}]", "---", "", f"# {title}", ""),
-            f"{change.entries:,} of {change.size:,} parameters that training may move differ from the base model's",
-            f"([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)). Written by `forgetfree {change.command}`.",
+            f"{changed} ([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)). Written by `forgetfree {command}`.",
             *("", "| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items()), ""),
-            *_use(origin, reading),
+            *_use(task, made),
             "",
         ]
     )
 
 
-def _answers(origin: GraftOrigin) -> str:
-    task = origin.task
-    if not task.labels:
-        return f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
-    return _shown(", ".join(task.labels))
-
-
-def _labels(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
-    """Yield how labels are read, and rows."""
-    task, where = origin.task, "first" if reading.position == 0 else "last"
-    if origin.readout in BY_WORDS:
-        words = [f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False)]
-        place = "at the mask" if origin.readout == "prompt" else "after the last token"
-        yield "readout", f"the logits of label words {place} ({_shown(', '.join(words))})"
-        yield "prompt", _shown(task.template if origin.readout == "prompt" else task.causal_template)
-    elif origin.readout == "classifier":
-        yield "readout", "the fine-tuned model's own classification head"
-    elif reading.own_readout:
-        place = "on the mean of all tokens" if origin.readout == "mean" else f"at the {where} token"
-        yield "readout", f"the linear layer in `{READOUT}` {place}"
-    else:
-        of = " of each word" if reading.loader == TOKEN_CLASSIFIER else ""
-        yield "readout", f"a linear layer, inside the model's head, at the {where} token{of}"
-    yield "rows", f"Rows are read up to {origin.max_length} tokens"
-
-
-def _texts(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
-    """Yield how texts are written, and rows."""
-    task = origin.task
-    yield "an answer", f"at most {task.max_new_tokens:,} tokens, greedily"
-    if task.instruction:
-        yield "instruction", _shown(task.instruction)
-    if isinstance(reading.encoder, PromptEncoder) and reading.encoder.frame:
-        yield "prompt", _shown(reading.encoder.frame)
-    if task.stop:
-        yield "ends before", _shown(json.dumps(task.stop, ensure_ascii=False))
-    if task.closed_answers:
-        likeliest = _shown(", ".join(task.closed_answers))
-        yield (
-            "closed answers",
-            f"`forgetfree predict` takes the likeliest of {likeliest}; here texts are written freely",
-        )
-    yield "rows", f"{origin.max_length:,} tokens at most, with the answer; longer prompts are not cut here"
-
-
-def _use(origin: GraftOrigin, reading: Reading) -> list[str]:
+def _use(task: TaskDefinition, made: TaskNetwork) -> list[str]:
     """Return the usual call, where it answers as the task's own model does."""
-    task, pair, tagged = origin.task, len(origin.task.text_columns) == 2, reading.loader == TOKEN_CLASSIFIER
-    if not reading.usual and not tagged:
-        if reading.loader == "AutoModelForSequenceClassification":
-            return ["The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly so."]
-        if not task.labels:
-            made = "chats" if task.form == "messages" else "prompts"
-            return [f"The tokenizer by itself makes other tokens of some {made} here than in training."]
+    writes = "A prompt that spells a special token is read as that token here."
+    if made.loader == "AutoModelForSeq2SeqLM":
+        return [f"`generate` writes after its chat template. {writes}"]
+    if not made.call and made.loader == SEQUENCE_CLASSIFIER:
+        return ["The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly so."]
+    if not made.call:
         return ["This is no sequence classifier: `pipeline` has no classes for it, and fails."]
-    if not task.labels and reading.loader != "AutoModelForCausalLM":
-        return [
-            "`generate` writes after its chat template. A prompt that spells a special token is read as that token here."
-        ]
-    call = 'pipeline("text-classification", model=".", truncation=True)'
     given, beside = '"This is one text."', "A text that spells a special token is read as a text."
-    if tagged:
-        call = 'pipeline("token-classification", model=".", aggregation_strategy="first")'
+    if made.loader == TOKEN_CLASSIFIER:
         given, beside = '"Jane Smith works in Paris ."', "Each word is labelled at its first token."
     elif not task.labels:
-        call = 'pipeline("text-generation", model=".")'
         given = '[{"role": "user", "content": "What is to be answered?"}], return_full_text=False'
-        beside = "A prompt that spells a special token is read as that token here."
-        if task.stop:
-            given += f", stop_sequence={escaped(json.dumps(task.stop, ensure_ascii=False))}"
-    elif pair:
+        beside = (
+            f"{writes} Where a template puts words next to a prompt, both may become other tokens than in training."
+        )
+    elif len(task.text_columns) == 2:
         given = '{"text": "Is this one text?", "text_pair": "This is another."}'
         beside += " For an empty second text give a blank."
+    call = made.call.format('"."')
     return ["```python", "from transformers import pipeline", "", f"print({call}({given}))", "```", "", beside]
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import evaluating
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import by_length
+from forgetfree.data.rows import Rows, by_length
 from forgetfree.device import find_device
 from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forgetfree.checkpoint import derive_seed
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import LINEAR, ReadoutModel, autocast, evaluating
 from forgetfree.data.examples import EncodedRows, Examples
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import by_length, few_rows_note, k_shot, representative
+from forgetfree.data.rows import Rows, TaskRows, by_length, few_rows_note, k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import Kind, kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
 from forgetfree.data.examples import Examples
-from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import evenly, representative
+from forgetfree.data.rows import Rows, evenly, representative
 from forgetfree.training.encoded_task import EncodedTask, features_of
 
 Integers = npt.NDArray[np.int64]

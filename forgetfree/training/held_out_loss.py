@@ -14,8 +14,7 @@ from forgetfree.data.bad_rows import BadRow, counts_text
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import evenly
+from forgetfree.data.rows import Rows, TaskRows, evenly
 from forgetfree.data.sources import Data, load_task
 from forgetfree.data.table_files import format_of, lines_of, read_table, text_of
 from forgetfree.display import counted, is_text

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.results.scores import Score
-from forgetfree.results.unit_folder import ELSEWHERE
+from forgetfree.results.unit_folder import ELSEWHERE, Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from forgetfree import __version__
+from forgetfree.checkpoint import derive_seed
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
 from forgetfree.core.precision import decided
@@ -51,8 +52,7 @@ from forgetfree.core.trained import (
     TrainedParameters,
 )
 from forgetfree.data.examples import EncodedRows, Examples
-from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import micro_batches, plan_batches, representative
+from forgetfree.data.rows import Rows, TaskRows, micro_batches, plan_batches, representative
 from forgetfree.device import find_device
 from forgetfree.errors import OptionError
 from forgetfree.ledger.binding import network_of
@@ -63,7 +63,6 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.recipes import Saliency
 from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import fine_tune, layer_checkpoints

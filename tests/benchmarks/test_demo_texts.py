@@ -15,7 +15,7 @@ import pytest
 from forgetfree.benchmarks.demo import TEXTS, in_one_line, load, when_is_it, who_and_where
 from forgetfree.benchmarks.demo.frames import read_pools
 from forgetfree.benchmarks.streams import STREAMS
-from forgetfree.benchmarks.tasks import TASKS as DEFINITIONS
+from forgetfree.benchmarks.streams import TASKS as DEFINITIONS
 from forgetfree.results.text_metrics import ROWS
 
 ROWS_SHA256 = {

@@ -338,7 +338,12 @@ CASES = [
     ),
     # -- Data ----------------------------------------------------------------------------------------------
     Case("run sst2", "column 'label': expected an integer from 0, got 0.5", 1, row('{"text": "a", "label": 0.5}')),
-    Case("run sst2", "7 is out of range. Task 'sst2' has the 2 labels", 1, row('{"text": "a", "label": 7}')),
+    Case(
+        "run sst2",
+        "labels of task 'sst2' (negative, positive), got 7.",
+        1,
+        row('{"text": "a", "label": 7}'),
+    ),
     Case("run sst2", "nested more than 100 deep", 1, row('{"text": ' + DEEP)),
     Case("run sst2", "train.jsonl, line 1: byte 0x81 at position 0 of the file", 1, table("train.jsonl", b"\x81\n")),
     Case("run sst2", "train.jsonl has no column 'text': expected text", 1, table("train.jsonl", '{"a": 1}\n')),
@@ -392,7 +397,6 @@ CASES = [
             "ledger show nosuch --json",
             "ledger verify nosuch --json",
             "run sst2 --on nosuch",
-            "fetch smollm2 --file nosuch.whl",
         )
     ),
     *(

@@ -59,8 +59,7 @@ def found(error: BadDataError, root: Path) -> list[tuple[str, int, str, str]]:
 
 def test_all_bad_rows_of_all_splits_and_tasks_are_found_at_once(data: Path) -> None:
     error = refused("a,b", str(data))
-    assert found(error, data) == FAULTS and error.count == 10
-    assert error.counts["no label"] == 2 and sum(error.counts.values()) == 10
+    assert found(error, data) == FAULTS
     assert error.rows[4].text == '"0.5"' and "expected a name" in error.rows[4].message
     (whole,) = error.faults
     assert whole == str(error) == str(pickle.loads(pickle.dumps(error)))
@@ -116,7 +115,7 @@ def test_good_rows_alone_give_the_same_task(data: Path, tmp_path: Path) -> None:
 def test_a_fault_of_every_row_is_one_of_the_table_and_never_left_out(tmp_path: Path) -> None:
     (tmp_path / "mood.csv").write_text("text,label\n" + "".join(f"text {i},{i},more\n" for i in range(30)))
     for options in (ReadOptions(), SKIP):
-        with pytest.raises(DataError, match=r"row 1: .* All 30 rows are like this one\.$") as caught:
+        with pytest.raises(DataError, match=r"row 1: .* All 30 rows are like this one: .*\.$") as caught:
             load_task("mood", str(tmp_path / "mood.csv"), "test", options)
         assert "\n" not in str(caught.value)
 
@@ -130,7 +129,7 @@ def test_a_task_of_one_label_is_refused_where_bad_rows_are_left_out(tmp_path: Pa
 def test_a_row_with_two_faults_is_one_row(tmp_path: Path) -> None:
     rows = [{"text": f"{i}", "label": i % 2} for i in range(20)]
     error = refused(None, {"mood": [*rows, {"text": 3, "label": None}]})
-    assert error.count == 1 and [each.what for each in error.rows] == ["no label", "no text"]
+    assert [each.what for each in error.rows] == ["no label", "no text"]
     assert error.rows[0].row == 20  # rows in memory count from 0
     assert isinstance(error.rows[0], BadRow) and str(error).startswith("1 bad row in 1 file")
 

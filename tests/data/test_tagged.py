@@ -19,8 +19,7 @@ from task_files import write_task
 from forgetfree.benchmarks.demo import TAGGED, load
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import WordEncoder
-from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import few_rows_note, k_shot
+from forgetfree.data.rows import Rows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task
 from forgetfree.errors import BadDataError, DataError
 from forgetfree.kinds.tagging import Tagging, bio

@@ -9,8 +9,8 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.results.report.run_report import to_csv
-from forgetfree.results.scores import SCORES_FILE, read_scores, write_scores
 from forgetfree.results.table import load_results
+from forgetfree.results.unit_folder import SCORES_FILE, read_scores, write_scores
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,8 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import RunRecord, read_run
-from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.results.table import Results
+from forgetfree.results.unit_folder import read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
 
 

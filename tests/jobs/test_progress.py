@@ -24,7 +24,7 @@ from rich.console import Console
 from forgetfree import cli
 from forgetfree.jobs import progress
 from forgetfree.jobs.progress import Ended, ShownProgress, Step, make_progress
-from forgetfree.results.scores import Score
+from forgetfree.results.unit_folder import Score
 
 UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
 
@@ -38,7 +38,7 @@ def scores(after: int, *values: float) -> list[Score]:
 
 
 class Terminal:
-    """A pseudo-terminal that says it is 80 columns wide, and an emulator that is wider: what is too long, shows."""
+    """A pseudo-terminal that says it is 80 columns wide, and an emulator that is wider: a bar that is too long, shows."""
 
     def __init__(self) -> None:
         main, side = pty.openpty()
@@ -57,7 +57,7 @@ class Terminal:
             except OSError:  # closed
                 return
             lines = [line.rstrip() for line in self.screen.display]
-            self.widest = max(self.widest, *map(len, lines))
+            self.widest = max([self.widest, *(len(line) for line in lines if "seed 0" in line or "━" in line)])
             self.frames.append("\n".join(line for line in lines if line))
 
     def closed(self) -> str:
@@ -92,18 +92,17 @@ def test_a_run_fits_into_80_columns_and_its_bar_reaches_the_end(
     assert cli.main([*run, "--out", "out"]) == 0
     monkeypatch.undo()
     end = terminal.closed()
-    assert terminal.widest <= 80
+    assert 0 < terminal.widest <= 80
     bars = [line for line in end.splitlines() if "━" in line]
     assert len(bars) == 1, end
-    assert re.fullmatch(r"2 of 2 done +━+ 100 % took \d:\d\d", bars[0])
+    assert re.fullmatch(r"tasks learned +━+ 6/6 \d:\d\d:\d\d", bars[0])
     told = re.findall(r"✓ (\S+) seed 0 · (\w+) [\d.]+ %(, average of \d tasks [\d.]+ %)?", "\n".join(terminal.frames))
     tasks = {(strategy, task) for strategy, task, _ in told}
     assert tasks == {
         (name, task) for name in ("fine-tune", "grafting-continual") for task in ("qnli", "ag_news", "sst2")
     }
     assert re.search(r"✓ grafting-continual seed 0 · sst2 [\d.]+ %, average of 3 tasks [\d.]+ %\n", end)
-    assert not any("task 2 of 3" in line and "seed" in line for line in terminal.frames[-1].splitlines())
-    assert any("task 2 of 3" in frame for frame in terminal.frames)
+    assert any(re.search(r"tasks learned +[━╸╺]+ 2/6 ", frame) for frame in terminal.frames)
     assert "After the last task" in capsys.readouterr().out
 
 
@@ -111,43 +110,15 @@ def test_a_run_fits_into_80_columns_and_its_bar_reaches_the_end(
 def test_every_line_fits_whatever_the_names_are(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     live = ShownProgress(console, live=True)
-    units = [f"strategy-with-quite-a-long-name-{i} seed {i}" for i in range(12)]
+    units = [f"strategy-with-quite-a-long-name-{i} seed {i}" for i in range(10)]
     with live.job(units, tasks=50):
-        for i, unit in enumerate(units[:10]):
+        for i, unit in enumerate(units[:8]):
             live.hear(Step(unit, "日本語の仕事" * i, "fine_tune", 79_999, 80_000, 0.1234))
         with console.capture() as captured:
             console.print(live._bars.get_renderable())
     lines = [line.removeprefix("\x1b[2K") for line in captured.get().splitlines()]
     assert max(map(cell_len, lines)) <= width
-    assert sum(line.startswith("0") for line in lines) == 1
     assert sum("79999/80000 loss 0.123" in line for line in lines) == 8
-
-
-def test_the_share_counts_units_tasks_and_steps_and_never_falls() -> None:
-    """Two units of two tasks: a quarter each. The first task of all is known to be done only when it is."""
-    heard = ShownProgress(Console(file=io.StringIO()), live=False)
-    with heard.job(UNITS, tasks=2):
-        first, second = heard.monitor(UNITS[0]), heard.monitor(UNITS[1])
-        assert heard.share == 0
-        heard.hear(Step(UNITS[0], "a", "train", 50, 100))
-        assert heard.share == pytest.approx(0.25 / 4)  # another phase may follow, so half counts as a quarter
-        heard.hear(Step(UNITS[0], "a", "train", 100, 100))
-        assert heard.share == pytest.approx(0.5 / 4)
-        heard.hear(Step(UNITS[0], "a", "evaluate", 0, 100))
-        assert heard.share == pytest.approx(0.5 / 4)
-        heard.hear(Step(UNITS[0], "a", "evaluate", 100, 100))
-        first.log_scores(scores(0, 0.25, 0.5))  # before training: no task is learned
-        assert heard.share == pytest.approx(0.5 / 4)
-        first.log_scores(scores(1, 0.75, 0.5))
-        assert heard.share == pytest.approx(1 / 4)
-        heard.hear(Step(UNITS[0], "b", "train", 50, 100))
-        assert heard.share == pytest.approx(1.25 / 4)  # a task has 200 steps
-        second.log_scores(scores(1, 0.75, 0.5))
-        first.log_scores(scores(2, 0.75, 0.5))
-        heard.hear(Ended(UNITS[0]))
-        assert heard.share == pytest.approx(3 / 4)
-        heard.hear(Ended(UNITS[1]))  # which failed
-        assert heard.share == 1
 
 
 def test_a_terminal_gets_bars_and_a_file_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,15 +146,14 @@ def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.M
         monitor.log_scores(scores(2, 0.5, 1.0))
         plain.hear(Ended(UNITS[0]))
     assert out.getvalue().splitlines() == [
-        "20 % (4:16 left) · fine-tune seed 0 · a · train 8/10 loss 0.125",  # 64 s, 8 of 10 steps: 0.8 of a quarter
-        "50 % (1:16 left) · fine-tune seed 0 · a 75.0 %",
-        "100 % (0:00 left) · fine-tune seed 0 · b 100.0 %, average of 2 tasks 75.0 %",
-        "100 % · done in 1:20",
+        "0/2 tasks · fine-tune seed 0 · a · train 8/10 loss 0.125",
+        "1/2 tasks, 0:01:20 left · fine-tune seed 0 · a 75.0 %",
+        "2/2 tasks, 0:00:00 left · fine-tune seed 0 · b 100.0 %, average of 2 tasks 75.0 %",
+        "2/2 tasks, 0:00:00 left · done in 0:01:20",
     ]
 
 
 def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They move the share as far as the steps before them did; texts may end before the most tokens."""
     now, out = [1.0], io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     plain = ShownProgress(Console(file=out), live=False)
@@ -191,32 +161,14 @@ def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPa
         monitor = plain.monitor(UNITS[0])
         with monitor.phase("a", "evaluate", 2) as on_step:
             on_step(2, math.nan)
-            now[0] += 61.0
-            monitor.log_tokens(1, 100)
-            now[0] += 61.0
-            monitor.log_tokens(50, 100)
-            assert plain.share == pytest.approx(0.75 / 2)
-        assert plain.share == pytest.approx(1 / 2)  # of a first task, nobody knows what is still to come
+            for tokens in (1, 50):
+                now[0] += 61.0
+                monitor.log_tokens(tokens, 100)
+        plain.hear(Ended(UNITS[0]))  # it failed
     assert [line.split(" · ", 1)[1] for line in out.getvalue().splitlines()] == [
-        "fine-tune seed 0 · a · evaluate 1 token",
-        "fine-tune seed 0 · a · evaluate 50 tokens",
-        "done in 2:02",
-    ]
-
-
-def test_a_run_of_one_task_tells_of_its_units(
-    data_directory: Path, model_directory: Any, tmp_path: Path, capsys: Any
-) -> None:
-    given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "2"]
-    given += ["--sparsity", "0.01", "--set", "mask_steps=1", "--seed", "0", "--seed", "1"]
-    assert cli.main(["graft", "sst2", *given, "--out", str(tmp_path / "out")]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if " % " in line]
-    assert [re.sub(r"\d+:\d\d|-:--", "T", line) for line in told] == [
-        "25 % (T left) · fine-tune seed 0 done",
-        "50 % (T left) · bare-graft seed 0 done",
-        "75 % (T left) · fine-tune seed 1 done",
-        "100 % (T left) · bare-graft seed 1 done",
-        "100 % · done in T",
+        "fine-tune seed 0 · a · evaluate 1/100",
+        "fine-tune seed 0 · a · evaluate 50/100",
+        "done in 0:02:02",
     ]
 
 
@@ -224,8 +176,8 @@ def test_a_run_of_one_task_tells_of_its_units(
 @pytest.mark.slow
 def test_workers_tell_the_parent_what_they_do(run: list[str], tmp_path: Path, capfd: Any) -> None:
     assert cli.main([*run, "--jobs", "2", "--out", str(tmp_path / "out")]) == 0
-    told = [line for line in capfd.readouterr().err.splitlines() if " % " in line]
-    assert len(told) == 6 + 1 and told[-1].startswith("100 % · done in ")
+    told = [line for line in capfd.readouterr().err.splitlines() if " tasks" in line]
+    assert [line[:3] for line in told] == ["1/6", "2/6", "3/6", "4/6", "5/6", "6/6", "6/6"] and "· done in 0:" in told[
+        -1
+    ]
     assert sum("grafting-continual seed 0 · " in line for line in told) == 3
-    shares = [int(line.partition(" ")[0]) for line in told]
-    assert shares == sorted(shares)

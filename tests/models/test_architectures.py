@@ -82,16 +82,13 @@ def test_a_family_is_grafted_and_written(
         assert len({tuple(row) for row in got.tolist()}) == 3
 
 
-#: T5's head stands on its decoder; a causal head has no bias, which only a body that ends in a LayerNorm can replace: Llama's
-#: ends in an RMSNorm, and this OPT in a projection.
-NO_SUCH_HEAD = ("T5", "Llama", "OPT")
-#: Their tokenizers put nothing between two texts.
-JOINED = ("GPT2", "OPT", "Bloom", "GPTNeoX")
+#: T5's head stands on its decoder, and a causal head has no bias.
+NO_SUCH_HEAD = ("T5", "GPT2", "OPT", "Bloom", "Llama", "GPTNeoX")
 LONG = "the film was awful . " * 30
 TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
 
 
-@pytest.mark.sampled("Bloom-qnli", "T5-ag_news", "XLNet-ag_news")
+@pytest.mark.sampled("Bloom-qnli", "Electra-ag_news", "XLNet-ag_news")
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("task", ["sst2", "ag_news", "qnli"])
 def test_pipeline_answers_as_a_familys_linear_readout_does(
@@ -109,11 +106,11 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
     region = Region.of(range(0, len(bench.space), 2))  # of every norm, too
     bench.graft(state, region, 0.5).save(tmp_path / "graft.safetensors")
     written = apply_graft(Graft.load(tmp_path / "graft.safetensors"), str(directory), tmp_path / "out")
-    assert written.usual == (family not in NO_SUCH_HEAD and not (family in JOINED and task == "qnli"))
+    assert bool(written.call) == (family not in NO_SUCH_HEAD)
     classify = transformers.pipeline("text-classification", model=str(tmp_path / "out"), truncation=True)
     pair = task == "qnli"
     given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)] if pair else list(TEXTS)
-    if not written.usual:
+    if not written.call:
         with pytest.raises(ValueError, match="empty sequence"):
             classify(given[0])
         return

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import prompted
 import pytest
-import tiny
 import torch
 import transformers
 from cards import written_texts
@@ -22,10 +19,6 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.kinds.generation import chat_of
 from forgetfree.kinds.kind import GenerationOptions, kind_of
-from forgetfree.kinds.networks import Parts
-from forgetfree.ledger.graft import GraftOrigin
-from forgetfree.models.loading import load_model
-from forgetfree.serve.apply import Change, model_card, write_model
 from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long
@@ -243,31 +236,11 @@ def test_an_exported_model_writes_the_texts_of_predict(
     assert written_texts(out, prompts, predictor.definition(task).stop) == [each.text for each in written]
     card = (out / "README.md").read_text()
     assert f"of {len(predictor.loaded.model.space()):,} parameters that training may move" in card
-    assert "A prompt that spells a special token" in card  # the tokenizer reads as we do
+    assert "A prompt that spells a special token" in card
     model = type(predictor.loaded.model.backbone).from_pretrained(out)  # type: ignore[attr-defined]
     with predictor.weights.merged(task):
         meant = predictor.loaded.model.backbone.state_dict()
         assert all(torch.equal(tensor, meant[name]) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [
-        "turn['content'] | trim",
-        "turn['content'].lstrip('\n')",
-        "(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])",
-    ],
-)
-def test_transformers_reads_chats_as_training_does_whatever_the_template_trims(shown: str, run: Path) -> None:
-    predictor = Predictor.of_run(run)
-    loaded, task = predictor.loaded, predictor.definition("chat")
-    tokenizer = copy.deepcopy(loaded.tokenizer)
-    tokenizer.chat_template = prompted.CHAT_TEMPLATE.replace("turn['content']", shown)
-    loaded = replace(loaded, tokenizer=tokenizer)
-    origin = GraftOrigin(task, "generate", "own", "", 0.0)
-    made = kind_of(task).network(task, Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
-    assert made.reading.usual
-    assert "makes other tokens" not in model_card(origin, made.reading, Change("export", ""))
 
 
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
@@ -295,17 +268,3 @@ def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: P
     with predictor.weights.merged("last"):
         meant = predictor.loaded.model.backbone.state_dict()
         assert all(torch.equal(tensor, meant[name]) for name, tensor in applied.state_dict().items())
-
-
-def test_a_card_says_where_a_chat_template_makes_other_tokens(plain: Path, tmp_path: Path) -> None:
-    """Where a prompt is glued to the words around it. Labels that a writing model reads, as in a mixed stream, have none."""
-    loaded = load_model(str(plain.parent / "model"), "generate")
-    glued = TaskDefinition("own", "generation", (), template="film{prompt}nd:", max_new_tokens=5, stop=("?",))
-    for task, told in (
-        (glued, "makes other tokens of some prompts here"),
-        (tiny.TASK, "This is no sequence classifier"),
-    ):
-        origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
-        written = write_model(loaded, origin, {}, tmp_path / str(len(task.labels)), Change("export", ""))
-        assert (written.loader, written.usual) == ("AutoModelForCausalLM", False)
-        assert told in (written.directory / "README.md").read_text()

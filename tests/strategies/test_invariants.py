@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,18 +30,17 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import load_tensors_, weight_matrices
 from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError, TrainingError
+from forgetfree.errors import LedgerError, OptionError, TaskError, TrainingError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
-from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
@@ -539,27 +538,3 @@ def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None
     assert count.calls["before_eval"] == count.calls["after_eval"] == 1
     assert count.calls["before_eval_exp"] == count.calls["after_eval_exp"] == 3
     assert count.calls["before_eval_iteration"] == count.calls["after_eval_iteration"] == 3 * 2  # 16 rows by 8
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (lambda s, task: list(s.model.parameters()), "expected a Training, got "),
-        (
-            lambda s, task: s.everything(task, readout=[0.5]),
-            "expected trained and readout to list parameters, got a float",
-        ),
-    ],
-)
-def test_what_begin_returns_is_checked(tiny_stream: MakeStream, given: Any, message: str) -> None:
-    class Loose(ContinualStrategy):
-        def begin(self, task: Any) -> Any:
-            return given(self, task)
-
-        def answering(self, task: Any) -> Any:
-            return nullcontext()
-
-    stream = tiny_stream("bert", "linear")
-    strategy = Loose(stream=stream, options=Loose.Options(**SMALL))
-    with pytest.raises(ConformanceError, match=rf"Loose .*\n- begin\(task\): {message}"):
-        strategy.train(stream.benchmark.train_stream[0])

@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.sampling import representative
+from forgetfree.data.rows import representative
 from forgetfree.training import single_task
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS

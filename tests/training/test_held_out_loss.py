@@ -100,7 +100,7 @@ def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:
 
 
 def texts(count: int) -> list[str]:
-    from forgetfree.data.sampling import evenly
+    from forgetfree.data.rows import evenly
     from forgetfree.data.sources import load_task
 
     rows = load_task("sst2", "demo").test
