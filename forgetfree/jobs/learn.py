@@ -68,7 +68,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
         table = _ScoreTable(unit.key, directory / SCORES_FILE, stream.tasks, monitor, carried)
         kept = StreamCheckpoint(checkpoint, name, learned, answers)
         if carried:
-            carried.hand_over(strategy, directory)
+            carried.hand_over(directory)
         done = kept.restore()
         if new := not learned.rows:
             if carried and carried.tasks:

@@ -8,18 +8,17 @@ of a run that had the other stream from the start.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
@@ -37,7 +36,6 @@ from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.region_strategy import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -222,8 +220,7 @@ class StreamPrefix:
 
     Attributes:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
-        full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
-        ledger: that of the tasks that are carried over, likewise.
+        ledger: that of these tasks, where there is one.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -231,21 +228,12 @@ class StreamPrefix:
         self._record: Json = unit.record() or {}
         extra = self._record["details"]["extra"]
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
-        self.full_ledger = full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
+        full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
         if full and all(full.stands_alone(task) for task in learned if task not in tasks):  # they left nothing
             same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
-
-    def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
-        """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
-        localized: dict[str, Region] = {}
-        if self.full_ledger and cast("RegionStrategy", strategy).localizes_alone:
-            localized = {record.task: record.region for record in self.full_ledger.records}
-            cast("RegionStrategy", strategy).known_regions = localized
-        if not (directory / HISTORY).stat().st_size:
-            write_atomically(directory / HISTORY, self.history(localized))
 
     def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.
@@ -300,14 +288,12 @@ class StreamPrefix:
             if score.task in self._stream and score.after in rows
         ]
 
-    def history(self, localized: Collection[str] = ()) -> str:
-        """Return the logged steps of the tasks that are carried over, and the search for γ of those that are ``localized``."""
-        phases = {(task, "localize") for task in localized if task in self._stream}
-        lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-        steps = ((line, parse_json(line)) for line in lines)
-        return "".join(
-            line for line, step in steps if step["task"] in self.tasks or (step["task"], step["phase"]) in phases
-        )
+    def hand_over(self, directory: Path) -> None:
+        """Hand a new unit's folder the logged steps of the tasks that are carried over."""
+        if not (directory / HISTORY).stat().st_size:
+            lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
+            own = (line for line in lines if parse_json(line)["task"] in self.tasks)
+            write_atomically(directory / HISTORY, "".join(own))
 
     @cached_property
     def predictions(self) -> dict[str, Tensor]:

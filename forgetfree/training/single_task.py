@@ -25,7 +25,6 @@ from forgetfree import __version__
 from forgetfree.checkpoint import derive_seed
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
-from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import (
     Precision,
     ReadoutModel,
@@ -120,7 +119,7 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
     """Return the loss of θ(γ) over a batch of `mask_batches`."""
     device = next(model.parameters()).device
-    return CrossEntropy(model, device, decided(options.precision, model))
+    return CrossEntropy(model, device, options.precision)
 
 
 def mask_batches(rows: Examples, mask: MaskOptions, seed: int, device: torch.device) -> Iterator[list[Batch]]:

@@ -22,7 +22,6 @@ from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
 from forgetfree.jobs.checkpoints import StreamCheckpoint
 from forgetfree.strategies.grafting_continual import GraftingContinual
-from forgetfree.training.single_task import SingleTask
 
 pytestmark = pytest.mark.long
 
@@ -158,26 +157,6 @@ def test_nothing_of_the_task_is_left(removed: Callable[[str], Path]) -> None:
 
 
 GRAFTING: dict[str, Any] = {"strategies": ("grafting-continual",)}
-
-
-def logged(run: Path) -> list[str]:
-    """The logged steps of the one unit, without their seconds; a reused search stands before all else."""
-    lines = (run / "grafting-continual/seed-0/history.jsonl").read_text().splitlines()
-    return sorted(json.dumps(json.loads(line) | {"seconds": 0}) for line in lines)
-
-
-@pytest.mark.sampled("ag_news")
-@pytest.mark.parametrize("task", TASKS[:2])
-def test_regions_of_later_tasks_are_not_sought_again(
-    run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
-    whole, expected = run(*TASKS, **GRAFTING), run(*(each for each in TASKS if each != task), **GRAFTING)
-    monkeypatch.setattr(SingleTask, "localized", lambda *_: pytest.fail("a region is sought again"))
-    assert remove(whole, task, tmp_path / "out") == 0
-    same(tmp_path / "out", expected)
-    assert [line for line in logged(tmp_path / "out") if "fine_tune" not in line] == [
-        line for line in logged(expected) if "fine_tune" not in line
-    ]
 
 
 @pytest.mark.parametrize(
