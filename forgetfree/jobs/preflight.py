@@ -218,8 +218,8 @@ class _Look:
         if note := tiny_region_note(len(space), self._sparsities):
             self._notes.append(note)
         if config.held_out is not None:
-            data, limit = self._objects.data_or(config.data), self._common.test_limit
-            aside = attempt(HeldOutTexts.of, config.held_out, data, loaded, limit, config.read_options)
+            limit = self._common.test_limit
+            aside = attempt(HeldOutTexts.of, config.held_out, config.rows, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
             with suppress(AttributeError):  # of a stream there is no more than its model
