@@ -35,7 +35,7 @@ from forgetfree.results.unit_folder import (
     write_scores,
 )
 from forgetfree.tensor_file import TensorFile
-from forgetfree.training.monitor import Monitor, seconds_by_phase
+from forgetfree.training.monitor import PHASES, Monitor
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -115,7 +115,7 @@ def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None)
         "bound": _bound(stream, options),
         "extra": strategy.extra_results()
         | ({"broken_claims": learned.answers.broken} if learned.answers.broken else {}),
-        "seconds": seconds_by_phase(strategy.seconds),
+        "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         "seconds_per_task": learned.seconds,
     }
 
