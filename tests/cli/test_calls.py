@@ -204,8 +204,6 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run("sst2", **asked, optimizer=made)
     with pytest.raises(UsageError, match="resume=True needs out"):
         forgetfree.run("sst2", **asked, resume=True)
-    with pytest.raises(UsageError, match=r"optimizer is a function, which sets learning_rate itself"):
-        forgetfree.run("sst2", **asked, strategies=[Naive], optimizer=lambda p: None, learning_rate=0.1)
     with pytest.raises(UsageError, match=r"the strategy Naive \(a class\). Leave jobs at 1"):
         forgetfree.run("sst2", **asked, strategies=[Naive], jobs=2)
 
