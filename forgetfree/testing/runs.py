@@ -21,6 +21,7 @@ from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
 from forgetfree.errors import ConformanceError
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.encoded_task import EncodedTask
 
 Tensors = dict[str, Tensor]
@@ -139,7 +140,7 @@ def look(strategy: Any, experiences: Sequence[Any] | None = None) -> Look:
 
 def _numbers(answers: Any) -> Tensor:
     """Return the logits; where texts are the answers, the losses and the ids of their tokens, as one column."""
-    if answers.are_labels:
+    if isinstance(answers, LabelAnswers):
         return torch.from_numpy(np.array(answers.logits))
     numbers = [each for name, each in sorted(answers.tensors().items()) if name != "texts"]
     return torch.from_numpy(np.concatenate(numbers, dtype=np.float64)).unsqueeze(1)
