@@ -84,9 +84,8 @@ def averages(names: Sequence[str]) -> Table:
 
 
 def _markdown(tables: Sequence[Table]) -> str:
-    """Return tables below their titles, without what their columns mean, which docs/watching.md says."""
-    bare = [Table(each.title, each.header, each.rows, each.best) for each in tables]
-    text = render_page(Page("", (), tuple(bare)), "markdown")
+    """Return tables below their titles."""
+    text = render_page(Page("", (), tuple(tables)), "markdown")
     return re.sub(r"^## (.+)$", r"**\1**", text, flags=re.MULTILINE).removeprefix("#").strip()
 
 

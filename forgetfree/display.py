@@ -45,20 +45,12 @@ def _is_invisible(char: str) -> bool:
 
 
 def without_invisible(text: str) -> str:
-    r"""Return ``text`` without characters that nobody sees, such as a zero-width space, and without white space around it.
-
-    >>> without_invisible("neg\u200b ")
-    'neg'
-    """
+    """Return ``text`` without characters that nobody sees, such as a zero-width space, and without white space around it."""
     return "".join(char for char in text if not _is_invisible(char)).strip()
 
 
 def with_invisible(text: str) -> str:
-    r"""Return ``text`` with the characters that nobody sees escaped as in JSON.
-
-    >>> print(with_invisible("neg\u200b"))
-    neg\u200b
-    """
+    """Return ``text`` with the characters that nobody sees escaped as in JSON."""
     return "".join(_code(char) if _is_invisible(char) else char for char in text)
 
 
@@ -67,12 +59,7 @@ def _code(char: str) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    r"""Return ``text`` `escaped`, but for the line breaks before indented lines: those of a table in a message.
-
-    >>> print(escaped_lines("two\nlines\n  row 1"))
-    two\nlines
-      row 1
-    """
+    """Return ``text`` `escaped`, but for the line breaks before indented lines: those of a table in a message."""
     return "\n  ".join(map(escaped, text.split("\n  ")))
 
 
@@ -88,31 +75,19 @@ def is_text(value: Any) -> bool:
 
 
 def brief(value: Any, most: int = 60) -> str:
-    """Return a value as Python writes it, cut to ``most`` characters, for messages.
-
-    >>> brief("x" * 99, most=5)
-    "'xxxx…"
-    """
+    """Return a value as Python writes it, cut to ``most`` characters, for messages."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def first_twice(names: Iterable[str]) -> str | None:
-    """Return the first name that comes again; ``None`` if all are different.
-
-    >>> first_twice(["b", "a", "a", "b"])
-    'b'
-    """
+    """Return the first name that comes again; ``None`` if all are different."""
     counts = Counter(names)
     return next((name for name, count in counts.items() if count > 1), None)
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
-    """Return the first names of many, and how many more there are.
-
-    >>> listed("abcde"), listed("abc")
-    ('a, b, c and 2 more', 'a, b, c')
-    """
+    """Return the first names of many, and how many more there are."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,8 +76,13 @@ class HubFile(
         if (directory := Path(model_id)).is_dir():
             return cls.load(directory / name)
         known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-        with _explained(model_id):
+        try:
             file = hf_hub_download(model_id, name, **{key: options[key] for key in known})
+        except Exception as error:  # of whichever HTTP library the client uses
+            raise HubError(
+                f"{model_id} cannot be read from the hub: {first_line(error)}. Check the name and the revision; if it is "
+                "private, log in by `hf auth login`, or set HF_TOKEN; else the network, proxy, HF_ENDPOINT and HF_HUB_OFFLINE."
+            ) from error
         return cls.load(file)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
@@ -87,24 +91,3 @@ class HubFile(
             json.dumps(fact, ensure_ascii=False).replace("\u2028", " ").replace("\u2029", " ") for fact in self.facts()
         ]
         return super().generate_model_card(*args, kind=self.kind, use=self.use, facts=facts, **kwargs)
-
-
-@contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Raise ``HubError`` for what the hub's client met, with the remedy."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.RevisionNotFoundError as error:
-        raise HubError(f"{name} has no such revision on the hub. Give a branch, a tag or a commit of it.") from error
-    except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
-        raise HubError(
-            f"There is no {name} on the hub that you may see. Check the name; if it is private or gated, log in "
-            "by `hf auth login`, or set HF_TOKEN."
-        ) from error
-    except Exception as error:  # of whichever HTTP library the client uses
-        raise HubError(
-            f"{name} cannot be read from the hub: {first_line(error).rstrip('.')}. Check the name, the "
-            "network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE."
-        ) from error

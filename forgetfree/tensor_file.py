@@ -35,8 +35,6 @@ _DTYPES = {
     **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
     **{"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"},
 }
-#: The most bytes of a header that safetensors reads.
-_MOST_HEADER = 100_000_000
 #: The form of a `TaskFile`.
 _SCHEMA = 5
 
@@ -49,13 +47,13 @@ class TensorFile:
         error: what is raised where a file is missing, damaged or another one.
         remedy: the last sentence of its message.
         format: what the metadata name; empty: nothing.
-        name: what a user calls a file whose path they give, such as ``ledger``; empty for files that only a job names.
+        name: what a user calls it, such as ``ledger``.
     """
 
     error: type[ForgetfreeError]
     remedy: str
     format: str = ""
-    name: str = ""
+    name: str = "file of a run"
 
     def content(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
         """Return the bytes of a file. Equal tensors and metadata give equal bytes, which those of safetensors are not."""
@@ -78,15 +76,6 @@ class TensorFile:
             raise self.error(f"{path} is damaged: its contents do not match its checksum. {self.remedy}")
         return file.metadata, tensors
 
-    def is_at(self, path: Path) -> bool:
-        """Say whether a file is of this kind, as its format tells."""
-        from safetensors import SafetensorError
-
-        try:
-            return OpenFile(path).metadata.get("format") == self.format
-        except (SafetensorError, OSError):
-            return False
-
     @staticmethod
     def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         with replacing(path) as temporary, temporary.open("wb") as file:
@@ -103,9 +92,9 @@ class TensorFile:
         with self._readable(path):
             file = OpenFile(path)
         if self.format and (format := file.metadata.get("format", "none")) != self.format:
-            is_none = f"is no {self.name}" if self.name else "is another file"
-            remedy = f"Give the path of a {self.name}.safetensors." if self.name else self.remedy
-            raise self.error(f"{path} {is_none}: expected the format {self.format!r}, got {brief(format)}. {remedy}")
+            raise self.error(
+                f"{path} is no {self.name}: expected the format {self.format!r}, got {brief(format)}. {self.remedy}"
+            )
         return file
 
     @contextmanager
@@ -115,15 +104,7 @@ class TensorFile:
         try:
             yield
         except (SafetensorError, OSError) as fault:
-            if not self.name:
-                raise self.error(f"{path} cannot be read: {first_line(fault)}. {self.remedy}") from fault
-            if isinstance(fault, FileNotFoundError):
-                raise self.error(
-                    f"There is no {self.name} at {path}. Give the path of a {self.name}.safetensors."
-                ) from fault
-            raise self.error(
-                f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short. {self.remedy}"
-            ) from fault
+            raise self.error(f"{path} cannot be read as a {self.name}: {first_line(fault)}. {self.remedy}") from fault
 
 
 # -- Files by task ---------------------------------------------------------------------------------------
@@ -211,8 +192,7 @@ class TaskFile(TensorFile):
             with self._readable(path):
                 return make(StoredTasks(file, self.keys, self.groups))
         except (RegionError, ValueError) as fault:
-            what = self.name or "file of weights"
-            raise self.error(f"{path} is not a sound {what}: {str(fault).rstrip('.')}. {self.remedy}") from fault
+            raise self.error(f"{path} is not a sound {self.name}: {str(fault).rstrip('.')}. {self.remedy}") from fault
 
 
 class StoredTasks:
@@ -327,8 +307,6 @@ def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterab
         header[name] = {"dtype": _DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > _MOST_HEADER:
-        raise ValueError(f"the names of its tensors take {len(text):,} bytes, and safetensors reads {_MOST_HEADER:,}")
     yield len(text).to_bytes(8, "little")
     yield text
     for _, tensor in ordered:

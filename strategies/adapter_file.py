@@ -11,7 +11,6 @@ name the base model's fingerprint and what else its answers depend on (`forgetfr
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import RunError
-from forgetfree.files import check, check_fields, is_number, parse_json
+from forgetfree.files import check, check_fields, parse_json
 from forgetfree.ledger.binding import Binding
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.lora_adapters import LoraAdapters
@@ -44,21 +43,20 @@ FILE = TaskFile(
 )
 
 
-def save_adapters(path: Path, tasks: Sequence[TaskTensors], *, joint: bool, fingerprint: str, binding: Binding) -> None:
+def save_adapters(path: Path, tasks: Sequence[TaskTensors], loaded: LoadedModel, *, joint: bool) -> None:
     """Write the file, atomically.
 
     Args:
         path: where.
         tasks: of every task, in order.
+        loaded: the base model.
         joint: whether all adapters act together, rather than each alone.
-        fingerprint: of the base model.
-        binding: what else answers depend on.
     """
-    header = {"together": json.dumps(joint), "fingerprint": fingerprint, "binding": binding.json}
+    header = {"together": json.dumps(joint), "fingerprint": loaded.fingerprint, "binding": loaded.binding().json}
     FILE.write_tasks(path, tasks, header)
 
 
-def load_adapters(path: Path, *, fingerprint: str, binding: Binding) -> tuple[list[TaskTensors], bool]:
+def load_adapters(path: Path, loaded: LoadedModel) -> tuple[list[TaskTensors], bool]:
     """Read what `save_adapters` wrote of the same model.
 
     Returns:
@@ -67,21 +65,15 @@ def load_adapters(path: Path, *, fingerprint: str, binding: Binding) -> tuple[li
     Raises:
         RunError: the file is missing or damaged, or belongs to another model.
     """
-    if not path.exists():
-        raise RunError(f"There are no adapters at {path}. Give the directory that `save` wrote.")
 
     def make(stored: StoredTasks) -> tuple[list[TaskTensors], bool]:
         header = stored.metadata
-        if header["fingerprint"] != fingerprint:
+        if header["fingerprint"] != loaded.fingerprint:
             raise RunError(
                 f"The adapters in {path} belong to other weights: expected a model with fingerprint "
-                f"{header['fingerprint'][:12]}…, got {fingerprint[:12]}…. Load the model they were trained on."
+                f"{header['fingerprint'][:12]}…, got {loaded.fingerprint[:12]}…. Load the model they were trained on."
             )
-        try:
-            differ = Binding.of_json(header["binding"]).differences(binding)
-        except ValueError as error:
-            raise ValueError(f"its binding cannot be read ({error})") from error
-        if differ:
+        if differ := Binding.of_json(header["binding"]).differences(loaded.binding()):
             raise RunError(
                 f"The adapters in {path} would not answer as they did: {'; '.join(differ)}. Use the model's own config.json "
                 "and tokenizer, and the options that the stream was trained with."
@@ -99,17 +91,9 @@ def _check_settings(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> Non
     """Raise ``ValueError`` unless these are settings of an adapter, of the rank that its tensors have."""
     check_fields(key, stored, {"r": int, "lora_alpha": int, "target_modules": str})
     check(key, ", ".join(stored), set(stored) == set(SETTINGS), f"{', '.join(SETTINGS)} alone")
-    for name in ("r", "lora_alpha"):
-        check(f"{key}.{name}", stored[name], stored[name] >= 1, "at least 1")
-    dropout = stored["lora_dropout"]
-    check(f"{key}.lora_dropout", dropout, is_number(dropout, 0.0, 1.0), "a number in [0, 1]")
     for name, tensor in adapter.items():
-        ranks = tuple(tensor.shape)[-1 if "lora_B" in name else 0 :][:1]
-        check(f"{key}.r", stored["r"], ranks == (stored["r"],), f"the rank of {name!r}, which has {ranks}")
-    try:
-        re.compile(stored["target_modules"])
-    except re.error as error:
-        raise ValueError(f"{key}.target_modules must be a regular expression: {error}") from error
+        rank = tensor.shape[-1 if "lora_B" in name else 0] if tensor.dim() else 0
+        check(f"{key}.r", stored["r"], stored["r"] == rank > 0, f"the rank of {name!r}, which has {rank}")
 
 
 def loaded_adapters(backbone: nn.Module, records: Sequence[TaskTensors]) -> LoraAdapters:
@@ -138,8 +122,7 @@ class AdapterWeights(RunWeights):
     """
 
     def __init__(self, source: Source, loaded: LoadedModel) -> None:
-        binding = loaded.binding()
-        records, joint = load_adapters(source.file, fingerprint=loaded.fingerprint, binding=binding)
+        records, joint = load_adapters(source.file, loaded)
         super().__init__(source, loaded, [record.task for record in records])
         self._loaded, self._original = loaded, loaded.model.backbone
         self._adapters = loaded_adapters(self._original, records)

@@ -18,7 +18,6 @@ from forgetfree.training.training_options import TrainingOptions
 class Cumulative(TemplateStrategy, supervised.Cumulative):
     """Train on each task's rows together with those of all earlier tasks."""
 
-    online = True
     dataset: Any
 
     def setup(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from avalanche.training import plugins as avalanche
 from avalanche.training import supervised
-from avalanche.training.storage_policy import ClassBalancedBuffer, ExperienceBalancedBuffer
+from avalanche.training.storage_policy import ClassBalancedBuffer
 from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
@@ -29,28 +29,6 @@ from forgetfree.training.training_options import TrainingOptions
 # -- Rehearsal -------------------------------------------------------------------------------------------
 
 
-class _BalancedOverTasks(ExperienceBalancedBuffer):
-    """Avalanche's counts every experience; here parts of a task share what it has."""
-
-    def __init__(self, max_size: int) -> None:
-        super().__init__(max_size, adaptive_size=True)
-        self._of_task: dict[str, Any] = {}
-
-    def post_adapt(self, agent: Any, exp: Any) -> None:
-        if known := self._of_task.get(agent.task.name):
-            known.update_from_dataset(exp.dataset)
-            return
-        super().post_adapt(agent, exp)
-        self._of_task[agent.task.name] = self.buffer_groups[len(self._of_task)]
-
-
-class _ReplayPlugin(avalanche.ReplayPlugin):
-    """Avalanche's, with a memory that knows tasks."""
-
-    def __init__(self, mem_size: int, batch_size_mem: int) -> None:
-        super().__init__(mem_size, batch_size_mem=batch_size_mem, storage_policy=_BalancedOverTasks(mem_size))
-
-
 def _a_row_a_task(options: Any, stream: Stream) -> None:
     if options.mem_size < len(stream.tasks):  # Avalanche cannot join memories of no row
         raise OptionError(
@@ -61,14 +39,12 @@ def _a_row_a_task(options: Any, stream: Stream) -> None:
 
 class Replay(
     PluginStrategy,
-    plugin=_ReplayPlugin,
+    plugin=avalanche.ReplayPlugin,
     requires=_a_row_a_task,
     mem_size=option(200, "rows remembered, of all tasks together", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
 ):
     """Experience replay: each batch comes with rows of earlier tasks (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
-
-    online = True
 
 
 def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
@@ -185,8 +161,6 @@ class DER(
     The distance is Avalanche's, the mean over the width, where the paper has the sum; one batch of remembered rows serves both
     terms, where the paper draws two.
     """
-
-    online = True
 
     def setup(self) -> None:
         """Make a memory that knows tasks."""

@@ -14,7 +14,6 @@ class ContinualFT(ContinualStrategy):
     of the task.
     """
 
-    online = True
     resumable = True
 
     def begin(self, task: EncodedTask) -> Training:

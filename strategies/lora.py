@@ -320,12 +320,12 @@ class TaskAdapters:
     def save(self, directory: Path) -> None:
         """Write the adapters of all tasks, and their readouts."""
         path = directory / "adapters.safetensors"
-        save_adapters(path, list(self.records.values()), joint=self._joint, **self._base())
+        save_adapters(path, list(self.records.values()), self._strategy.stream.loaded, joint=self._joint)
 
     def load(self, directory: Path) -> None:
         """Read the adapters; the next task may be learned beside them."""
         strategy, path = self._strategy, directory / "adapters.safetensors"
-        records, joint = load_adapters(path, **self._base())
+        records, joint = load_adapters(path, strategy.stream.loaded)
         if joint != self._joint:
             ways = {True: "all together (o-lora)", False: "each alone (lora)"}
             raise RunError(
@@ -343,12 +343,6 @@ class TaskAdapters:
             if readout := record.group("readout"):
                 load_tensors_(strategy.model.readout_module(task.label), readout)
             strategy.note_learned(task, readout)
-
-    def _base(self) -> dict[str, Any]:
-        """Return what the adapters belong to."""
-        loaded = self._strategy.stream.loaded
-        binding = loaded.binding()
-        return {"fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:
         """Count adapters and readouts."""

@@ -118,9 +118,9 @@ def _left_out(test: str, cases: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what takes half of a tiny run, before fixtures are made.
 
-    The figures of report.html are drawn only in tests of results and those marked ``figures``; in the others, what they show
-    is computed, and the page has empty pictures. Files are synced only in slow tests: what is lost when the power fails is no
-    test's matter, and a busy machine mostly waits for its disk.
+    The figure of report.html is drawn only in tests of results and those marked ``figures``; in the others it is left empty.
+    Files are synced only in slow tests: what is lost when the power fails is no test's matter, and a busy machine mostly waits
+    for its disk.
     """
     import pictures
 
@@ -175,12 +175,12 @@ def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeSt
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The plans that ``--check`` prints, as Python has them."""
-    from forgetfree.cli import job, run
+    from forgetfree.cli import calls, run
 
     made: list[dict[str, Any]] = []
 
     def plan(config: Any, **how: Any) -> dict[str, Any]:
-        made.append(job.plan(config, **how))
+        made.append(calls.plan(config, **how))
         return made[-1]
 
     monkeypatch.setattr(run, "plan", plan)

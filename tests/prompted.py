@@ -79,5 +79,5 @@ def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) ->
 def answers_of_run(run: Path, strategy: str, seed: int = 0) -> dict[str, TextAnswers]:
     """What a strategy answered at the run's end, by task."""
     tasks = [TaskDefinition.of_fields(task) for task in load_run(run)["tasks"]]
-    found, _ = read_answers(run / strategy / f"seed-{seed}", tasks)
+    found = read_answers(run / strategy / f"seed-{seed}", tasks)
     return {name: answers for name, answers in found.items() if isinstance(answers, TextAnswers)}

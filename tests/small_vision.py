@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from forgetfree import registry
-from forgetfree.continual.benchmark_stream import benchmark_stream
-from forgetfree.continual.stream import Stream
+from forgetfree.continual.stream import Stream, benchmark_stream
 from forgetfree.data.examples import Examples
 
 NETWORKS = ("mlp", "conv")

@@ -48,8 +48,9 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     OURS.write(path, tensors)
     header, found = OURS.read(path)
     assert header["format"] == "ours" and torch.equal(found["a"], tensors["a"])
-    assert OURS.is_at(path) and not THEIRS.is_at(path) and not OURS.is_at(tmp_path / "none")
-    with pytest.raises(RunError, match=r"is another file: expected the format 'theirs', got 'ours'\. Make it again\."):
+    with pytest.raises(
+        RunError, match=r"is no file of a run: expected the format 'theirs', got 'ours'\. Make it again\."
+    ):
         THEIRS.read(path)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -57,9 +58,9 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is damaged: its contents do not match its checksum\. Make it again\."):
         OURS.read(path)
     path.write_bytes(content[:-1])
-    with pytest.raises(RunError, match=r"cannot be read: .*\. Make it again\."):
+    with pytest.raises(RunError, match=r"cannot be read as a file of a run: .*\. Make it again\."):
         OURS.read(path)
-    with pytest.raises(RunError, match="cannot be read: No such file"):
+    with pytest.raises(RunError, match="as a file of a run: No such file"):
         OURS.read(tmp_path / "none")
 
 
@@ -148,19 +149,13 @@ def test_a_flipped_bit_anywhere_is_noticed_and_so_is_a_cut(box: Path) -> None:
     assert accepted_flips(box, lambda path: BOX.load(path, all_of), RunError, range(len(sound))) == []
     for content in (*(sound[:length] for length in range(0, len(sound), 97)), sound[:-1], sound + b"\0"):
         box.write_bytes(content)
-        with pytest.raises(RunError, match=r"is not a readable safetensors file .*cut short\. Make it again\."):
+        with pytest.raises(RunError, match=r"cannot be read as a box: .*\. Make it again\."):
             BOX.load(box, all_of)
 
 
 def test_a_file_that_a_user_names_is_called_what_they_call_it(box: Path) -> None:
-    with pytest.raises(RunError, match=r"There is no box at .*none\. Give the path of a box.safetensors\."):
+    with pytest.raises(RunError, match="none cannot be read as a box: No such file"):
         BOX.load(box.with_name("none"), all_of)
     THEIRS.write(box, {"a": torch.zeros(2)})
     with pytest.raises(RunError, match="is no box: expected the format 'box', got 'theirs'"):
         BOX.load(box, all_of)
-
-
-def test_what_safetensors_would_not_read_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="bytes, and safetensors reads 100,000,000"):
-        OURS.write(tmp_path / "x", {"a" * 100_000_000: torch.zeros(1)})
-    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import numpy as np
 
 from forgetfree import registry
 from forgetfree.benchmarks.speed.measurement import Figure, ratio
-from forgetfree.continual.evaluation import StreamAnswers
+from forgetfree.continual.strategy import StreamAnswers
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_tasks

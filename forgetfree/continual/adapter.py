@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -55,10 +54,6 @@ class AvalancheStrategy(ContinualStrategy):
         **options: Any,
     ) -> None:
         super().__init_subclass__()
-        if without := [name for name, field in options.items() if field.default is None]:
-            raise TypeError(
-                f"{cls.__name__}: the default of {', '.join(without)} is None, from which no type can be told. Give a value."
-            )
         if options:
             fields: Any = [(name, type(field.default), field) for name, field in options.items()]
             cls.Options = dataclasses.make_dataclass(
@@ -140,14 +135,6 @@ class PluginStrategy(AvalancheStrategy):
     def __init_subclass__(cls, *, plugin: Any = None, keeps: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.plugin, cls._keeps = plugin, keeps
-        if plugin is None:  # a base of several
-            return
-        known = inspect.signature(plugin).parameters
-        unknown = sorted({*cls._own_options, *cls._fixed} - set(known))
-        if unknown and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
-            raise TypeError(
-                f"{cls.__name__}: {plugin.__name__} takes no {', '.join(unknown)}. It takes: {', '.join(known)}."
-            )
 
     def setup(self) -> None:
         """Make the plugin; those of the user come after it."""

@@ -10,32 +10,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
+import torch
 from avalanche.benchmarks import (
     benchmark_from_datasets,
-    split_online_stream,
     with_classes_timeline,
     with_task_labels,
 )
 from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwareSupervisedClassificationDataset
 from avalanche.models.dynamic_modules import MultiTaskModule
-from torch import nn
+from torch import Tensor, nn
 
-from forgetfree.core.readout_model import ReadoutModel, fingerprint_of
+from forgetfree.core.readout_model import ReadoutModel, TaskHead, fingerprint_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import drop_bad_rows
-from forgetfree.data.examples import EncodedRows, OneLength
+from forgetfree.data.examples import DatasetExamples, EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import ModelError, RunError, UsageError, first_line
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.loading import LoadedModel, check_in_memory, load_model
 from forgetfree.models.state import ModelState
-from forgetfree.models.task_model import ClassifierModel, TaskModel
+from forgetfree.models.task_model import ClassifierModel, ModuleModel, TaskModel
 from forgetfree.recipes import ModelDtype
-from forgetfree.tasks import EvaluatedOn, Scenario
+from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
 from forgetfree.training.encoded_task import EncodedTask, encode_task, label_spaces
 
 #: Where a network keeps its `Owner`, so that a copy of both belong together.
@@ -54,18 +54,12 @@ class StreamModel(TaskModel, WithTaskLabels):
 
     @classmethod
     def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel | StreamClassifier:
-        """Make a model on a loaded model's backbone that has no readouts so far.
-
-        Args:
-            loaded: the model; it gets no readout.
-            shared_readout: see `ReadoutModel`.
+        """Return a model on a loaded model's backbone that has no readouts so far.
 
         Raises:
-            UsageError: it is none that `load_model` or `load_fine_tuned` gives, or its weights are not those that were loaded.
+            UsageError: its weights are not those that were loaded.
         """
-        model = loaded.model
-        if type(model) not in (TaskModel, ClassifierModel, cls, StreamClassifier) or not isinstance(model, TaskModel):
-            raise UsageError(f"A stream needs a model as load_model gives it, got a {type(model).__name__}.")
+        model = cast(TaskModel, loaded.model)
         if fingerprint_of(model.backbone) != loaded.fingerprint:
             raise UsageError(
                 f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
@@ -88,17 +82,15 @@ class StreamClassifier(ClassifierModel, WithTaskLabels):
     """A `ClassifierModel` that Avalanche knows as one with task labels."""
 
 
+class BenchmarkModel(ModuleModel, WithTaskLabels):
+    """A `ModuleModel` that Avalanche knows as one with task labels."""
+
+
 @dataclass(eq=False)
 class Owner:
-    """The strategy that a model belongs to: the last that was made on it.
-
-    Attributes:
-        name: its class.
-        is_busy: whether it is training or evaluating.
-    """
+    """The strategy that a model belongs to, by the name of its class: the last that was made on it."""
 
     name: str
-    is_busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,17 +127,7 @@ class Stream:
         return replace(self, loaded=replace(self.loaded, model=model))
 
     def claim(self, name: str) -> Owner:
-        """Give the model, with θ_pre in it, to a new strategy of this name; that of an earlier one is refused from then on.
-
-        Raises:
-            RunError: the strategy that has the model is training or evaluating.
-        """
-        owner: Owner | None = vars(self._backbone).get(_OWNER)
-        if owner is not None and owner.is_busy:
-            raise RunError(
-                f"{owner.name} is training or evaluating with the model that {name} needs. Use one after the other, or give "
-                "each a stream of its own: stream.copy()."
-            )
+        """Give the model, with θ_pre in it, to a new strategy of this name; an earlier one is refused from then on."""
         self.pre_trained.load_(self.model)
         vars(self._backbone)[_OWNER] = owner = Owner(name)
         return owner
@@ -164,36 +146,25 @@ class Stream:
         return self.model.backbone
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
-        """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.
+        """Return the task of an experience of the benchmark, or of a copy of one with the same rows.
 
         Args:
             experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
             training: whether it is to be trained on.
 
         Raises:
-            UsageError: it is of another benchmark, has rows of several experiences, or is no training experience.
+            UsageError: it is of another benchmark, or part of an experience, or is no training experience.
         """
-        own = whole(experience)
-        place = place_of(own)
-        streams = [
-            name
-            for name, datasets in self._datasets.items()
-            if any(i == place and dataset is own.dataset for i, dataset in enumerate(datasets))
-        ]
-        if place is None or not streams:
+        own = experience.logging()  # in training, an experience hides where it is from
+        place: int | None = own._current_experience  # the public property fails where there is none
+        candidates = [self._datasets["train"]] if training else [*self._datasets.values()]
+        if place is None or not any(place < len(each) and each[place] is own.dataset for each in candidates):
             raise UsageError(
-                f"{named(own)} is none of this stream's own: expected an experience of stream.benchmark, or a part of one, got "
-                "other rows. Train and evaluate on the benchmark that the stream is of, or make a stream of the other one."
-            )
-        if training and "train" not in streams:
-            raise UsageError(
-                f"{named(own)} is no training experience. Train on stream.benchmark.train_stream[{place}]."
+                f"Experience {place} of the stream {getattr(own._origin_stream, 'name', None)!r} is none of this stream's "
+                f"own{' for training' if training else ''}: expected a whole experience of stream.benchmark, got other rows. "
+                "Give one of stream.benchmark.train_stream, or make a stream of the other benchmark."
             )
         return self.tasks[place]
-
-    def parts(self, rows: int, seed: int = 0) -> list[Any]:
-        """Cut the training experiences into parts of ``rows`` rows each, shuffled by ``seed``: Avalanche's online stream."""
-        return list(split_online_stream(self.benchmark.train_stream, rows, seed=seed))
 
     @cached_property
     def _datasets(self) -> dict[str, list[Any]]:
@@ -238,7 +209,7 @@ def load_stream(
             ``FORGETFREE_DATA`` if set, else ``hub``. Or the rows of each task, by name: a path, a ``datasets.Dataset`` or
             ``DatasetDict``, a pandas ``DataFrame``, a list of dicts, or a dict of splits of these.
         model: ``minilm``, a directory in Hugging Face layout, or a hub name; or a ``PreTrainedModel``, which is copied. Any
-            other network learns an Avalanche benchmark: see `forgetfree.continual.benchmark_stream`.
+            other network learns an Avalanche benchmark: see `benchmark_stream`.
         tokenizer: of a ``PreTrainedModel``.
         text_column: the column of the texts, two for pairs; ``TASK=COLUMN`` for one task; default: by common names.
         label_column: the column of the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
@@ -340,41 +311,110 @@ def _dataset(rows: EncodedRows, length: int) -> TaskAwareSupervisedClassificatio
     )
 
 
-# -- What Avalanche's experiences say of themselves: where they stand, and what they were cut from ------------
+# -- Over an Avalanche benchmark, for any network that ends in a linear layer ----------------------------------
 
 
-def part_of(experience: Any) -> int | None:
-    """Return the number of a sub-experience in its online stream (`avalanche.benchmarks.split_online_stream`).
+def benchmark_stream(
+    benchmark: Any,
+    network: nn.Module,
+    *,
+    head: str | None = None,
+    graftable: str | None = None,
+    seed: int = 0,
+    name: str = "benchmark",
+) -> Stream:
+    """Make a stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
 
-    ``None`` for an experience that is whole.
-    """
-    shown = experience.logging()  # in training, an experience hides where it is from
-    return place_of(shown) if hasattr(shown, "origin_experience") else None
+    Each experience is a task: ``experience-0``, ``experience-1``, … The scenario is ``task`` where experiences have task
+    labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
 
-
-def whole(experience: Any) -> Any:
-    """Return the experience, or the one that it was cut from.
+    Args:
+        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order. Rows of a
+            ``valid_stream``, else of the training stream, choose between masks.
+        network: from inputs to logits of all classes; it is copied, and left as it is.
+        head: name of its linear layer that reads out; default: the last.
+        graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
+        seed: kept with the stream.
+        name: of the stream.
 
     Raises:
-        UsageError: it was cut from several.
+        UsageError: the streams or their task labels do not go together, or the network reads out fewer classes than there are.
+        ModelError: the network has no linear layer to read out from, or something follows it.
     """
-    shown = experience.logging()
-    if not hasattr(shown, "origin_experience"):
-        return shown
-    if shown.origin_experience is None:
+    parts = {split: list(stream) for split, stream in benchmark.streams.items() if split in ("train", "valid", "test")}
+    sizes = {split: len(experiences) for split, experiences in parts.items()}
+    if not {"train", "test"} <= parts.keys() or len(set(sizes.values())) > 1:
+        got = ", ".join(f"{size} of {split}" for split, size in sizes.items()) or "none"
         raise UsageError(
-            f"{named(shown)} has rows of several experiences, so it is of no task. Train on experiences of one task each: "
-            "those of stream.benchmark.train_stream, or parts of them by split_online_stream."
+            "A benchmark needs a train and a test stream, and may have a valid stream, with as many experiences each, got "
+            f"{got}. Avalanche's benchmark_from_datasets(train=[…], test=[…]) makes one, with a data set for each task."
         )
-    return whole(shown.origin_experience)
+    train, test = parts["train"], parts["test"]
+    classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
+    scenario = _scenario_of(train, classes)
+    model = BenchmarkModel(network, head, graftable=graftable, shared_readout=scenario != "task")
+    largest = max(map(max, classes))
+    if largest >= model.n_labels:
+        raise UsageError(
+            f"The benchmark has labels up to {largest}, and the network reads out {model.n_labels}. Give it at least "
+            f"{largest + 1} outputs."
+        )
+    _check_reads_out(network, model, train[0].dataset)
+    encoded = []
+    for position, experiences in enumerate(zip(train, parts.get("valid", train), test, strict=True)):
+        called = f"experience-{position}"
+        label = model.add_task(TaskHead(called, model.n_labels))
+        shown = position if scenario == "task" else 0
+        rows = tuple(DatasetExamples(part.dataset, part.dataset.targets, shown) for part in experiences)
+        definition = TaskDefinition(called, "single", tuple(map(str, classes[position])))
+        shots = min(rows[0].labels.tolist().count(label) for label in classes[position])
+        fingerprint = f"{name}/{position}"
+        encoded.append(EncodedTask(definition, label, shots, rows[0], rows[1], rows[2], fingerprint, classes[position]))
+    loaded = LoadedModel(type(network).__name__, model, None, "linear", fingerprint_of(model.backbone))
+    return Stream(name, tuple(encoded), loaded, seed, ModelState.of(model), benchmark, scenario)
 
 
-def place_of(experience: Any) -> int | None:
-    """Return the place of an experience in its stream."""
-    number: int | None = experience._current_experience  # the public property fails where there is none
-    return number
+def _scenario_of(experiences: Sequence[Any], classes: list[tuple[int, ...]]) -> Scenario:
+    """Return what is known at inference, by the task labels and the classes of the experiences."""
+    # Not every experience that has task labels says so: after benchmark_with_validation_stream only the data set does.
+    labels = [
+        sorted({*getattr(each, "task_labels", getattr(each.dataset, "targets_task_labels", [0]))})
+        for each in experiences
+    ]
+    if len(labels) > 1 and labels == [[place] for place in range(len(labels))]:
+        return "task"
+    if labels != [labels[0][:1]] * len(labels):
+        raise UsageError(
+            f"The experiences have task labels {labels}, expected one each: 0, 1, 2, … in order, or the same for all."
+        )
+    return "domain" if len(set(classes)) == 1 else "class"
 
 
-def named(experience: Any) -> str:
-    """Return the name of an experience for a message."""
-    return f"Experience {place_of(experience)} of the stream {getattr(experience._origin_stream, 'name', None)!r}"
+@torch.no_grad()
+def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> None:
+    """Raise unless the network, its last layer taken out and put back, still computes what it did."""
+    rows = [dataset[i][0] for i in range(min(2, len(dataset)))]
+    if not all(isinstance(row, Tensor) for row in rows):
+        raise UsageError(
+            f"The benchmark's rows are of type {type(rows[0]).__name__}, expected tensors. Give it a transform, such as "
+            "torchvision's ToTensor."
+        )
+    x = torch.stack(rows).to(next(network.parameters()).device)
+    mode = network.training
+    try:
+        expected, features = network.eval()(x), model.backbone.eval()(x)
+    except Exception as error:
+        raise ModelError(
+            f"{type(network).__name__} cannot read rows of {x.dtype} and shape {tuple(x.shape[1:])}: {first_line(error)}. Give "
+            "rows of the dtype and shape that it takes."
+        ) from error
+    finally:
+        network.train(mode)
+        model.backbone.train(mode)
+    readout = model.make_linear(TaskHead("", model.n_labels), 0)
+    fits = isinstance(features, Tensor) and features.shape[-1] == readout.in_features
+    if not fits or not torch.allclose(readout.to(features.dtype)(features), expected, rtol=1e-3, atol=1e-5):
+        raise ModelError(
+            f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
+            "layer as head=…, and leave out what follows, such as a softmax."
+        )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy_parts import Training, training_of, undo_on_error
-from forgetfree.continual.stream import Owner, Stream, part_of
+from forgetfree.continual.stream import Owner, Stream
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
     among_own_labels,
@@ -39,19 +39,21 @@ from forgetfree.continual.task_inference import (
 from forgetfree.core.parameters import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.rows import by_length
-from forgetfree.errors import UsageError
+from forgetfree.display import brief
+from forgetfree.errors import ConformanceError
 from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
-from forgetfree.training.task_features import TaskFeatures
+
+if TYPE_CHECKING:
+    from forgetfree.training.task_features import TaskFeatures
 
 
 class StrategyTemplate(SupervisedTemplate):
     """The Avalanche side of `ContinualStrategy`, which has the constructor."""
 
-    online: ClassVar[bool] = False
     options: Any
     stream: Stream
     seed: int
@@ -88,16 +90,10 @@ class StrategyTemplate(SupervisedTemplate):
         """Return the task of an experience that is to be trained on.
 
         Raises:
-            UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
+            UsageError: it is none of the stream's training experiences.
             TaskError: the ledger has the task already.
         """
         task = self.stream.task_of(experience, training=True)
-        if not self.online and (part := part_of(experience)) is not None:
-            raise UsageError(
-                f"{type(self).__name__} learns a task at once, from all of its rows, got part {part} of {task.name} "
-                f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by "
-                "a strategy that learns in parts: continual-ft, replay, der, cumulative."
-            )
         if self.ledger is not None:
             self.ledger.check_new(task.name)
         return task
@@ -109,11 +105,14 @@ class StrategyTemplate(SupervisedTemplate):
             learn_features(self.task_features, task, self.options.evaluation_batch_size)
         seed_generators(self.phase_seed("train", task))
         with among_own_labels(self, task):
-            self.training = training = self.begin(task)
+            training = self.begin(task)
+        if not isinstance(training, Training):
+            raise ConformanceError(
+                type(self).__name__, [f"begin(task): expected a Training, got {brief(training)}. Return one."]
+            )
+        self.training = training
         self.model.current_task = task.label
         self._updates = training.steps
-        if part_of(self.experience) is not None:  # a part's share, by rows
-            self._updates = math.ceil(training.steps * len(self.experience.dataset) / len(task.train))
         seed_generators(self.phase_seed(training.phase, task))  # Avalanche's plugins draw from them
         super()._before_training_exp(**kwargs)
 
@@ -133,8 +132,7 @@ class StrategyTemplate(SupervisedTemplate):
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
         training, data = training_of(self.training), self.adapted_dataset
-        whole = data is self.experience.dataset and part_of(self.experience) is None
-        train = training.task.train
+        whole, train = data is self.experience.dataset, training.task.train
         lengths, counts = (train.lengths, train.counts) if whole else sizes_of(data, self.model)
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
@@ -311,15 +309,14 @@ class StrategyTemplate(SupervisedTemplate):
 @contextmanager
 def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
     model = strategy.model
-    before = model.precision, strategy.owner.is_busy
-    # Of every forward pass, those of Avalanche's plugins too.
-    model.precision, strategy.owner.is_busy = precision, True
+    before = model.precision
+    model.precision = precision  # of every forward pass, those of Avalanche's plugins too
     try:
         # A data loader draws on the CPU; a context would cost each operation inside it a call where it is the default anyway.
         with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
             yield
     finally:
-        model.precision, strategy.owner.is_busy = before
+        model.precision = before
 
 
 def silent_evaluator() -> EvaluationPlugin:

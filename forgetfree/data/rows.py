@@ -22,7 +22,7 @@ from forgetfree.errors import DataError, UsageError
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
 #: How many training rows are split off for a missing split: this share of them, and at most this many.
-SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS = 0.1, 1000
+_SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS = 0.1, 1000
 #: The same for test rows, where the data are in one piece.
 _TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
@@ -78,7 +78,6 @@ class TaskRows:
         task: its definition.
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
-        split_off: whether the validation rows were cut from the training rows here, for want of a split of their own.
         left_out: by split, how many bad rows were left out, see `BadRows.summary`.
     """
 
@@ -87,7 +86,6 @@ class TaskRows:
     validation: Rows
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
-    split_off: bool = field(default=False, compare=False)
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @cached_property
@@ -143,17 +141,20 @@ class TaskRows:
 
         Raises:
             UsageError: ``split`` is neither ``test`` nor ``validation``.
-            DataError: a label has a single validation row.
+            DataError: no label has two validation rows.
         """
         if split not in get_args(EvaluatedOn):
             raise UsageError(f"evaluate_on must be {' or '.join(get_args(EvaluatedOn))}, got {split!r}.")
         if split == "test":
             return self
-        kind = registry.kind(self.task.kind)
-        kind.check_halves(self)
-        groups = kind.groups(self.validation.labels)
+        groups = registry.kind(self.task.kind).groups(self.validation.labels)
         by_group = [[i for i, group in enumerate(groups) if group == each] for each in set(groups)]
         kept, scored = (sorted(i for rows in by_group for i in rows[start::2]) for start in (0, 1))
+        if not scored:
+            raise DataError(
+                f"Task {self.task.name!r} has {counted(len(kept), 'validation row')}, and to choose by them takes two "
+                "of a label: one half is scored, and training itself needs the other. Add validation rows."
+            )
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
 
 
@@ -166,7 +167,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
-    split_off, kind = rows.keys() != set(SPLITS), registry.kind(task.kind)
+    kind = registry.kind(task.kind)
     if rows.keys() == {"train"}:
         rows = _in_three(rows["train"], task, kind)
     before = train = rows["train"]
@@ -183,7 +184,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
     kind.check_splits(task, splits, before)
-    return TaskRows(task, train, validation, test, split_off=split_off)
+    return TaskRows(task, train, validation, test)
 
 
 def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
@@ -191,7 +192,7 @@ def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
     order, texts = list(range(len(rows))), rows.texts
     random.Random(seed).shuffle(order)
     rows_of_text = _rows_by_text(rows, order)
-    count = min(_SPLIT_OFF_ROWS, max(1, round(len(rows) * SPLIT_OFF_SHARE)))
+    count = min(_SPLIT_OFF_ROWS, max(1, round(len(rows) * _SPLIT_OFF_SHARE)))
     alone, out, groups = set(order[:count]), set[int](), kind.groups(rows.labels)
     for i in order:
         if i not in out and len(out) < count and len(out) + len(same := rows_of_text[texts[i]]) <= 2 * count:
@@ -255,7 +256,7 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
             "different texts, so no row can be split off for testing. Add rows of every label; if these are no labels, name "
             "another --label-column."
         )
-    train, validation = _split_off(train, kind, SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS, derive_seed(0, "held out", name))
+    train, validation = _split_off(train, kind, _SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS, derive_seed(0, "held out", name))
     if len(rows) and not len(validation):
         raise DataError(
             f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are split off, none can be "
@@ -324,9 +325,7 @@ def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
     if not rare:
         return ""
     counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
-    hints = [kind.group_hint(task, group, count) for count, _, group in rare]
-    few = f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
-    return few + "".join(hints[:_MOST_GROUPS])
+    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
 
 
 def plan_batches(

@@ -32,8 +32,7 @@ from forgetfree.results.unit_folder import described_files
 from forgetfree.tensor_file import TensorFile, checksum
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 #: The answers on every task's test rows.
 Row = dict[str, Answers]

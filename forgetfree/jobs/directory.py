@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
-from forgetfree.display import tell_note
+from forgetfree.display import counted, tell_note
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import flag_of
-from forgetfree.jobs.environment import versions
 from forgetfree.jobs.unit import Json, Unit, named
 from forgetfree.options import name_of_function, typed
 from forgetfree.results.config_file import load_run
-
-#: As many units as a message names.
-_NAMED = 8
 
 
 def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
@@ -29,52 +25,26 @@ def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
 # -- How units stand -------------------------------------------------------------------------------------
 
 
-#: How a unit stands.
-_STANDINGS = (
-    "finished",
-    "damaged, begins again",
-    "begun",
-    "failed, begins again",
-    "not begun",
-)
-
-
 def holdings(out: Path) -> str:
     """Say what a run that was cut short has left behind, and how to go on; an empty text where it left nothing."""
-    if not (units := _by_standing(out)):
-        return ""
-    parts = [f"finished: {_listed(units['finished'])}"]
-    more = ("damaged, begins again", "begun")
-    parts += [f"{what}: {_listed(units[what])}" for what in more if units[what]]
-    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+    finished = _finished(out)
+    return finished and f"{finished} in {out}; the same command with --resume --out {out} goes on."
 
 
 def resumption(out: Path) -> str:
     """Say where a run that is resumed goes on; an empty text where nothing was begun."""
-    parts = [f"{what}: {_listed(names)}" for what, names in _by_standing(out).items() if names]
-    return f"Going on in {out}; {'; '.join(parts)}" if parts else ""
+    finished = _finished(out)
+    return finished and f"Going on in {out}; {finished}"
 
 
-def _by_standing(out: Path) -> dict[str, list[str]]:
-    """Return the names of a directory's units by how they stand; nothing where there is no run."""
+def _finished(out: Path) -> str:
+    """Say how many units of a directory are finished; an empty text where there is no run."""
     try:
-        config = load_run(out)
+        units = units_in(out, load_run(out)["units"])
     except RunError:
-        return {}
-    units: dict[str, list[str]] = {what: [] for what in _STANDINGS}
-    for unit in units_in(out, config["units"]):
-        record = unit.record()
-        if record and record["status"] != "done":
-            units["failed, begins again"].append(str(unit))
-        elif record and (damaged := unit.damaged(record)):
-            units["damaged, begins again"].append(f"{unit} ({', '.join(damaged)})")
-        elif record:
-            units["finished"].append(str(unit))
-        elif unit.is_begun:
-            units["begun"].append(str(unit))
-        else:
-            units["not begun"].append(str(unit))
-    return units
+        return ""
+    records = [record for unit in units if (record := unit.record())]
+    return f"{sum(record['status'] == 'done' for record in records)} of {counted(len(units), 'unit')} finished"
 
 
 def failures(results: Json) -> list[str]:
@@ -85,16 +55,10 @@ def failures(results: Json) -> list[str]:
     ]
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "nothing" if len(names) <= _NAMED else f"{len(names)} units"
-
-
 # -- config.json, and what must be as it was when the run is resumed --------------------------------------
 
 #: Lists that may be longer when the run is resumed.
 _GROWING = ("strategy", "seed")
-#: Whose versions decide bits.
-_PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
 _BESIDE = {"fine_tuned": "the fine-tuned model", "held_out": "the texts of --held-out"}
 #: What to do where a run cannot be resumed.
@@ -181,28 +145,20 @@ def _differing(before: Json, now: Json, name: Callable[[str], str]) -> list[str]
 
 def told_circumstances(before: Json, now: Json, out: Path) -> list[str]:
     """List which versions, and which device, are others than those that a directory was begun with; a note tells them."""
-    if changes := _changed_circumstances(before, now):
+    then, here = _circumstances(before), _circumstances(now)
+    changes = [f"{key} (was {then[key]}, is {here[key]})" for key in here if then[key] not in (None, here[key])]
+    if changes:
         tell_note(
             f"{' and '.join(changes)} changed since {out} was begun: units that are made now may have other bits."
         )
     return changes
 
 
-def _changed_circumstances(before: Json, now: Json) -> list[str]:
-    was, is_now = before.get("versions", {}), versions()
-    changes = [
-        f"the version of {package} (was {was.get(package, 'none')}, is {is_now.get(package)})"
-        for package in _PACKAGES
-        if was.get(package) != is_now.get(package)
-    ]
-    if "machine" not in now:
-        return changes
-    was, is_now = before["machine"], now["machine"]
-    if kind_of_device(str(was.get("device"))) != kind_of_device(is_now["device"]):  # which of several does not count
-        return [*changes, f"the device (was {was.get('device')}, is {is_now['device']})"]
-    if was.get("processor", is_now["processor"]) != is_now["processor"]:
-        changes.append(f"the processor (was {was['processor']}, is {is_now['processor']})")
-    return changes
+def _circumstances(config: Json) -> Json:
+    """Return what decides bits; which of several devices does not."""
+    machine = config["machine"]
+    about = {package: config["versions"].get(package) for package in ("forgetfree", "torch", "transformers")}
+    return about | {"device": kind_of_device(str(machine.get("device"))), "processor": machine.get("processor")}
 
 
 def changed_inputs(before: Json, now: Json) -> list[str]:

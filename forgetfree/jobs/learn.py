@@ -22,17 +22,9 @@ from forgetfree.jobs.unit import PREDICTION_FILE, History, Unit, ledger_summary,
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import recorded
-from forgetfree.results.answers import Answers, array_of, label_answers, pack_rows, tensors_by_task
-from forgetfree.results.unit_folder import (
-    BEFORE,
-    MODELS,
-    PREDICTIONS,
-    SCORES_FILE,
-    Score,
-    size_and_sha256,
-    write_scores,
-)
-from forgetfree.training.monitor import Monitor, seconds_by_phase
+from forgetfree.results.answers import Answers, tensors_by_task
+from forgetfree.results.unit_folder import MODELS, PREDICTIONS, SCORES_FILE, Score, size_and_sha256, write_scores
+from forgetfree.training.monitor import PHASES, Monitor
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -57,7 +49,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     Raises:
         UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
     """
-    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import StreamAnswers
 
     loader, directory, config = work.loader, unit.directory, work.config
     name, seed = unit.key["strategy"], unit.key["seed"]
@@ -76,7 +68,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
         table = _ScoreTable(unit.key, directory / SCORES_FILE, stream.tasks, monitor, carried)
         kept = StreamCheckpoint(checkpoint, name, learned, answers)
         if carried:
-            carried.hand_over(strategy, directory)
+            carried.hand_over(directory)
         done = kept.restore()
         if new := not learned.rows:
             if carried and carried.tasks:
@@ -101,7 +93,8 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
                 learned.kept_bytes.append(strategy.bytes_kept())
                 table.write(learned.rows)
                 kept.answer(number)
-        _save_predictions(directory, learned.rows, carried)
+        tensors = {name: torch.tensor(each, device="cpu") for name, each in tensors_by_task(learned.rows[-1]).items()}
+        PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
         aside = texts and {"before": loss_before, **_losses_after(strategy, texts), **texts.counts}
         details |= {**_details(learned, config.options[name], carried), **_models_of(directory, loader.store)}
         details |= {"held_out": aside} if aside else {}
@@ -115,13 +108,10 @@ def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None)
         "options": recorded(strategy.options),
         "ledger": ledger_summary(strategy.ledger),
         "kept_bytes": learned.kept_bytes,
-        "by_task": {
-            "updates": updates | (carried.updates if carried else {}),
-            **_right_rows(stream.tasks, learned.rows[-1]),
-        },
+        "by_task": {"updates": updates | (carried.updates if carried else {})},
         "bound": _bound(stream, options),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-        "seconds": seconds_by_phase(strategy.seconds),
+        "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         "seconds_per_task": learned.seconds,
     }
 
@@ -221,15 +211,6 @@ class _ScoreTable:
         return self._known[id(answers)]
 
 
-def _save_predictions(directory: Path, rows: Sequence[Row], carried: StreamPrefix | None) -> None:
-    """Keep the last answers on every task, and by task the texts before training of the rows that a report shows."""
-    before = carried.texts_before if carried else {}
-    before |= {task: shown for task, each in rows[0].items() if (shown := each.shown_texts())}
-    arrays = tensors_by_task(rows[-1]) | {f"{task}/{BEFORE}": array_of(texts) for task, texts in before.items()}
-    tensors = {name: torch.tensor(array, device="cpu") for name, array in arrays.items()}
-    PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
-
-
 def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
     from forgetfree.serve.source import bound_of
@@ -247,19 +228,6 @@ def _models_of(directory: Path, store: Path) -> Json:
         return {}
     files = [store / f"{key}.safetensors" for key in keys.values()]
     return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
-
-
-def _right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str, str]]:
-    """Return which test rows of each task are right, packed, where its score is their share.
-
-    Intervals of a CSV file need them.
-    """
-    packed: dict[str, str] = {}
-    for task in tasks:
-        if task.definition.metric == "accuracy" and answers[task.name].are_labels:
-            right = label_answers(answers[task.name]).right
-            packed |= {task.name: pack_rows(right)} if len(right) == len(task.test) else {}
-    return {"right_rows": packed} if packed else {}
 
 
 # -- The loss on texts that no task trains ---------------------------------------------------------------

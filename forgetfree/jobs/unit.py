@@ -33,17 +33,15 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import is_full, parse_json, size_of, write_atomically, write_json
+from forgetfree.files import is_full, parse_json, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
 from forgetfree.results.unit_folder import (
     HISTORY,
     OUTCOME,
     RECORD,
     described_files,
-    files_of,
     read_record,
     read_unit_json,
-    size_and_sha256,
 )
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import Follower, Monitor, Phase
@@ -55,8 +53,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 #: Logged steps of a phase, about.
 _LOGGED = 100
-#: Bytes of a file from which on its size alone is compared to say how a unit stands: `Unit.is_done` reads all of it.
-_LARGE = 2**26
 #: The answers of a unit on every task's test rows, as the kinds of the tasks keep them.
 PREDICTION_FILE = TensorFile(RunError, "Go on with --resume, which makes it again.")
 #: Errors that are no fault of the code.
@@ -78,11 +74,6 @@ class Unit:
     def __str__(self) -> str:
         return named(self.key, " ")
 
-    @property
-    def is_begun(self) -> bool:
-        """Say whether it was ever begun."""
-        return (self.directory / HISTORY).is_file()
-
     def record(self) -> Json | None:
         """Return how it ended; ``None`` where it has not, or what says so is damaged or another unit's."""
         try:
@@ -95,13 +86,6 @@ class Unit:
         """Say whether it ended well, and all its files are as they were then."""
         record = self.record()
         return record is not None and record["status"] == "done" and record["files"] == described_files(self.directory)
-
-    def damaged(self, record: Json) -> list[str]:
-        """Name the files that are not as unit.json says; of large ones sizes alone are compared."""
-        recorded, files = record["files"], files_of(self.directory)
-        return sorted(
-            name for name in {*recorded, *files} if name not in files or not _is_as(files[name], recorded.get(name))
-        )
 
     def forget(self) -> None:
         """Mark the unit as not ended, even if its files are damaged."""
@@ -177,17 +161,6 @@ def why_it_failed(fault: Exception, debug: bool) -> str:
 def named(key: Mapping[str, Any], separator: str) -> str:
     """Return a unit's key as a message names it, e.g. ``fine-tune seed 0``."""
     return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
-
-
-def _is_as(path: Path, entry: Any) -> bool:
-    """Say whether a file has the size, and if it is not large the content, that an entry of unit.json says."""
-    try:
-        size = size_of(path)
-        return (
-            isinstance(entry, dict) and entry.get("bytes") == size and (size > _LARGE or size_and_sha256(path) == entry)
-        )
-    except OSError:
-        return False
 
 
 class History(Follower):

@@ -16,10 +16,10 @@ from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
 from forgetfree.data.prompt_rows import are_prompts_and_answers
-from forgetfree.data.rows import SPLIT_OFF_SHARE, Rows, TaskRows, read_rows
+from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
-from forgetfree.errors import DataError, UsageError, nearest
+from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, Kind, Text, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
@@ -153,12 +153,6 @@ class Classification(Kind):
         """Return the rows of a label."""
         return f"row{'s' * (count > 1)} of label {task.labels[group]!r}"
 
-    def group_hint(self, task: TaskDefinition, group: int, count: int) -> str:
-        """Return whether a label with one row or two may be a misspelling of another."""
-        own = task.labels[group]
-        others = [name for name in task.labels if name != own]
-        return nearest(own, others, 0.7).replace("Did you mean", f"Is {own!r} a misspelling of") if count <= 2 else ""
-
     def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:
         """Raise ``DataError`` if a label has no training row."""
         train = rows["train"]
@@ -185,22 +179,6 @@ class Classification(Kind):
                     f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
                     f"{counted(len(part), f'{split} row')} has that label. Add such rows, or set the metric "
                     "to 'accuracy': with --metric, or in its source.json."
-                )
-
-    def check_halves(self, rows: TaskRows) -> None:
-        """Raise ``DataError`` if a label has a single validation row."""
-        counts = Counter(rows.validation.labels)
-        for number, label in enumerate(rows.task.labels):
-            if counts[number] == 1:
-                remedy = "Add validation rows of that label."
-                if rows.split_off:
-                    remedy = (
-                        f"It was split off from the training rows: give about {round(2 / SPLIT_OFF_SHARE)} rows of that "
-                        "label, or a validation file."
-                    )
-                raise DataError(
-                    f"Task {rows.task.name!r} has one validation row of label {label!r}, and to choose by validation rows "
-                    f"takes two of each label: one half is scored, and training itself needs the other. {remedy}"
                 )
 
     # -- Models ----------------------------------------------------------------------------------------------
@@ -418,13 +396,20 @@ class _LabelledTable:
         """
         self.check_texts()
         read = self._read(labels.names)
+        expected = f"one of the {len(labels.names)} labels of task {task!r} ({labels.shown})"
+        remedy = ""
+        if self._registered:
+            remedy = (
+                "A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
+                f"my_{task}, before --data FILE or to its folder."
+            )
         known = {cell: labels.place(cell) for cell in {*read} if not isinstance(cell, ValueError)}
         places = [None if isinstance(cell, ValueError) else known[cell] for cell in read]
         for i, (cell, place) in enumerate(zip(read, places, strict=True)):
             if isinstance(cell, ValueError):
                 self.table.bad.add(self._no_label(i, labels.expected, str(cell)))
             elif place is None:
-                self.table.bad.add(self._unknown(i, cell, labels, task))
+                self.table.bad.add(self._fault(self._label, i, "unknown label", expected, remedy))
         keep = [i for i, number in enumerate(self.table.numbers) if number not in self.table.bad.numbers]
         texts = [tuple(self.table.columns[name][i] for i in keep) for name in self._texts]
         return Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
@@ -448,29 +433,9 @@ class _LabelledTable:
 
     def notes(self, labels: Labels, split: str) -> list[str]:
         """Return what to say of the labels that are written otherwise than their names."""
-        read = zip(self.table.columns[self._label], self._read(labels.names), self.table.numbers, strict=True)
-        good = [(raw, cell) for raw, cell, number in read if number not in self.table.bad.numbers]
-        real = next((raw for raw, cell in good if isinstance(raw, str) and isinstance(cell, int) and "." in raw), None)
-        notes = [] if real is None else [f"{split} labels such as {shown(real)} are read as whole numbers"]
-        return notes + notes_of_labels((cell for _, cell in good if not isinstance(cell, ValueError)), labels, split)
-
-    def _unknown(self, i: int, cell: int | str, labels: Labels, task: str) -> BadRow:
-        """Return the fault of a row whose label is none of the task's."""
-        names, count = labels.shown, len(labels.names)
-        own = ""
-        if self._registered:
-            own = (
-                " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
-                f"my_{task}, before --data FILE or to its folder."
-            )
-        if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
-            remedy = (
-                f"Task {task!r} has the {count} labels 0 to {count - 1} ({names}); see label_names in source.json.{own}"
-            )
-            place = self.table.where, self.table.numbers[i], self._label
-            return BadRow(*place, "unknown label", shown(cell), f"{cell} is out of range", remedy)
-        has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows.{own} "
-        return self._fault(self._label, i, "unknown label", labels.expected, has)
+        read = zip(self._read(labels.names), self.table.numbers, strict=True)
+        good = [cell for cell, number in read if number not in self.table.bad.numbers]
+        return notes_of_labels((cell for cell in good if not isinstance(cell, ValueError)), labels, split)
 
     def _no_label(self, i: int, expected: str, why: str) -> BadRow:
         """Return the fault of a row without a label that could be one."""

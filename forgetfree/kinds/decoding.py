@@ -19,6 +19,7 @@ from torch import Tensor
 from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.rows import by_length
+from forgetfree.kinds.kind import Wrote
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -29,14 +30,8 @@ Answer = Callable[[Tensor, Any], Tensor]
 #: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
 #: not the model; the model may be another each time.
 Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
-#: Takes note that a token is decided.
-Decided = Callable[[], object]
 #: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
 _FLOAT32, _HALF = 1e-3, 2**-4
-
-
-def unnoted() -> None:
-    """Take no note of a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,7 @@ class Passes:
 
 
 def write(
-    task: TaskDefinition, model: TaskModel, rows: EncodedTexts, passes: Passes, decided: Decided = unnoted
+    task: TaskDefinition, model: TaskModel, rows: EncodedTexts, passes: Passes, wrote: Wrote | None = None
 ) -> list[list[int]]:
     """Return the token ids that a model writes after each prompt, in the rows' order.
 
@@ -70,7 +65,7 @@ def write(
         model: the model.
         rows: the rows; what stands there after the prompts is not read.
         passes: how they are read.
-        decided: takes note of each token.
+        wrote: told after each batch, see `Wrote`.
     """
     prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
@@ -87,10 +82,11 @@ def write(
                     ends=partial(stops, rows.tokenizer, stop=task.stop),
                     end=rows.end,
                     answer=answering,
-                    decided=decided,
                 )
                 for number, text in zip(batch, texts, strict=True):
                     written[number] = text
+                if wrote is not None:
+                    wrote(sum(map(len, written)), len(prompts) * task.max_new_tokens)
     return written
 
 
@@ -116,10 +112,10 @@ class _Text:
         ended: whether it is at its end.
     """
 
-    def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool], decided: Decided) -> None:
+    def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool]) -> None:
         self.ids = list[int]()
         self.ended = limit < 1
-        self._limit, self._end, self._ends, self._decided = limit, end, ends, decided
+        self._limit, self._end, self._ends = limit, end, ends
 
     @property
     def room(self) -> int:
@@ -132,7 +128,6 @@ class _Text:
         if not self.ended:
             self.ids.append(token)
             self.ended = not self.room or self._ends(self.ids)
-            self._decided()
 
 
 @torch.no_grad()
@@ -145,7 +140,6 @@ def write_greedily(
     ends: Callable[[Sequence[int]], bool],
     end: int,
     answer: Answer | None = None,
-    decided: Decided = unnoted,
 ) -> list[list[int]]:
     """Return the ids that a model writes after each prompt, without the token that ends a text.
 
@@ -157,10 +151,9 @@ def write_greedily(
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
         answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
-        decided: takes note of each token.
     """
     alone = partial(_alone, answer or model, model.device, task)
-    rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, decided)) for prompt in prompts]
+    rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends)) for prompt in prompts]
     longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
     while unfinished := [row for row in rows if not row[1].ended]:
         even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]

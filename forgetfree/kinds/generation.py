@@ -91,7 +91,6 @@ class Generation(Kind):
     metrics = tuple(registry.TEXT_METRICS)
     label_of = "token of a text"
     one_label_a_row = False
-    has_label_words = False
     depends_on_model = True
     readout = "generate"
     max_length = 1024  # instructions and what is to be summarised are long
@@ -247,15 +246,7 @@ class Generation(Kind):
         assert isinstance(answers, TextAnswers)
         if task.closed_answers:
             return _chosen(answers, log_probabilities(model, rows, Passes(**passes)).numpy(), task, rows)
-        count, most = 0, len(rows) * task.max_new_tokens
-
-        def decided() -> None:
-            nonlocal count
-            count += 1
-            if wrote is not None:
-                wrote(count, max(most, count))
-
-        return _filled(answers, write(task, model, rows, Passes(**passes), decided), rows.tokenizer, task.stop)
+        return _filled(answers, write(task, model, rows, Passes(**passes), wrote), rows.tokenizer, task.stop)
 
     def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
         """Return the mean loss of a token, in nats."""

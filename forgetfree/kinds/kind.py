@@ -77,8 +77,6 @@ class Kind(ABC):
     readout: ClassVar[str] = "auto"
     #: The longest row that a model reads of its tasks, in tokens, where nothing else is said.
     max_length: ClassVar[int] = MAX_LENGTH
-    #: Whether answers can be read by a word for each label; else the readout is linear.
-    has_label_words: ClassVar[bool] = True
     #: Whether the training rows and the test rows need every label.
     needs_every_label: ClassVar[bool] = False
     #: Whether some rows cannot be learned by some models, which have to be loaded to tell.
@@ -129,9 +127,6 @@ class Kind(ABC):
     def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
         """Raise ``DataError`` if the metric cannot be measured on the validation or test rows."""
 
-    def check_halves(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
-        """Raise ``DataError`` if the validation rows cannot be halved: one half to be scored, the other for training."""
-
     # -- Samples ---------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -150,10 +145,6 @@ class Kind(ABC):
         """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
         return f"row{'s' * (count > 1)} of group {group}"
 
-    def group_hint(self, task: TaskDefinition, group: int, count: int) -> str:
-        """Return a sentence, after a space, on what may be wrong where a group has too few rows; or nothing."""
-        return ""
-
     # -- Models ----------------------------------------------------------------------------------------------
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:  # noqa: B027  # may stay as it is
@@ -161,10 +152,6 @@ class Kind(ABC):
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:  # noqa: B027  # may stay as it is
         """Raise ``UsageError`` if the readout cannot answer the task."""
-
-    def label_words(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the words that a readout by label words reads; none where there is no such readout."""
-        return task.label_words if self.has_label_words else ()
 
     def outputs(self, task: TaskDefinition, loaded: LoadedModel) -> int:
         """Return how many logits there are at a position: one for each label."""

@@ -18,9 +18,8 @@ from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
-from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.heads import classifier_class, sequence_classifier
-from forgetfree.models.loading import LoadedModel, plain_generation
+from forgetfree.models.loading import LoadedModel, body_loader, plain_generation, reads_last
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import explained, quiet
 

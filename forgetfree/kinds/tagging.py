@@ -131,7 +131,6 @@ class Tagging(Kind):
     metrics = ("f1",)
     label_of = "word of a sentence"
     one_label_a_row = False
-    has_label_words = False
     readout = "linear"
     floors = ("linear_probe",)
     #: Sentences without an entity.

@@ -39,7 +39,7 @@ _GROUPS = ("index", "value", "readout", "buffer")
 FILE = TaskFile(
     GraftError, "Restore it from a copy, or make the graft again.", FORMAT, "graft", keys=("layout",), groups=_GROUPS
 )
-_FILES = "*.safetensors"
+_FILE_NAME = "graft.safetensors"
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
 
 
 def find_graft(path: StrPath) -> Path:
-    """Return ``path`` itself, or the one graft file in a directory, or where there is none in it, below it.
+    """Return ``path`` itself, or the graft.safetensors in a directory, or where there is none in it, the one below it.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -239,10 +239,7 @@ def find_graft(path: StrPath) -> Path:
     path = Path(path)
     if not path.is_dir():
         return path
-    inside, below = (
-        [each for each in sorted(files) if FILE.is_at(each)] for files in (path.glob(_FILES), path.rglob(_FILES))
-    )
-    files = inside or below
+    files = sorted(path.glob(_FILE_NAME)) or sorted(path.rglob(_FILE_NAME))
     if len(files) != 1:
         names = ", ".join(str(each.relative_to(path)) for each in files[:5])
         remedy = "Give the path of a graft.safetensors."

@@ -482,8 +482,6 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             LedgerError: with the reason; a damaged file is never half-read.
         """
         path = Path(path)
-        if path.is_dir():
-            raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
         try:
             return FILE.load(path, cls._of)
         except MemoryError as error:

@@ -20,8 +20,7 @@ from forgetfree.core.parameters import persistent_buffers
 from forgetfree.core.readout_model import POOLER, ReadoutKind, ReadoutModel, body_of, fingerprint_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.architecture import LANGUAGE_MODELS, body_loader, language_model
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.model_files import TEXT_ENCODER, read_config, read_weights, weight_files
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel, head_names
@@ -71,7 +70,7 @@ class FineTunedModel:
         """
         with store.making(key) as known:
             if known is None:
-                store.put(key, replace(pre, theta=self.theta, readouts=dict.fromkeys(pre.readouts, self.head)), 0.0)
+                store.put(key, replace(pre, theta=self.theta, readouts=dict.fromkeys(pre.readouts, self.head)))
 
     @property
     def note(self) -> str:

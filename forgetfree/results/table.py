@@ -175,7 +175,10 @@ class Results:
         """Return the six numbers of `summary` for one run; None where a part is missing."""
         tuned = self._references.get((strategy, seed))
         learned = np.diagonal(self.values(tuned, seed), -1) if tuned else None
-        return summarize(self.values(strategy, seed), self.values(strategy, seed, "ece"), learned, self.metric)
+        errors = self.values(strategy, seed, "ece")[-1]
+        known = errors[~np.isnan(errors)]  # of tasks whose answers have probabilities
+        six = summarize(self.values(strategy, seed), learned, self.metric)
+        return six | {"ece": float(known.mean()) if len(known) else None}
 
     # ---- what a report reads ------------------------------------------------------------------------------
 
@@ -369,29 +372,23 @@ class Results:
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
 
+        Of more than ten tasks, the first is drawn, and the mean of all so far. A dotted line is a constant answer.
+
         Raises:
             UnknownNameError: no such metric.
             ReportError: there are no scores.
         """
-        from forgetfree.results.report.figures import course, legend, panels, styles
+        from forgetfree.results.report.figures import curves
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a run that finished at least one unit.")
-        scale = self.scale
+        self._check_metric(metric)
+        scales = self.scales
         if metric != SCORE:
             shares = PERCENT if limits_of(metric) == (0, 1) else PLAIN
-            scale = scale_of(metric) if metric in registry.metrics() else shares
-        self._check_metric(metric)
-        figure, (axes,) = panels(self.tasks)
-        for label, style in zip(self.strategies, styles(len(self.strategies)), strict=True):
-            values = scale.factor * self.matrices(label, metric)
-            for place, ax in enumerate(axes):
-                course(ax, values[:, :, place], style | {"label": label})
-        for ax in axes:
-            ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
-        axes[0].set_ylabel(scale.titled(metric))
-        legend(figure, axes)
-        return figure
+            scales = [scale_of(metric) if metric in registry.metrics() else shares] * len(self.tasks)
+        values = {label: self.matrices(label, metric) for label in self.strategies}
+        return curves(self.tasks, values, scales, metric, self.constant if metric == SCORE else None)
 
     def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
         """Return the ledger that a run left: who owns which parameter, and its value.
@@ -446,12 +443,6 @@ class Results:
 
         page = registry.REPORT.load()(self)
         return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
-
-    def _repr_html_(self) -> str:
-        """Return the tables of the report for a notebook."""
-        from forgetfree.results.report.page import notebook_html
-
-        return notebook_html(registry.REPORT.load()(self))
 
     # ---- parts --------------------------------------------------------------------------------------------
 

@@ -29,14 +29,10 @@ HISTORY = "history.jsonl"
 FEATURES = "task-features.safetensors"
 #: Which task owns which entry, and its value.
 LEDGER = "ledger.safetensors"
-#: In the file of answers: the texts before training of the rows that a report shows.
-BEFORE = "before"
 #: The last answers on every task's test rows.
 PREDICTIONS = "predictions.safetensors"
 #: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
 MODELS = "models"
-#: Beside the phases of a unit: seconds of fine-tuned models that another strategy or run made; null if one does not tell.
-ELSEWHERE = "fine_tune_elsewhere"
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 

@@ -18,9 +18,8 @@ from forgetfree.files import StrPath, check_empty, new_directory, write_atomical
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import READOUT, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Parts, TaskNetwork
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.heads import HeadModel
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model
+from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.results.report.page import in_markdown

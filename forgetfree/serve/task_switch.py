@@ -17,8 +17,8 @@ from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.ledger import Record
-from forgetfree.models.architecture import reads_last
 from forgetfree.models.heads import HiddenRows, make_head, read_head
+from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import LEDGER, check_own
 from forgetfree.serve.source import saved_file

@@ -21,12 +21,10 @@ from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
 from forgetfree.errors import ConformanceError
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.monitor import PHASES, Monitor
 
 Tensors = dict[str, Tensor]
-#: Libraries that strategies call.
-_LIBRARIES = {"torch", "transformers", "avalanche", "peft", "numpy"}
 
 
 class Breaches:
@@ -48,11 +46,7 @@ class Breaches:
             yield
         except Exception as error:
             self._cause = self._cause or error
-            frames = traceback.extract_tb(error.__traceback__)
-            # The author's own line, where there is one: the last that is not in a library that strategies call.
-            frame = next(
-                (frame for frame in reversed(frames) if not _LIBRARIES & {*Path(frame.filename).parts}), frames[-1]
-            )
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
             self.add(f"{what}: expected no error, got {type(error).__name__}: {error} ({where}). {remedy}")
 
@@ -146,160 +140,10 @@ def look(strategy: Any, experiences: Sequence[Any] | None = None) -> Look:
 
 def _numbers(answers: Any) -> Tensor:
     """Return the logits; where texts are the answers, the losses and the ids of their tokens, as one column."""
-    if answers.are_labels:
+    if isinstance(answers, LabelAnswers):
         return torch.from_numpy(np.array(answers.logits))
     numbers = [each for name, each in sorted(answers.tensors().items()) if name != "texts"]
     return torch.from_numpy(np.concatenate(numbers, dtype=np.float64)).unsqueeze(1)
-
-
-class _Batches:
-    """As an Avalanche plugin: the batches that the training steps of each task get."""
-
-    def __init__(self, steps: dict[str, list[Any]]) -> None:
-        self._steps = steps
-
-    def before_training_iteration(self, strategy: Any, **_: Any) -> None:
-        drawn = torch.initial_seed() if strategy.options.dropout else None
-        self._steps.setdefault(strategy.task.name, []).append((strategy.mb_x.tolist(), drawn))
-
-
-@dataclass
-class Run:
-    """A strategy that has learned a stream.
-
-    Attributes:
-        strategy: with all that it has learned.
-        looks: at its answers, by how many experiences it had learned.
-        learned: the names of the tasks it had learned after so many.
-        training_rows: its answers to the training rows of the first k tasks, after k of them.
-        batches: by task, those of its training steps: rows, and the seed of dropout, if there is any.
-    """
-
-    strategy: Any
-    looks: dict[int, Look] = field(default_factory=dict)
-    learned: list[list[str]] = field(default_factory=list)
-    training_rows: dict[int, Look] = field(default_factory=dict)
-    batches: dict[str, list[Any]] = field(default_factory=dict)
-
-    @property
-    def tasks(self) -> list[str]:
-        """The names of the stream's tasks."""
-        return [task.name for task in self.strategy.stream.tasks]
-
-    @property
-    def last(self) -> Look:
-        """The last look."""
-        return self.looks[max(self.looks)]
-
-    def differs(self, other: Run) -> str:
-        """What of the results is not the same, if anything."""
-        if difference := self.looks[0].differs(other.looks[0]):
-            return f"{difference} before training"
-        difference = self.last.differs(other.last)
-        return difference and f"{difference} after the last task"
-
-
-def learn(
-    cls: type[ContinualStrategy],
-    options: Any,
-    stream: Stream,
-    *,
-    experiences: Iterable[Any] | None = None,
-    look_after: Container[int] | None = None,
-    rows_after: Container[int] = (),
-    observe: Callable[[Any], Look] = look,
-    drawn: int = 0,
-    watch: Any = None,
-    evaluate_within: bool = False,
-    **arguments: Any,
-) -> Run:
-    """Learn ``stream`` by ``cls`` with ``options``.
-
-    Args:
-        cls: the strategy.
-        options: its options.
-        stream: what it learns.
-        experiences: to train on; default: the stream's, one a task.
-        look_after: how many experiences it has learned when it is looked at; default: at every one, and before the first.
-        rows_after: how many it has learned when it is asked for their training rows, too.
-        observe: looks at the strategy.
-        drawn: the state of the global generators before.
-        watch: an Avalanche plugin that the strategy does not know of.
-        evaluate_within: evaluate the second task before, during and after the training of each.
-        arguments: more for the constructor.
-    """
-    _draw_from(drawn)
-    if evaluate_within:
-        arguments |= {"eval_every": 2, "peval_mode": "iteration"}
-    run = Run(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
-    run.strategy.plugins += [_Batches(run.batches), *([watch] if watch else [])]
-    training = stream.benchmark.train_stream
-
-    def note(count: int) -> None:
-        if look_after is None or count in look_after:
-            run.looks[count] = observe(run.strategy)
-        run.learned.append([task.name for task in run.strategy.learned])
-        if count in rows_after:
-            run.training_rows[count] = look(run.strategy, list(training[:count]))
-
-    note(0)
-    for count, experience in enumerate(training if experiences is None else experiences, 1):
-        run.strategy.train(experience, eval_streams=[stream.benchmark.test_stream[1:2]] if evaluate_within else None)
-        note(count)
-    return run
-
-
-def _draw_from(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """Leave the caller's generators as they were."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
-# -- What is noted meanwhile -----------------------------------------------------------------------------
-
-
-class Observer:
-    """What holds at rest, before the first task and after each."""
-
-    def __init__(self, faults: Breaches) -> None:
-        self._faults = faults
-        #: What `bytes_kept` said each time.
-        self.bytes: list[Any] = []
-
-    def __call__(self, strategy: Any) -> Look:
-        """Look at the strategy; twice over before the first task and after the last."""
-
-        def weights() -> dict[str, Tensor]:  # buffers may be put back later: by the next task, or by an evaluation
-            return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
-
-        before = weights()
-        seen = look(strategy)
-        if moved := differing(before, weights()):
-            self._faults.add(
-                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. Put "
-                "back after the yield of answering() what was changed before it."
-            )
-        if len(strategy.learned) in (0, len(strategy.stream.tasks)):
-            backwards = look(strategy, list(strategy.stream.benchmark.test_stream)[::-1])
-            if changed := seen.differs(backwards):
-                self._faults.add(
-                    f"evaluate: expected the same answers in any order of the tasks, got others, {changed}. Look at "
-                    "answering()."
-                )
-        self.bytes.append(strategy.bytes_kept())
-        return seen
 
 
 class Watch:
@@ -333,38 +177,119 @@ class Watch:
             )
 
 
-class Recorder(Monitor):
-    """Notes every phase with the steps announced and the numbers heard."""
+@dataclass
+class Run:
+    """A strategy that has learned a stream.
 
-    def __init__(self) -> None:
-        self._phases: list[tuple[str, Any, int, list[int]]] = []
+    Attributes:
+        strategy: with all that it has learned.
+        looks: at its answers, by how many experiences it had learned.
+        learned: the names of the tasks it had learned after so many.
+        training_rows: its answers to the training rows of the first k tasks, after k of them.
+        watch: what its updates moved.
+    """
 
-    @contextmanager
-    def phase(self, task: str, phase: Any, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Note one."""
-        heard: list[int] = []
-        yield lambda step, loss: heard.append(step)
-        self._phases.append((task, phase, steps, heard))
+    strategy: Any
+    looks: dict[int, Look] = field(default_factory=dict)
+    learned: list[list[str]] = field(default_factory=list)
+    training_rows: dict[int, Look] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
 
-    def report(self, faults: Breaches, run: Run) -> None:
-        """What was said of them."""
-        for task, phase, steps, heard in self._phases:
-            if phase not in PHASES:
-                faults.add(
-                    f"progress: expected a phase of {', '.join(PHASES)}, got {phase!r}. Look at self.monitor.phase(…)."
-                )
-            if task not in run.tasks:
-                faults.add(f"progress: expected a task of the stream, got {task!r}. Look at self.monitor.phase(…).")
-            if heard != list(range(1, steps + 1)):
-                faults.add(
-                    f"progress: expected to hear of each step of {phase} that was announced, 1 to {steps}, got {len(heard)}: "
-                    f"{listed(map(str, heard)) or 'none'}. Look at Training.steps, and at self.monitor.phase(…)."
-                )
-        trained = {task for task, phase, _, heard in self._phases if heard and phase != "evaluate"}
-        # Nothing needs to be trained for a task that was learned with an earlier one.
-        new = [task for task, learned in zip(run.tasks, run.learned, strict=False) if task not in learned]
-        if mute := [task for task in new if task not in trained]:
-            faults.add(
-                f"progress: expected to hear of the training of every task, got no step of {listed(mute)}. Look at "
-                "Training.steps, and train within self.monitor.phase(…)."
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the stream's tasks."""
+        return [task.name for task in self.strategy.stream.tasks]
+
+    @property
+    def last(self) -> Look:
+        """The last look."""
+        return self.looks[max(self.looks)]
+
+    def differs(self, other: Run) -> str:
+        """What of the results is not the same, if anything."""
+        if difference := self.looks[0].differs(other.looks[0]):
+            return f"{difference} before training"
+        difference = self.last.differs(other.last)
+        return difference and f"{difference} after the last task"
+
+
+def learn(
+    cls: type[ContinualStrategy],
+    options: Any,
+    stream: Stream,
+    *,
+    experiences: Iterable[Any] | None = None,
+    look_after: Container[int] | None = None,
+    rows_after: Container[int] = (),
+    observe: Callable[[Any], Look] = look,
+    drawn: int = 0,
+    evaluate_within: bool = False,
+    **arguments: Any,
+) -> Run:
+    """Learn ``stream`` by ``cls`` with ``options``.
+
+    Args:
+        cls: the strategy.
+        options: its options.
+        stream: what it learns.
+        experiences: to train on; default: the stream's, one a task.
+        look_after: how many experiences it has learned when it is looked at; default: at every one, and before the first.
+        rows_after: how many it has learned when it is asked for their training rows, too.
+        observe: looks at the strategy.
+        drawn: the state of the global generators before.
+        evaluate_within: evaluate the second task before, during and after the training of each.
+        arguments: more for the constructor.
+    """
+    _draw_from(drawn)
+    if evaluate_within:
+        arguments |= {"eval_every": 2, "peval_mode": "iteration"}
+    run = Run(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
+    run.strategy.plugins.append(run.watch)  # of every run: beside plugins, all gradients are computed, and bits compare
+    training = stream.benchmark.train_stream
+
+    def note(count: int) -> None:
+        if look_after is None or count in look_after:
+            run.looks[count] = observe(run.strategy)
+        run.learned.append([task.name for task in run.strategy.learned])
+        if count in rows_after:
+            run.training_rows[count] = look(run.strategy, list(training[:count]))
+
+    note(0)
+    for count, experience in enumerate(training if experiences is None else experiences, 1):
+        run.strategy.train(experience, eval_streams=[stream.benchmark.test_stream[1:2]] if evaluate_within else None)
+        note(count)
+    return run
+
+
+def _draw_from(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+# -- What is noted meanwhile -----------------------------------------------------------------------------
+
+
+class Observer:
+    """What holds at rest, before the first task and after each."""
+
+    def __init__(self, faults: Breaches) -> None:
+        self._faults = faults
+        #: What `bytes_kept` said each time.
+        self.bytes: list[Any] = []
+
+    def __call__(self, strategy: Any) -> Look:
+        """Look at the strategy."""
+
+        def weights() -> dict[str, Tensor]:  # buffers may be put back later: by the next task, or by an evaluation
+            return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+
+        before = weights()
+        seen = look(strategy)
+        if moved := differing(before, weights()):
+            self._faults.add(
+                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. Put "
+                "back after the yield of answering() what was changed before it."
             )
+        self.bytes.append(strategy.bytes_kept())
+        return seen

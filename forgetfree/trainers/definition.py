@@ -18,9 +18,8 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.errors import LedgerError, UsageError, nearest
 from forgetfree.kinds.kind import Kind
 from forgetfree.ledger.binding import Binding, head_digest, network_of, tokenizer_digest
-from forgetfree.models.architecture import body_loader
 from forgetfree.models.heads import HiddenRows, make_head, read_head
-from forgetfree.models.loading import usual_max_length
+from forgetfree.models.loading import body_loader, usual_max_length
 from forgetfree.models.model_files import TEXT_ENCODER, check_weights
 from forgetfree.models.task_model import head_names, positions_of
 from forgetfree.tasks import TaskDefinition

@@ -156,7 +156,6 @@ def without(*path: str | int) -> Callable[[Any], None]:
 
 STRATEGY = "run/grafting-continual"
 LEDGER, GRAFT = f"{STRATEGY}/seed-0/ledger.safetensors", "graft/bare-graft/seed-0/graft.safetensors"
-INSIDE = "run/grafting-continual is the folder of grafting-continual in a run. Give the run itself, run, and"
 DEEP = "[" * 50_000
 LONG = "x" * 5000
 NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
@@ -167,7 +166,6 @@ CASES = [
     Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
     Case("run sst2 more", "Unrecognized arguments: more. Join the tasks of a stream by commas: sst2,more. See"),
-    Case("run --resume --out run", "No stream is given. To continue that run, give --config run/config.json, too."),
     Case(
         "predict run --task sst x",
         "There is no task 'sst' to answer. Did you mean 'sst2'? The run learned: qnli, sst2.",
@@ -240,7 +238,7 @@ CASES = [
         change=lambda place: (place / "data" / "sst2").rename(place / "data" / "demo"),
     ),
     Case("run sst2 --set ewc_lambda=1", "Strategies that have it: ewc, online-ewc, rwalk. Add one by --strategy"),
-    Case("run sst2 --set seed=1", "'seed' is no option of a strategy. Give it as --seed, in Python as seeds=."),
+    Case("run sst2 --set seed=1", "Unknown option 'seed'. Did you mean '--seed'? Known: accumulation, "),
     Case("run sst2 --steps 1 --steps 2", "--steps is given twice. Give it once."),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --optimizer adamw", "--version, --without. An option without a flag is given by --set KEY=VALUE."),
@@ -270,11 +268,11 @@ CASES = [
     Case("graft sst2 --set optimizer=nowhere:made", "'nowhere:made' cannot be imported: No module named 'nowhere'."),
     Case(
         "run sst2 --set ewc.ewc_lambda=1",
-        "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
+        "Unknown strategy in --set 'ewc'. Known: grafting-continual. Add others by --strategy.",
     ),
     Case(
         "run sst2 --config x.toml",
-        "x.toml: batch_size and set.batch_size are both given. Leave one of them out.",
+        "--batch-size and --set batch_size=3 are both given. Leave one of them out.",
         change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
     ),
     Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
@@ -282,7 +280,6 @@ CASES = [
         "run sst2 --readout linear --set task_inference=router",
         "task_inference=router is for streams that withhold the task",
     ),
-    Case("run sst2 --set nosuch.steps=1", "Unknown strategy in --set 'nosuch'. Known: grafting-continual."),
     Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs, and this runs on the CPU"),
     Case("run sst2 --set graftable=(", "graftable must be a regular expression, got '('"),
     Case("run sst2 --set graftable=nosuch", "No graftable tensor in BertModel: expected at least one name matching", 1),
@@ -297,8 +294,14 @@ CASES = [
     Case("run sst2 --config x.toml", "x.toml cannot be read: it is a pipe or a device", change=pipe("x.toml")),
     Case("run sst2 --config x.toml", "x.toml cannot be read: Invalid value", change=write("x.toml", "seed = nosuch")),
     Case("run sst2 --config x.json", "x.json is not valid JSON: ", change=write("x.json", "{")),
-    Case("run sst2 --config x.json", "x.json: the options must be a table, got [1].", change=write("x.json", "[1]")),
-    Case("run sst2 --config x.json", "Unknown option in a file: 'sead'.", change=write("x.json", '{"sead": 1}')),
+    Case(
+        "run sst2 --config x.json",
+        "x.json: the options and their set must be tables, got",
+        change=write("x.json", "[1]"),
+    ),
+    Case(
+        "run sst2 --config x.json", "Unknown option 'sead'. Did you mean 'seed'?", change=write("x.json", '{"sead": 1}')
+    ),
     Case(
         "run sst2 --config x.toml",
         "shots must be a whole number or none, got True",
@@ -335,7 +338,12 @@ CASES = [
     ),
     # -- Data ----------------------------------------------------------------------------------------------
     Case("run sst2", "column 'label': expected an integer from 0, got 0.5", 1, row('{"text": "a", "label": 0.5}')),
-    Case("run sst2", "7 is out of range. Task 'sst2' has the 2 labels", 1, row('{"text": "a", "label": 7}')),
+    Case(
+        "run sst2",
+        "labels of task 'sst2' (negative, positive), got 7.",
+        1,
+        row('{"text": "a", "label": 7}'),
+    ),
     Case("run sst2", "nested more than 100 deep", 1, row('{"text": ' + DEEP)),
     Case("run sst2", "train.jsonl, line 1: byte 0x81 at position 0 of the file", 1, table("train.jsonl", b"\x81\n")),
     Case("run sst2", "train.jsonl has no column 'text': expected text", 1, table("train.jsonl", '{"a": 1}\n')),
@@ -354,7 +362,7 @@ CASES = [
     Case("run sst2", "Model 'model' cannot be loaded: ", 1, cut("model/model.safetensors")),
     Case("run sst2", "Model 'model' has no tokenizer", 1, lambda place: (place / "model/tokenizer.json").unlink()),
     # -- graft ---------------------------------------------------------------------------------------------
-    Case("graft", "The following arguments are required: TASK. See 'forgetfree graft --help'."),
+    Case("graft", "No stream is given. data holds ag_news, qnli, sst2."),
     Case("graft qnli,sst2", "Expected one task, got the 2 of 'qnli,sst2'"),
     Case(
         "graft sst2 --fine-tuned nosuch", "--fine-tuned 'nosuch' is no directory. Give one that save_pretrained wrote."
@@ -367,7 +375,7 @@ CASES = [
     Case("graft sst2 --out graft", "--out 'graft' is not empty: it holds bare-graft, config.json"),
     Case("predict run --task sst2 --device tpu great", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
-    *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
+    *(Case(f"{job} --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
     *(
         case
         for job in ("run sst2", "graft sst2")
@@ -389,7 +397,6 @@ CASES = [
             "ledger show nosuch --json",
             "ledger verify nosuch --json",
             "run sst2 --on nosuch",
-            "fetch smollm2 --file nosuch.whl",
         )
     ),
     *(
@@ -436,13 +443,7 @@ CASES = [
     Case("predict run x", "The run learned qnli, sst2. Give one of them by --task.", bare=True),
     Case("predict run --task sst2 --task qnli x", "--task is given twice. Give it once."),
     Case("predict run --task trec x", "There is no task 'trec' to answer. The run learned: qnli, sst2.", 1),
-    Case(
-        f"predict {STRATEGY} x",
-        "is the folder of grafting-continual in a run. Give the run itself, run, and where the command has them, "
-        "--strategy grafting-continual.",
-        1,
-    ),
-    Case(f"predict {STRATEGY}/seed-0 x", "--strategy grafting-continual --seed 0.", 1),
+    Case(f"predict {STRATEGY} x", "run/grafting-continual/config.json cannot be read: No such file or directory.", 1),
     *(
         Case(
             f"{command} run --strategy lora --seed 7",
@@ -534,12 +535,11 @@ CASES = [
     ),
     Case("run sst2 --jobs slurm", "--jobs must be a number, auto, ray or ray://HOST:PORT, got 'slurm'."),
     Case(
-        "run --on run --without nosuch --out C --resume --data data --model model --quiet",
+        "run --on run --without nosuch --out C --resume --data data --model model",
         "run did not learn a task 'nosuch'.",
         1,
         bare=True,
     ),
-    Case(f"run --on {STRATEGY} --without qnli --out C", INSIDE, 1, bare=True),
 ]
 
 

@@ -111,10 +111,7 @@ def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json
     assert repr(results).startswith("forgetfree: qnli, ag_news, sst2")
     ours, theirs = (json.loads((out / "config.json").read_text()) for out in (tmp_path / "out", by_command))
     assert ours["run"]["set"].keys() == theirs["run"]["set"].keys()
-    assert (
-        ours["command"].startswith("forgetfree.run(stream='qnli,ag_news,sst2', strategies=['fine-tune', ")
-        and "objects" not in ours
-    )
+    assert "objects" not in ours
     # The command line goes on with it, and may repeat it.
     assert cli.main(["run", "--config", str(tmp_path / "out" / "config.json"), "--out", str(tmp_path / "again")]) == 0
     assert files(tmp_path / "again") == files(by_command)
@@ -127,7 +124,7 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     assert torch.equal(results.graft().values, theirs.values)
     assert torch.equal(results.graft(0).region.indices, theirs.region.indices)
     pd.testing.assert_frame_equal(results.scores, forgetfree.load_results(tmp_path / "out").scores, check_exact=True)
-    assert "bare-graft" in results._repr_html_() and "bare-graft" in repr(results)
+    assert "bare-graft" in repr(results)
     with pytest.raises(ReportError, match=r"bare-graft has no seed 7: there are seeds 0\."):
         results.graft(7)
 
@@ -180,9 +177,7 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
         forgetfree.run("sst2", data="demo", sparsty=0.1)
     with pytest.raises(UsageError, match=r"Unknown option 'text_columns'\. Did you mean 'text_column'\?"):
         forgetfree.run("sst2", data="demo", text_columns=["text"])
-    with pytest.raises(
-        UsageError, match=r"^'strategy' is no option of a strategy\. Give it as --strategy, in Python as strategies=\.$"
-    ):
+    with pytest.raises(UsageError, match=r"^strategy is strategies in Python\. Write strategies=\.$"):
         forgetfree.run("sst2", data="demo", strategy="bitfit")
 
 
@@ -205,7 +200,7 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         with pytest.raises(UsageError, match=f"--{flag} names no {flag}. Give one, or leave it out."):
             forgetfree.run("sst2", **asked | {none: []})
     made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    with pytest.raises(OptionError, match=r"^optimizer=RMSprop\(…\) holds the parameters of one model"):
+    with pytest.raises(UsageError, match=r": optimizer=RMSprop\(…\) holds the parameters of one model"):
         forgetfree.run("sst2", **asked, optimizer=made)
     with pytest.raises(UsageError, match="resume=True needs out"):
         forgetfree.run("sst2", **asked, resume=True)
@@ -225,12 +220,7 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
     monkeypatch.chdir(tmp_path)
     results = forgetfree.run(tiny.STREAM, **grafting, strategies=BOTH, seeds=3)
     assert list(tmp_path.iterdir()) == []
-    page = results._repr_html_()
-    assert (
-        '<th scope="row">grafting-continual</th>' in page
-        and "Learning matrix of fine-tune" in page
-        and "<html" not in page
-    )
+    assert "grafting-continual" in repr(results)
     ours, theirs = results.ledger(seed=3), forgetfree.load_results(by_command).ledger("grafting-continual", 3)
     assert ours.tasks == theirs.tasks == tiny.STREAM.split(",")
     for mine, other in zip(ours.records, theirs.records, strict=True):
@@ -242,14 +232,6 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
         results.ledger("fine-tune", 3)
     with pytest.raises(UnknownNameError):
         results.ledger("wsn")
-
-
-def test_the_page_of_a_notebook_shows_texts_of_users_as_they_are(in_memory: Results) -> None:
-    from forgetfree.results.report.page import Page, Table, notebook_html
-
-    page = Page("<b>", ("a & b",), (Table("t", ("h",), (("<script>",),)),))
-    assert notebook_html(page).count("&lt;") == 2 and "a &amp; b" in notebook_html(page)
-    assert "<details open>" in in_memory._repr_html_()
 
 
 def test_progress_and_recipe_are_told_on_stderr(asked: Json, capsys: Any) -> None:
@@ -313,7 +295,6 @@ def test_a_strategy_that_fails_costs_no_results(asked: Json, capsys: Any) -> Non
     assert results.strategies == ["continual-ft"]
     assert "Failing, seed 0: It stopped with ZeroDivisionError: of its own" in capsys.readouterr().err
     assert "Failed and left out: Failing" in repr(results) and "(results" not in repr(results)
-    assert "ZeroDivisionError" in results._repr_html_()
     with pytest.raises(RunError, match=r"Nothing was finished\. Failing, seed 0: It stopped with ZeroDivisionError"):
         forgetfree.run("sst2", **asked, strategies=[Failing])
     with pytest.raises(ZeroDivisionError):

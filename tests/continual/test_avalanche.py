@@ -15,6 +15,7 @@ import pytest
 import small_vision as vision
 import torch
 from avalanche.benchmarks import (
+    benchmark_from_datasets,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
     task_incremental_benchmark,
@@ -24,13 +25,12 @@ from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import TextLogger
-from avalanche.models import MTSimpleMLP
 from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LRSchedulerPlugin
 from compared import different, everything
 from torch import nn
 
 from forgetfree import registry
-from forgetfree.continual.benchmark_stream import benchmark_stream
+from forgetfree.continual.stream import benchmark_stream
 from forgetfree.errors import LedgerError, ModelError, OptionError, UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.results import metrics
@@ -192,9 +192,14 @@ class Softmaxed(nn.Module):
             UsageError,
             "Give it at least 10 outputs",
         ),
+        (
+            lambda: benchmark_from_datasets(train=[classification("train")] * 3, test=[classification("test")] * 2),
+            lambda: vision.network("mlp"),
+            UsageError,
+            "got 3 of train, 2 of test. Avalanche's benchmark_from_datasets",
+        ),
         (lambda: vision.split_digits("class"), Softmaxed, ModelError, "something follows it"),
         (lambda: vision.split_digits("class"), lambda: nn.Conv2d(1, 1, 1), ModelError, "Its linear layers: none"),
-        (lambda: vision.split_digits("task"), lambda: MTSimpleMLP(64), UsageError, "asks for task labels itself"),
         (
             lambda: tensors_benchmark(
                 train_tensors=[vision.part("train").tensors] * 3,
@@ -203,7 +208,7 @@ class Softmaxed(nn.Module):
             ),
             lambda: vision.network("mlp"),
             UsageError,
-            r"have task labels \[0, 1, 1\]",
+            r"have task labels \[\[0\], \[1\], \[1\]\], expected one each",
         ),
         (
             lambda: tensors_benchmark(
@@ -213,7 +218,7 @@ class Softmaxed(nn.Module):
             ),
             lambda: vision.network("mlp"),
             UsageError,
-            "Experience 0 has task label 1",
+            r"have task labels \[\[1\], \[0\]\], expected one each: 0, 1, 2",
         ),
     ],
 )

@@ -39,7 +39,6 @@ MORE = {
         "storage",
         "forget_free",
         "resumable",
-        "online",
         "changed_by",
         "extra_results",
     ),

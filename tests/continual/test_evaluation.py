@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.continual.evaluation import StreamAnswers
-from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers, Training
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.kinds.kind import Kind
 from forgetfree.options import build

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from withheld import INFERENCE, TASKWISE, a_stream, kind_of, text_stream
 
-from forgetfree.continual.benchmark_stream import benchmark_stream
+from forgetfree.continual.stream import benchmark_stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import UsageError
 

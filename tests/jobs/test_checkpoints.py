@@ -19,11 +19,10 @@ import pytest
 import torch
 
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import locked
-from forgetfree.jobs import checkpoints, directory, environment, unit
+from forgetfree.jobs import checkpoints, environment, unit
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
-from forgetfree.jobs.directory import holdings, resumption
+from forgetfree.jobs.directory import holdings
 from forgetfree.jobs.run import run as perform
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
@@ -240,10 +239,9 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
 
-def seconds(out: Path, results: Json) -> tuple[float, Json]:
-    """Those of a run's only unit, and of each model that was fine-tuned for it."""
-    notes = {path.name: json.loads(path.read_text()) for path in out.rglob("*.seconds.json")}
-    return sum(results["runs"][0]["seconds"].values()), notes
+def seconds(results: Json) -> float:
+    """Those of a run's only unit."""
+    return float(sum(results["runs"][0]["seconds"].values()))
 
 
 #: Strategy, and where it is cut short: task, phase and step.
@@ -285,14 +283,14 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         Cut(patch, task, phase, step)
         run(config(strategy, "cut"))
-    assert f"begun: {strategy} seed 0" in holdings(tmp_path / "cut")
-    assert f"begun: {strategy} seed 0" in resumption(tmp_path / "cut")
+    assert holdings(tmp_path / "cut").startswith("0 of 1 unit finished in ")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
         again = run(config(strategy, "cut"), Execution(resume=True))
     assert done[0] == (task, phase, step + 1)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
-    assert seconds(tmp_path / "cut", again) == seconds(tmp_path / "whole", whole)
+    localizing = strategy in ("grafting-continual", "graft-retrain", "merge-stitch") and phase != "fine_tune"
+    assert seconds(again) == seconds(whole) - 6.0 * localizing  # whose model was fine-tuned before it was cut short
     assert not list(tmp_path.rglob(CHECKPOINT))
 
 
@@ -428,12 +426,8 @@ def test_leftovers_in_a_shared_cache_go_when_the_model_is_made(tmp_path: Path) -
         assert state is None
         assert not mine.exists() and other.exists()
     store.put("sst2-0123456789abcdef", ModelState(torch.zeros(2), {}, {}))
-    lock = tmp_path / ".sst2-0123456789abcdef.lock"
-    lock.touch()  # of a process that was killed after it had put the model there
     with store.making("sst2-0123456789abcdef") as state:
-        assert state is not None and not lock.exists()
-    with locked(lock), store.making("sst2-0123456789abcdef"):
-        assert lock.exists()  # somebody is at work
+        assert state is not None
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
@@ -453,7 +447,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
         patch.setattr(os, "fsync", full)
         run(config("continual-ft", "cut"))
     out = tmp_path / "cut"
-    assert not [path for path in out.rglob(".*") if path.is_file()] and "begun: " in holdings(out)
+    assert not [path for path in out.rglob(".*") if path.is_file()] and holdings(out)
     run(config("continual-ft", "cut"), Execution(resume=True))
     assert outcome(out) == outcome(tmp_path / "whole")
 
@@ -495,8 +489,7 @@ def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
         run(both)
     finished = (out / "bitfit" / "seed-0" / "outcome.json").read_bytes()
     versions = environment.versions()
-    for module in (environment, directory):
-        monkeypatch.setattr(module, "versions", lambda: versions | {"torch": "9.9"})
+    monkeypatch.setattr(environment, "versions", lambda: versions | {"torch": "9.9"})
     done = Cut(monkeypatch).steps
     run(both, Execution(resume=True))
     assert next(step for step in done if step[1] == "train") == ("sst2", "train", 1)
@@ -504,7 +497,7 @@ def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
     record = json.loads((out / "continual-ft" / "seed-0" / "outcome.json").read_text())
     assert record["versions"]["torch"] == "9.9"
     (changed,) = json.loads((out / "config.json").read_text())["changed"]
-    assert changed.startswith("the version of torch (was ") and changed.endswith("is 9.9)")
+    assert changed.startswith("torch (was ") and changed.endswith("is 9.9)")
 
 
 def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig], tmp_path: Path) -> None:

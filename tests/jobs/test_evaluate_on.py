@@ -13,7 +13,7 @@ import pytest
 
 import forgetfree
 from forgetfree import cli
-from forgetfree.data.rows import Rows, TaskRows, complete
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError, UsageError
 from forgetfree.models.loading import load_model
@@ -40,21 +40,11 @@ def test_every_other_validation_row_of_each_label_stands_in_for_the_test_rows() 
     assert rows.evaluated_on("test") is rows
 
 
-def test_a_label_with_a_single_validation_row_is_refused() -> None:
-    """Among the scored rows, or among those that choose a mask, it would be missing."""
-    with pytest.raises(DataError, match=r"one validation row of label 'yes', .* takes two of each label"):
-        task_of((0, 0, 0, 1)).evaluated_on("validation")
-    assert task_of((0, 0, 0)).evaluated_on("validation").test.labels == (0,)
-
-
-def test_the_remedy_fits_splits_that_were_split_off_here() -> None:
-    """Of ten rows a label, one is split off for validation; there is no file of such rows to add to."""
-    task = TaskDefinition("own", "single", ("no", "yes"))
-    rows = Rows(tuple(f"text {i}" for i in range(20)), (), tuple(i % 2 for i in range(20)))
-    with pytest.raises(DataError, match=r"split off from the training rows: give about 20 rows of that label"):
-        complete(task, {"train": rows}).evaluated_on("validation")
-    with pytest.raises(DataError, match=r"Add validation rows of that label\.$"):
-        task_of((0, 0, 0, 1)).evaluated_on("validation")
+def test_a_task_with_a_single_validation_row_a_label_is_refused() -> None:
+    """Of none a row would be left to be scored."""
+    with pytest.raises(DataError, match=r"has 2 validation rows, .* to choose by them takes two of a label"):
+        task_of((0, 1)).evaluated_on("validation")
+    assert task_of((0, 0, 0, 1)).evaluated_on("validation").test.labels == (0,)
 
 
 def test_no_other_rows_can_be_asked_for() -> None:

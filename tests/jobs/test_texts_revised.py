@@ -7,7 +7,6 @@ from pathlib import Path
 
 import prompted
 import pytest
-from safetensors.numpy import load_file
 
 from forgetfree import Predictor, cli
 
@@ -39,10 +38,6 @@ def test_a_task_that_is_taken_back_changes_no_earlier_text(run: Path, tmp_path: 
         prompted.answers_of_run(tmp_path / "less", STRATEGY)["first"]
     )
     assert list(Predictor.of_run(tmp_path / "less").tasks) == ["first", "last"]
-    files = [load_file(each / STRATEGY / "seed-0" / "predictions.safetensors") for each in (run, tmp_path / "less")]
-    for task in ("first", "last"):  # what the model wrote before training is said of both
-        one, other = (file[f"{task}/before"].tobytes() for file in files)
-        assert one == other and len(json.loads(one)) == 3
 
 
 def test_other_answers_than_the_run_s_are_noticed(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from forgetfree import cli
-from forgetfree.jobs.unit import History
 from forgetfree.results.unit_folder import HISTORY
 
 TASKS = ("qnli", "ag_news", "sst2")
@@ -31,18 +29,8 @@ def run(data_directory: Path, model_directory: Any, tmp_path: Path) -> Any:
     def perform(*more: str) -> tuple[Path, int]:
         out = tmp_path / "out"
         given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "5"]
-        given += [
-            "--set",
-            "upper_triangle=true",
-            "--strategy",
-            "continual-ft",
-            "--seed",
-            "0",
-            "--seed",
-            "1",
-            "--out",
-            str(out),
-        ]
+        given += ["--set", "upper_triangle=true", "--strategy", "continual-ft", "--seed", "0", "--seed", "1"]
+        given += ["--out", str(out)]
         return out, cli.main(["run", ",".join(TASKS), *given, *more])
 
     return perform
@@ -87,19 +75,6 @@ def test_wandb_works_without_a_network(run: Any, monkeypatch: pytest.MonkeyPatch
     assert code == 0
     assert "logging to wandb has stopped" not in capfd.readouterr().err
     assert len(list((out / "wandb").glob("offline-run-*/*.wandb"))) == 2
-
-
-@needs("wandb")
-def test_wandb_without_an_account_is_told_before_any_work(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    import wandb
-
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(type(wandb.api), "api_key", None)
-    out, code = run("--log", "wandb")
-    assert (code, out.exists()) == (2, False)
-    assert "Run 'wandb login', or set WANDB_MODE=offline" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries beneath it
@@ -184,32 +159,6 @@ def test_a_tracker_of_somebody_else_gets_configuration_losses_and_scores(run: An
     assert losses == [(i, *step) for i, step in enumerate(steps, 1)]
     scores = [(at, [each[f"accuracy/{t}"] for t in TASKS]) for at, each in own.runs[0] if "accuracy/sst2" in each]
     assert scores == [(5 * after, row) for after, row in enumerate(matrix)]
-
-
-@pytest.mark.parametrize("in_evaluation", [False, True])
-def test_a_unit_that_is_resumed_goes_on_in_its_run(
-    run: Any, own: type[Own], in_evaluation: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if it had never been cut short: nothing is missing, and nothing is there twice."""
-    out, _ = run("--log", "own")
-    whole = own.runs[0]
-    shutil.rmtree(out)
-    own.runs.clear()
-    log_step = History.log_step
-
-    def cut(self: Any, task: str, phase: Any, step: int, *more: Any) -> None:
-        evaluates = phase == "evaluate" and bool(own.runs) and len(own.runs[0]) > 10
-        if evaluates if in_evaluation else (task, step) == ("ag_news", 3):
-            raise KeyboardInterrupt
-        log_step(self, task, phase, step, *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(History, "log_step", cut)
-        assert run("--log", "own")[1] != 0
-    known = json.loads(next(out.rglob(".checkpoint/trackers.json")).read_text())
-    assert known == {"own": ""}
-    assert run("--log", "own", "--resume")[1] == 0
-    assert own.runs[0] + own.runs[1] == whole and len(own.configurations) == 4  # of two units, twice
 
 
 @pytest.mark.sampled("3")

@@ -29,7 +29,6 @@ from forgetfree.models.loading import load_model
 from forgetfree.results.answers import TextAnswers
 from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import read_answers
-from forgetfree.strategies.continual_ft import ContinualFT
 
 WORDS = ("great", "terrible", "film", "movie")
 
@@ -281,19 +280,15 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
-    assert "Measured beside the scores, at the end (loss in nats a token" in report
+    assert "Beside the scores, after the last task (in %; loss in nats a token" in report
     assert "left out" not in report  # the answers that were kept are read again
     shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")
     assert (found_row(shown, "prompt")[0], found_row(shown, "right text")[0]) == (asked, right)
     assert all(f"| {name} |" in shown for name in ("continual-ft", "grafting-continual", "fine-tune"))
-    stream = load_stream("first,last", data=str(data), model=str(model))
-    texts = ContinualFT(stream=stream).evaluate(stream.tasks[:1])["first"].texts  # type: ignore[attr-defined]
-    written = [texts[i * len(texts) // 3] or "(empty)" for i in range(3)]
-    assert found_row(shown, "the model before training")[:3] == written
     loss = forgetfree.load_results(tmp_path / "out").matrix("continual-ft", metric="loss").mean(axis=1)
     for name, row in (("continual-ft", -1), ("the model before training", 0)):
-        assert found_row(report, name)[3].strip("*") == f"{loss.iloc[row]:.3f}"
+        assert found_row(report, name)[3] == f"{loss.iloc[row]:.3f}"
     floors = json.loads((tmp_path / "out" / "results.json").read_text())["floors"]
     assert floors["nearest_row"]["0"][0] == nearest_share(data / "first")
     assert floors["constant"][0] == constant_share(data / "first")
@@ -425,7 +420,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     results = run(tmp_path, model, tmp_path / "out", "grafting-continual")
     unit = tmp_path / "out" / "grafting-continual" / "seed-0"
     tasks = [rows.task for rows in load_tasks("first,last", str(tmp_path))]
-    kept, _ = read_answers(unit, tasks)
+    kept = read_answers(unit, tasks)
     first, last = kept["first"], kept["last"]
     assert isinstance(first, TextAnswers) and isinstance(last, TextAnswers)
     assert first.logits is not None and first.labels is not None
@@ -443,7 +438,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     assert told["summary"]["ece"] == told["ece"][-1][0] > 0
     assert results.summary().loc["grafting-continual", ("ece", "mean")] == pytest.approx(told["ece"][-1][0])
     page = render(results, "html")
-    assert "cannot be read" not in page and "Reliability" in page
+    assert "cannot be read" not in page
     (tmp_path / "all.csv").write_text(render(results, "csv"))
     again = forgetfree.load_results(tmp_path / "all.csv")
     assert again.matrix("grafting-continual", 0, "ece")["last"].isna().all()

@@ -13,7 +13,7 @@ import torch
 import transformers
 from compared import state_of
 from damage import Change, note, rewrite, sealed, told
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace
@@ -99,16 +99,13 @@ def test_a_graft_without_a_space_cannot_be_saved(graft: Graft, tmp_path: Path) -
 
 
 def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "model.safetensors").write_bytes(save({"a": torch.zeros(1)}))
-    (tmp_path / "broken.safetensors").write_bytes(b"no")
-    assert find_graft(file) == find_graft(tmp_path) == file
-    (tmp_path / "sub" / "more.safetensors").write_bytes(file.read_bytes())
-    assert find_graft(tmp_path) == file  # what lies deeper counts only where there is none
-    assert find_graft(tmp_path / "sub").name == "more.safetensors"
-    (tmp_path / "more.safetensors").write_bytes(file.read_bytes())
-    with pytest.raises(UsageError, match=r"must hold one graft file, got 2: graft.safetensors, more.safetensors"):
-        find_graft(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / "sub" / name).mkdir(parents=True)
+        (tmp_path / "sub" / name / "graft.safetensors").write_bytes(file.read_bytes())
+    assert find_graft(file) == find_graft(tmp_path) == file  # what lies deeper counts only where there is none
+    assert find_graft(tmp_path / "sub" / "one").parent.name == "one"
+    with pytest.raises(UsageError, match=r"must hold one graft file, got 2: one/graft.safetensors, two/graft"):
+        find_graft(tmp_path / "sub")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="must hold one graft file, got none"):
         find_graft(tmp_path / "empty")

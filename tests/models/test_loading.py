@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,11 +117,7 @@ def test_a_config_that_asks_for_more_than_its_weights_hold_is_refused_with_the_s
 
 
 def test_a_directory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
-    assert message(tmp_path) == (
-        f"{str(tmp_path)!r} is no model directory: it holds no config.json. Save with save_pretrained."
-    )
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert "is an adapter of PEFT" in (said := message(tmp_path)) and "merge_and_unload" in said
+    assert message(tmp_path).startswith(f"{str(tmp_path)!r} is no model directory: it holds no config.json. Save")
 
 
 @pytest.mark.parametrize("name", ["minlm", "nowhere"])
@@ -156,21 +151,6 @@ def test_minilm_reads_linearly_and_stays_the_same() -> None:
     space = loaded.model.space()
     assert (len(space.tensors), len(space)) == (96, 10_646_784)
     assert space.layout_hash == "5a686aff8e3c9835663fc1578756d18bba984fc63cd5ce9aa97e6ae376394d40"
-
-
-def package(directory: Path) -> types.ModuleType:
-    module = types.ModuleType(location.MINILM_PACKAGE)
-    module.MODEL_DIR = directory  # type: ignore[attr-defined]
-    return module
-
-
-def test_minilm_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, location.MINILM_PACKAGE, package(tmp_path))
-    assert f"expected sha256 {location.MINILM_SHA256}, got no file" in message("minilm")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert "got e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855. Reinstall with: pip" in message(
-        "minilm"
-    )
 
 
 def test_a_missing_minilm_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,8 @@ from forgetfree.core.parameters import load_tensors_
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LoadedModel, language_model, load_model
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 

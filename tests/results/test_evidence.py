@@ -1,4 +1,4 @@
-"""Intervals, differences and calibration beside chance: against slow references, known truths and hand-worked numbers."""
+"""Intervals and differences: against slow references, known truths and hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
-from forgetfree.results.metrics import reliability
 from forgetfree.results.table import load_results
-
-
-def noise_floor(answers: LabelAnswers) -> float:
-    return reliability(answers.logits, answers.labels).noise_floor
-
-
-def debiased(answers: LabelAnswers) -> float:
-    return reliability(answers.logits, answers.labels).debiased_ece
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:
@@ -230,40 +221,6 @@ def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
     assert same is not None and same.value == pytest.approx(1) and np.isnan(same.low)
 
 
-def calibrated(n: int, seed: int, shift: float = 0.0) -> LabelAnswers:
-    """A model that is right with the probability it gives, or less often by ``shift``."""
-    random = np.random.default_rng(seed)
-    confidence = random.uniform(0.55, 0.99, size=n)
-    right = random.random(n) < confidence - shift
-    labels = random.integers(2, size=n)
-    logit = np.log(confidence / (1 - confidence))
-    logits = np.zeros((n, 2))
-    logits[np.arange(n), np.where(right, labels, 1 - labels)] = logit
-    return LabelAnswers(logits, labels)
-
-
-def test_the_noise_floor_is_what_a_calibrated_model_shows() -> None:
-    worlds = [calibrated(500, seed) for seed in range(400)]
-    shown = float(np.mean([each.ece for each in worlds]))
-    assert float(np.mean([noise_floor(each) for each in worlds[:40]])) == pytest.approx(shown, rel=0.06)
-    assert noise_floor(calibrated(8000, 0)) < shown / 3  # it shrinks with the rows
-    assert noise_floor(worlds[0]) == noise_floor(worlds[0])
-
-
-def test_without_noise_a_calibrated_model_has_less_error_and_one_that_is_off_keeps_its_own() -> None:
-    calm = [calibrated(500, seed) for seed in range(60)]
-    left, shown = (float(np.mean([of(each) for each in calm])) for of in (debiased, lambda each: each.ece))
-    assert 0 < left < 0.7 * shown
-    off = [calibrated(500, seed, shift=0.2) for seed in range(60)]
-    assert float(np.mean([debiased(each) for each in off])) == pytest.approx(0.2, abs=0.01)
-
-
-def test_an_error_of_bins_without_spread_is_left_as_it_is() -> None:
-    """All answers are right: no draw of their accuracy differs from it."""
-    answers = LabelAnswers(np.array([[2.0, 0.0], [0.0, 2.0]]), np.array([0, 1]))
-    assert debiased(answers) == pytest.approx(answers.ece)
-
-
 # -- In a report -----------------------------------------------------------------------------------------
 
 
@@ -293,7 +250,6 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     floor = np.mean(constant)
     kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
     assert by_name["continual-ft"][3].startswith(f"{100 * kept:.1f} ")
-    assert "## Calibration beside chance" in said
     (tmp_path / "run" / "fine-tune" / "seed-0" / "predictions.safetensors").write_bytes(b"damaged")
     assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 1
     assert "predictions.safetensors is not the file that its unit made" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Scores of labels and confusion tables: worked by hand, in a report, and from Python."""
+"""Scores of labels and confusion tables: worked by hand, and from Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from reported import make_run
 
 import forgetfree
-from forgetfree import cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.answers import LabelAnswers, confusion, label_scores
@@ -30,7 +29,7 @@ def test_scores_of_labels_are_worked_by_hand() -> None:
     assert scores["f1"].tolist() == pytest.approx([4 / 7, 1 / 2, 0, (4 / 7 + 1 / 2) / 2])
 
 
-def test_a_report_and_its_results_have_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_have_them(tmp_path: Path) -> None:
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
     results = forgetfree.load_results(out)
     tables = [results.label_scores("continual-ft", "b", seed) for seed in (0, 1)]
@@ -39,15 +38,6 @@ def test_a_report_and_its_results_have_them(tmp_path: Path, capsys: pytest.Captu
         assert list(table.index) == ["no", "yes", "maybe", "macro average"]
         assert taken.to_numpy().sum() == table.loc["macro average", "rows"] == 120
         assert np.diag(taken).sum() / 120 == results.matrix("continual-ft", seed).iloc[-1]["b"]
-    assert cli.main(["report", str(out), "--format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    lines = said[said.index("## Labels of b at the end") :].split("\n## ")[0].splitlines()
-    header, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
-    assert header == ["strategy: label", "rows", "precision", "recall", "F1"]
-    found = {row[0]: row[1:] for row in rows}
-    assert len(found) == 2 * 4
-    f1 = [100 * table.loc["yes", "f1"] for table in tables]
-    assert found["continual-ft: yes"][3] == f"{np.mean(f1):.1f} ({np.std(f1, ddof=1):.1f})"
 
 
 def test_what_has_no_answers_is_refused(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ def test_updates_stand_beside_scores_where_they_are_known() -> None:
     runs = [run_of("fine-tune", 0, [0.8, 0.7], updates=[300, 100])]
     runs += [run_of("grafting-continual", 0, [0.8, 0.7], updates=[600, 200]), run_of("ewc", 0, [0.8, 0.7])]
     runs += [run_of("lora", 0, [0.8, 0.7], updates=[300, None])]
-    table = table_of(page_of(*runs, floors={"constant": [0.5, 0.5]}), "After the last task")
+    page = page_of(*runs, floors={"constant": [0.5, 0.5]})
+    table = table_of(page, "After the last task")
     assert table.header[-1] == "updates" and [row[-1] for row in table.rows] == ["400", "800", "—", "—", "—"]
-    assert "updates" in dict(table.legend)
+    assert {"updates", "forgetting", "FWT"} <= {name for name, _ in page.words} and "loss" not in dict(page.words)
 
 
 def test_the_final_union_has_a_row_of_its_own() -> None:
@@ -96,8 +97,8 @@ def test_a_constant_answer_has_the_last_row() -> None:
 def test_transfer_table(two_seeds: Results) -> None:
     """FWT: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: intransigence is unknown."""
     table = table_of(lay_out(two_seeds), "Transfer")
-    assert table.header == ("strategy", "FWT", "intransigence", "forgetting qnli", "forgetting mrpc")
-    assert table.rows == (("continual-ft", "0.0 (0.0)", "—", "15.0 (7.1)", "0.0 (0.0)"),)
+    assert table.header == ("strategy", "FWT", "intransigence")
+    assert table.rows == (("continual-ft", "0.0 (0.0)", "—"),)
 
 
 def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
@@ -124,27 +125,12 @@ def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
     assert not any(title.startswith("Time") for title in titles)  # where nothing is known
 
 
-def test_calibration_table_has_error_and_agreement_per_task() -> None:
+def test_error_and_agreement_of_each_task_stand_beside_the_scores() -> None:
     """ECE of the last row is 0.1 and 0.3; agreement 0.8 and 0.9 is shown where a run has it."""
     page = page_of(run_of("g", 0, [0.8, 0.7], agreement=[0.8, 0.9]), run_of("h", 0, [0.8, 0.7]))
-    table = table_of(page, "Calibration error")
+    table = table_of(page, "Beside the scores, after the last task (in %)")
     assert table.header == ("strategy", "ECE qnli", "ECE mrpc", "agreement qnli", "agreement mrpc")
     assert table.rows == (("g", "10.0", "30.0", "80.0", "90.0"), ("h", "10.0", "30.0", "—", "—"))
-    assert table_of(page_of(run_of("h", 0, [0.8, 0.7])), "Calibration error").header[-1] == "ECE mrpc"
-
-
-def test_ledger_table_has_sizes_and_overlap() -> None:
-    """Region of mrpc 120 and 140: 130 (20/√2 = 14)."""
-    runs = [
-        run_of("g", seed, [0.8, 0.7], ledger=ledger_of([1000, region], [1000, 90], [[1, 0.25], [0.025, 1]]))
-        for seed, region in enumerate([120, 140])
-    ]
-    table = table_of(page_of(*runs), "Ledger of g")
-    assert table.header == ("task", "region", "owned", "largest overlap")
-    assert table.rows == (
-        ("qnli", "1,000 (0)", "1,000 (0)", "0.000 (0.000)"),
-        ("mrpc", "130 (14)", "90 (0)", "0.250 (0.000)"),
-    )
 
 
 def test_learning_matrix_is_the_mean_over_seeds(two_seeds: Results) -> None:
@@ -294,19 +280,6 @@ def test_intransigence_is_that_against_fine_tuned_models_of_another_directory() 
     assert found(run_of("g", 0, [0.5, 0.6], options=own), data=other) is None
 
 
-def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
-    """A dash stands where a cache does not tell them."""
-    seconds = {"fine_tune": 0.0, "train": 30.0}
-    made = run_of("fine-tune", 0, [0.8, 0.7], seconds={"fine_tune": 240.0, "train": 0.0})
-    taken = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds | {"fine_tune_elsewhere": 240.0})
-    page = page_of(made, taken)
-    table = table_of(page, "Time per phase")
-    assert table.header == ("strategy", "fine-tune (s)", "train (s)", "fine-tune-elsewhere (s)")
-    assert [row[1:] for row in table.rows] == [("240.0", "0.0", "—"), ("0.0", "30.0", "240.0")]
-    unknown = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds | {"fine_tune_elsewhere": None})
-    assert table_of(page_of(unknown), "Time per phase").rows[0][-1] == "—"
-
-
 def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> None:
     """Every row says what differs between directories; what they share stands above."""
 
@@ -371,8 +344,7 @@ def test_an_unknown_format_is_refused(two_seeds: Results) -> None:
         render(two_seeds, "markdwn")
 
 
-@pytest.mark.sampled("json")
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "csv"])
+@pytest.mark.parametrize("format", ["rich", "markdown", "html"])
 def test_every_format_holds_every_title_note_and_number(
     two_seeds: Results, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,16 +399,14 @@ def test_markdown_tables_are_proper(hostile: Results) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1
         assert re.fullmatch(r"\| ---( \| ---:)+ \|", block[1])
     assert r"| a \& \<b\>\|\[red\]\_\\{x} | 60.0 | 70.0 | 65.0 | 20.0 | -20.0 | 20.0 |" in blocks[0]
-    assert "| 0.0 | — | 20.0 | 0.0 |" in blocks[1][2]
+    assert "| 0.0 | — |" in blocks[1][2]
     assert "- Every strategy: 1 seed (0)." in text
 
 
-def test_json_holds_the_tables_and_the_runs(two_seeds: Results) -> None:
+def test_json_holds_the_runs(two_seeds: Results) -> None:
     content = json.loads(render(two_seeds, "json"))
     assert content["tasks"] == TASKS
     assert content["runs"][1]["matrix"][-1] == [0.7, 0.9]
-    assert content["report"]["tables"][0]["rows"][0][:2] == ["continual-ft", "65.0 (7.1)"]
-    assert content["report"]["headline"].startswith("Naive fine-tuning (continual-ft) lost")
 
 
 def test_html_is_escaped_and_needs_no_other_file(hostile: Results) -> None:
@@ -447,7 +417,7 @@ def test_html_is_escaped_and_needs_no_other_file(hostile: Results) -> None:
         and "<td>-20.0</td>" in text
         and "<td>—</td>" in text
     )
-    for tag in ("table", "tr", "td", "th", "section", "figure", "svg"):
+    for tag in ("table", "tr", "td", "th", "figure", "svg"):
         assert len(re.findall(rf"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
     assert not re.findall(r"""src=|<link|url\(http|@import|href=["'](?!#|data:image/png)""", text)
     assert "default-src 'none'" in text  # and the browser holds it to that

@@ -19,14 +19,13 @@ RIGHT = [["red", "crimson"], ["<b>blue</b> | green"], ["red"], ["a\nb"]]
 PROMPTS = ["Which colour?", "x" * 300, "Which?", "What?"]
 
 
-def run_with(answers: TextAnswers, before: Any = ()) -> Run:
-    kept = {"colours": before} if before else {}
-    return Run(UnitFacts(strategy="a", seed=0), answers={"colours": answers}, before=kept)
+def run_with(answers: TextAnswers) -> Run:
+    return Run(UnitFacts(strategy="a", seed=0), answers={"colours": answers})
 
 
-def unit(*texts: str, right: Any = RIGHT, before: Any = ()) -> Run:
+def unit(*texts: str, right: Any = RIGHT) -> Run:
     none = np.zeros(0)
-    return run_with(TextAnswers(none, np.zeros(4, int), none, np.zeros(4, int), texts, right, PROMPTS), before)
+    return run_with(TextAnswers(none, np.zeros(4, int), none, np.zeros(4, int), texts, right, PROMPTS))
 
 
 def compared(**runs: Run) -> Any:
@@ -34,15 +33,14 @@ def compared(**runs: Run) -> Any:
 
 
 def test_rows_show_what_was_asked_what_is_right_and_what_each_strategy_wrote() -> None:
-    naive = unit("blue", "|", "red", "b", before=["Once", "", "red"])
+    naive = unit("", "|", "red", "b")
     (table,) = text_tables(compared(ours=unit("red", "<i>", "red", ""), naive=naive))
     assert table.header == ("", "test row 1", "test row 2", "test row 3")
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["prompt"] == ("Which colour?", "x" * 200 + "…", "Which?")
     assert cells["right text"] == ("red", "<b>blue</b> | green", "red")
-    assert list(cells) == ["prompt", "right text", "the model before training", "ours", "naive"]
-    assert cells["the model before training"] == ("Once", "(empty)", "red")
-    assert (cells["ours"], cells["naive"]) == (("red", "<i>", "red"), ("blue", "|", "red"))
+    assert list(cells) == ["prompt", "right text", "ours", "naive"]
+    assert (cells["ours"], cells["naive"]) == (("red", "<i>", "red"), ("(empty)", "|", "red"))
     page = Page("Texts", (), (table,))
     html, markdown = (render_page(page, format) for format in ("html", "markdown"))
     assert "<i>" not in html

@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.utils import ParamData
 from compared import learn
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.continual.adapter import PluginStrategy, object_bytes
+from forgetfree.continual.adapter import object_bytes
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.state import ModelState
-from forgetfree.options import option
 from forgetfree.strategies import avalanche_baselines, gem
 from forgetfree.training.training_options import TrainingOptions
 
@@ -441,17 +439,3 @@ def test_no_pass_has_dropout_where_none_is_wanted(tiny_stream: MakeStream, name:
     hook.remove()
     assert modes and not any(modes)
     assert not strategy.model._forward_pre_hooks
-
-
-def test_an_option_needs_a_default_that_has_a_type() -> None:
-    with pytest.raises(TypeError, match="Untyped: the default of batch_size_mem is None"):
-
-        class Untyped(PluginStrategy, plugin=ReplayPlugin, batch_size_mem=option(None, "rows")):
-            """Nothing."""
-
-
-def test_an_option_must_be_an_argument_of_the_plugin() -> None:
-    with pytest.raises(TypeError, match=r"Misspelt: ReplayPlugin takes no memsize\. It takes: mem_size, batch_size"):
-
-        class Misspelt(PluginStrategy, plugin=ReplayPlugin, memsize=option(10, "rows")):
-            """Nothing."""

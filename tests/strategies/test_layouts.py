@@ -14,8 +14,7 @@ from small_strategies import learned_rows, make
 from torch import nn
 
 from forgetfree import registry
-from forgetfree.continual.benchmark_stream import benchmark_stream
-from forgetfree.continual.stream import Stream, make_stream
+from forgetfree.continual.stream import Stream, benchmark_stream, make_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region

@@ -113,20 +113,6 @@ def test_a_strategy_and_its_stream_can_be_copied(alone: Any) -> None:
         copied.evaluate()
 
 
-def test_none_is_made_on_the_model_while_one_trains(alone: Any) -> None:
-    class Makes(SupervisedPlugin):
-        def after_update(self, strategy: Any, **_: Any) -> None:
-            make("ewc", stream.copy()).evaluate()
-            make("ewc", stream)
-
-    stream = tiny_stream()
-    cls = registry.strategy("continual-ft")
-    first = cls(stream=stream, options=build(cls.Options, SMALL, "x"), plugins=[Makes()])
-    with pytest.raises(RunError, match="ContinualFT is training or evaluating with the model that EWC needs"):
-        first.train(stream.benchmark.train_stream[0])
-    assert_same(logits(make("ewc", stream)), alone("ewc")[0])  # the one that was stopped lets go
-
-
 @pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "lora", "ewc"])
 def test_precision_is_the_strategys_own(name: str) -> None:

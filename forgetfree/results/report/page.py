@@ -8,9 +8,8 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any
 
 import jinja2
@@ -37,15 +36,11 @@ class Table:
         title: what it shows, with the unit.
         header: a name for each column.
         rows: as many cells as the header has.
-        best: row and column of the cells that no other cell of the column betters, see `with_best`.
-        legend: what is meant by a column.
     """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    best: tuple[tuple[int, int], ...] = ()
-    legend: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_prose(self) -> bool:
@@ -62,12 +57,14 @@ class Page:
         notes: what must be known to read the tables.
         tables: in the order in which they are read.
         headline: the outcome in a few sentences; empty where there is none.
+        words: what names of columns and rows mean, for readers of a file.
     """
 
     title: str
     notes: tuple[str, ...]
     tables: tuple[Table, ...]
     headline: str = ""
+    words: tuple[tuple[str, str], ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -112,38 +109,10 @@ def titled(what: str, *units: str) -> str:
     return f"{what} ({said})" if said else what
 
 
-def with_best(table: Table, better: Sequence[int]) -> Table:
-    """Mark the best cells of each column: as they are shown, so that what looks equal is equal.
-
-    Args:
-        table: its cells begin with a number, or hold none.
-        better: for each column after the first, 1 where more is better, -1 where less is, 0 where neither is. A column whose
-            numbers are all equal has no best.
-    """
-    best = []
-    for column, sign in enumerate(better, start=1):
-        cells = ((row, _number(cells[column])) for row, cells in enumerate(table.rows))
-        numbers = {row: sign * number for row, number in cells if number is not None}
-        if sign and len(set(numbers.values())) > 1:
-            top = max(numbers.values())
-            best += [(row, column) for row, number in numbers.items() if number == top]
-    return replace(table, best=tuple(best))
-
-
-def _number(cell: str) -> float | None:
-    match = re.match(r"-?[\d,]*\.?\d+", cell)
-    return float(match[0].replace(",", "")) if match else None
-
-
 def transposed(table: Table, corner: str) -> Table:
     """Return the table with its columns as rows; ``corner`` names the first column then."""
     names, *columns = zip(table.header, *table.rows, strict=True)
-    return replace(
-        table,
-        header=(corner, *names[1:]),
-        rows=tuple(columns),
-        best=tuple((column - 1, row + 1) for row, column in table.best),
-    )
+    return replace(table, header=(corner, *names[1:]), rows=tuple(columns))
 
 
 # ---- cells ----------------------------------------------------------------------------------------------
@@ -228,46 +197,33 @@ def _as_markdown(page: Page) -> str:
     escape = in_markdown
 
     def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    def written(table: Table) -> Iterable[tuple[str, ...]]:
-        for i, row in enumerate(table.rows):
-            yield tuple(f"**{escape(c)}**" if (i, j) in table.best else escape(c) for j, c in enumerate(row))
+        return f"| {' | '.join(map(escape, cells))} |"
 
     blocks = [f"# {escape(page.title)}", *filter(None, [escape(page.headline)])]
     if page.notes:
         blocks.append("\n".join(f"- {escape(note)}" for note in page.notes))
     for table in page.tables:
-        rule = line(["---"] + ["---:"] * (len(table.header) - 1))
-        head = [line(map(escape, table.header)), rule]
-        blocks += [f"## {escape(table.title)}", "\n".join([*head, *map(line, written(table))])]
-        if table.legend:
-            blocks.append("\n".join(f"- {escape(name)}: {escape(meaning)}" for name, meaning in table.legend))
+        rule = " | ".join(["| ---"] + ["---:"] * (len(table.header) - 1)) + " |"
+        blocks += [f"## {escape(table.title)}", "\n".join([line(table.header), rule, *map(line, table.rows)])]
+    if page.words:
+        blocks += ["## Words", "\n".join(f"- {escape(name)}: {escape(meaning)}" for name, meaning in page.words)]
     return "\n\n".join(blocks) + "\n"
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    # Every value is escaped, quotes as Python's own library writes them.
-    loader = jinja2.PackageLoader("forgetfree.results.report", ".")
-    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, autoescape=True)
-
-
-def notebook_html(page: Page) -> str:
-    """Return a page as a part of a page of HTML, in the style of the notebook around it."""
-    return _templates().get_template("notebook.html.jinja").render(page=shown(page)) + "\n"
-
-
-def render_html(page: Page, sections: Sequence[Any] = (), style: str = "") -> str:
+def render_html(page: Page, figure: str = "", caption: str = "", style: str = "") -> str:
     """Return a page that needs no other file and no network.
 
     Args:
         page: tables and notes.
-        sections: of figures, `forgetfree.results.report.figures.Section`, before the tables.
-        style: the colours of the figures.
+        figure: an ``<svg>`` element before the tables.
+        caption: how to read it.
+        style: the colours of the figure.
     """
-    template = _templates().get_template("report.html.jinja")
-    return template.render(page=shown(page), sections=sections, figure_style=style) + "\n"
+    # Every value is escaped, quotes as Python's own library writes them.
+    loader = jinja2.PackageLoader("forgetfree.results.report", ".")
+    templates = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, autoescape=True)
+    template = templates.get_template("report.html.jinja")
+    return template.render(page=shown(page), figure=figure, caption=caption, style=style) + "\n"
 
 
 _RENDERERS: dict[str, Callable[[Page], str]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from forgetfree.display import PERCENT, Scale, counted, json_text, listed
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.options import typed
+from forgetfree.results.answers import LabelAnswers, pack_rows
 from forgetfree.results.evidence import Evidence, Interval
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, render_html, render_page
-from forgetfree.results.report.run_tables import NAIVE, tables_of
+from forgetfree.results.report.run_tables import NAIVE, tables_of, words_of
 from forgetfree.results.runs import REFERENCE, UNION, UNIT, Run, read_run
 from forgetfree.results.table import SCORE, Results, floors_by_seed
 
@@ -29,6 +29,10 @@ Json = dict[str, Any]
 OURS = "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
 _REFERENCES = (REFERENCE, "joint", "cumulative")
+#: How the figure of a run is read.
+_CAPTION = (
+    "Mean of seeds; shaded: worst to best seed. Upright line: here the task is learned. Dotted: a constant answer."
+)
 
 
 def write_report(out: Path, *, ended: bool) -> Json:
@@ -57,32 +61,36 @@ def render(results: Results, format: str) -> str:
     Args:
         results: of one or several runs.
         format: ``rich`` (plain text as wide as the terminal), ``markdown`` (GitHub's tables), ``html`` (a page that needs no
-            other file), ``json`` (the tables, and every run in full) or ``csv`` (one file, which can be read again).
+            other file), ``json`` (every run in full) or ``csv`` (one file, which can be read again).
 
     Returns:
         Text that ends with a newline.
     """
     if format == "csv":
         return to_csv(results)
-    page = lay_out(results)
     if format == "json":
-        return json_text(content_of(results) | {"report": asdict(page)}, indent=2)
+        return json_text(content_of(results), indent=2)
+    page = lay_out(results)
     if format == "html":
-        from forgetfree.results.report.figures import style_sheet  # matplotlib takes its time
-        from forgetfree.results.report.run_figures import sections_of
+        from forgetfree.results.report import figures  # matplotlib takes its time
 
-        return render_html(page, sections_of(results), style_sheet())
+        ends = (f"{label} {results.scale.with_unit(_average(label, results))}" for label in results.strategies)
+        says = f"Scores over the stream; on average at the end {', '.join(ends)}"
+        figure = figures.inlined(results.plot(), says) if results.strategies else ""
+        return render_html(page, figure, _CAPTION, figures.style_sheet())
     return render_page(page, format)
 
 
 def lay_out(results: Results) -> Page:
     """Return the report's headline, notes and tables."""
     evidence = results.evidence()
+    tables = tables_of(results, evidence)
     return Page(
         title=f"forgetfree: {listed(results.stream.split(','))}",
         notes=tuple(notes(results)),
         headline=" ".join(sentences(results, evidence)),
-        tables=tuple(tables_of(results, evidence)),
+        tables=tuple(tables),
+        words=words_of(tables),
     )
 
 
@@ -207,11 +215,17 @@ def to_csv(results: Results) -> str:
     about = results.records[0].about
     if about.floors:
         about = about.model_copy(update={"floors": about.floors.model_copy(update=floors_by_seed(results.records))})
-    lines = [about.model_dump(exclude_unset=True)]
-    lines += [
-        run.facts.model_dump(exclude_unset=True) | {"summary": results.summary_of(run.strategy, run.seed)}
-        for run in results.runs
-    ]
+    lines, rows = [about.model_dump(exclude_unset=True)], results.test_rows
+    for run in results.runs:
+        # What intervals need of the answers, where the score is the share of right rows.
+        right = {
+            task: pack_rows(each.right)
+            for task, each in run.answers.items()
+            if isinstance(each, LabelAnswers) and (about.metric[task], len(each.right)) == ("accuracy", rows.get(task))
+        }
+        summary = {"summary": results.summary_of(run.strategy, run.seed)}
+        facts = run.facts.model_copy(update={"right_rows": right}) if right else run.facts
+        lines.append(facts.model_dump(exclude_unset=True) | summary)
     text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
     index = [*UNIT, "task", "after", "rows"]
     return text + results.scores.pivot_table("value", index, "metric", sort=False).reset_index().to_csv(index=False)
