@@ -401,9 +401,9 @@ class _StepTimes(Monitor):
         # Where no step is told apart from others, the phase is one.
         self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
-        """Count a fine-tuned model that another strategy has made."""
-        self.times.append(_PhaseTime("fine_tune", steps, (seconds or 0.0) / steps))
+    def log_reused(self, task: str, steps: int) -> None:
+        """Count a fine-tuned model that another strategy has made, whose time is told there."""
+        self.times.append(_PhaseTime("fine_tune", steps, 0.0))
 
 
 def most_memory(device: str) -> int:

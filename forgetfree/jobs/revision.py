@@ -182,9 +182,7 @@ class Revision:
                 continue
             if own_tasks <= {*self.tasks}:
                 make_directory(new)
-                for each in (path, path.with_suffix(".seconds.json")):  # the model, and how long it took
-                    if each.is_file():  # again where a command was cut short: a copy may lack its end
-                        link_or_copy(each, new / each.name)
+                link_or_copy(path, new / path.name)  # again where a command was cut short: a copy may lack its end
 
     def compare(self, config: Json) -> None:
         """Add to the config.json of the new run what changed since the base was made, a version or the device.
