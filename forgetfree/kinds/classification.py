@@ -64,13 +64,12 @@ class Classification(Kind):
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing."""
-        columns, _ = _chosen(task)
-        faults = DataFaults()
-        for head in task.tables.values():
-            faults.attempt(head.check_columns, columns)
-        faults.report()
+    def recognises(self, task: TaskTables) -> bool:
+        """Return whether there are columns of texts and of labels."""
+        try:
+            return bool(_chosen(task))
+        except DataError:
+            return False
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows: columns and labels are named, or found out."""

@@ -113,13 +113,6 @@ class Generation(Kind):
         """Return whether the columns are those of prompts and answers, or of chats."""
         return are_prompts(task)
 
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing."""
-        faults = DataFaults()
-        for head in task.tables.values():
-            faults.attempt(PromptReader, head, task)
-        faults.report()
-
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows."""
         faults, rows, phrases = DataFaults(), dict[str, Rows](), dict[str, str]()

@@ -2,7 +2,7 @@
 
 A kind reads rows, draws samples of them, encodes them, answers and scores them, has floors, and is asked about new texts. It
 holds no task: every method gets the definition. Other rooms find it by `kind_of`, and ask it instead of asking which one it is.
-Its file imports no torch when it is read: the header of a data file is checked before that takes its seconds.
+Its file imports no torch when it is read: rows are checked before that takes its seconds.
 """
 
 from __future__ import annotations
@@ -95,10 +95,6 @@ class Kind(ABC):
     def recognises(self, task: TaskTables) -> bool:
         """Return whether tables look like those of this kind, where nothing names the kind; asked of our own kinds alone."""
         return False
-
-    @abstractmethod
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing; the tables have their first lines alone."""
 
     @abstractmethod
     def read(self, task: TaskTables) -> TaskRows:

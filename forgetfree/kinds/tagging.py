@@ -151,13 +151,6 @@ class Tagging(Kind):
         labelled = names & {"text", "text_a"} and any(map(is_label, names))
         return bool(names & set(_TAGS)) and not labelled
 
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` if the column of the words or that of the tags is missing."""
-        faults = DataFaults()
-        for head in task.tables.values():
-            faults.attempt(_columns, head, task.columns)
-        faults.report()
-
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows.
 
