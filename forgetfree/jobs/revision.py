@@ -23,7 +23,7 @@ from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import RunConfig, for_strategies, prepared, stream_of
+from forgetfree.jobs.config import RunConfig, for_strategies, prepared, read_options, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
@@ -31,8 +31,7 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
-from forgetfree.options import build
-from forgetfree.results.config_file import PLACES, load_run, located, of_each
+from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 
-def revise(
-    run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any], objects: Any = None
-) -> Revision:
+def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any]) -> Revision:
     """Return the run of further tasks on top of a finished one; or that run as it would be, had it never learned one task.
 
     Args:
@@ -54,7 +51,6 @@ def revise(
         out: the new directory.
         options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are, or the
             others lie now; ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read.
-        objects: what a Python program gives in the place of names.
 
     Raises:
         UsageError: there is nothing to learn or to take away, or there is both.
@@ -80,8 +76,7 @@ def revise(
         )
     if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
         raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
-    config = finished.config_of(stream, out, finished.options(options))
-    return Revision(finished, tuple(stream), prepared(replace(config, objects=objects or config.objects)))
+    return Revision(finished, tuple(stream), prepared(finished.config_of(stream, out, options)))
 
 
 #: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
@@ -93,13 +88,8 @@ class FinishedRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = load_run(directory)
+        self.config, self.section = load_run(directory), read_options(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
-        if objects := self.config.get("objects"):
-            raise RunError(
-                f"{directory} was begun from Python with {', '.join(map(str, objects))}, which no file can name. Run the other "
-                "stream by the same call."
-            )
         self.units = {folder: Unit(key, directory / folder) for folder, key in self.config["units"].items()}
         for unit in self.units.values():
             if not unit.is_done():
@@ -107,19 +97,13 @@ class FinishedRun:
                     f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first."
                 )
 
-    def options(self, options: Mapping[str, Any]) -> Json:
-        """Return options in the place of those of the run, and where its data and model lie from here."""
-        section = self.config["run"]
-        places: Json = {key: of_each(located, section[key], self.directory) for key in PLACES if section.get(key)}
+    def config_of(self, tasks: Sequence[str], out: Path, options: Mapping[str, Any]) -> RunConfig:
+        """Return the configuration of a run of some tasks, with options in the place of its own."""
+        strategies = options.get("strategy", self.section["strategy"])
+        section = for_strategies(self.section, strategies) | dict(options)
         # Where both have a task, the new rows are meant.
-        data = list(dict.fromkeys([*_listed(options.get("data")), *_listed(places["data"])]))
-        rows = {key: [*section.get(key, ()), *options[key]] for key in _OF_ROWS if options.get(key)}
-        return {**places, **options, **rows, "data": data if len(data) > 1 else data[0]}
-
-    def config_of(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
-        """Return the configuration of a run of some tasks with other options."""
-        section = self.config["run"]
-        section = for_strategies(section, places.get("strategy", section["strategy"]))[0] | places
+        section["data"] = [*dict.fromkeys([*_listed(options.get("data")), *_listed(self.section["data"])])]
+        section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
         was = readout_for(section["readout"], definitions.values())
@@ -131,8 +115,7 @@ class FinishedRun:
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
-        section = {key: value for key, value in section.items() if value is not None and key != "fine_tuned"}
-        return build(RunConfig, section | {"stream": stream_of(tasks), "out": str(out)}, "run")
+        return RunConfig.of(section | {"stream": stream_of(tasks), "out": str(out), "fine_tuned": None})
 
 
 def _listed(data: Any) -> list[str]:
@@ -199,9 +182,7 @@ class Revision:
                 continue
             if own_tasks <= {*self.tasks}:
                 make_directory(new)
-                for each in (path, path.with_suffix(".seconds.json")):  # the model, and how long it took
-                    if each.is_file():  # again where a command was cut short: a copy may lack its end
-                        link_or_copy(each, new / each.name)
+                link_or_copy(path, new / path.name)  # again where a command was cut short: a copy may lack its end
 
     def compare(self, config: Json) -> None:
         """Add to the config.json of the new run what changed since the base was made, a version or the device.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.results.unit_folder import ELSEWHERE, Score
+from forgetfree.results.unit_folder import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
@@ -51,16 +51,10 @@ class Monitor:
         if self._monitor is not None:
             self._monitor.log_tokens(tokens, most)
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
-        """Log that the fine-tuned model of a task was there already.
-
-        Args:
-            task: its name.
-            steps: the updates that made it.
-            seconds: how long it took whoever made it, if that is known.
-        """
+    def log_reused(self, task: str, steps: int) -> None:
+        """Log that the fine-tuned model of a task was there already, made by so many updates."""
         if self._monitor is not None:
-            self._monitor.log_reused(task, steps, seconds)
+            self._monitor.log_reused(task, steps)
 
     def log_scores(self, scores: Sequence[Score]) -> None:
         """Log scores: of a stream, on every task before the first is learned, and after each."""
@@ -106,14 +100,13 @@ class Stopwatch(Monitor):
     Attributes:
         updates: of the weights, by task: of fine-tuning, also of models that were there, and of training; a search for a mask
             has none.
-        seconds: the seconds of each phase so far; under `ELSEWHERE` those of the fine-tuned models that were there,
-            ``None`` where those of one are not known.
+        seconds: the seconds of each phase so far.
     """
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(monitor)
         self.updates = Counter[str]()
-        self.seconds: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
         self._fine_tuned = set[str]()
 
     @contextmanager
@@ -138,19 +131,9 @@ class Stopwatch(Monitor):
             if phase == "fine_tune":
                 self._fine_tuned.add(task)
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
+    def log_reused(self, task: str, steps: int) -> None:
         """Count a fine-tuned model that others made, once."""
-        super().log_reused(task, steps, seconds)
+        super().log_reused(task, steps)
         if task not in self._fine_tuned:
             self._fine_tuned.add(task)
             self.updates[task] += steps
-            before = self.seconds.get(ELSEWHERE, 0.0)
-            self.seconds[ELSEWHERE] = None if before is None or seconds is None else before + seconds
-
-
-def seconds_by_phase(seconds: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the seconds that results say, of `Stopwatch.seconds`; `ELSEWHERE` where a fine-tuned model was there already."""
-    known: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in PHASES}
-    if ELSEWHERE in seconds:
-        known[ELSEWHERE] = seconds[ELSEWHERE] and round(seconds[ELSEWHERE], 3)
-    return known

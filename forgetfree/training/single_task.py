@@ -245,15 +245,13 @@ class SingleTask:
         store, key = self._store, self.key(options) if self._store else ""
         with store.making(key) if store else nullcontext() as known:
             if store and known is not None:
-                self.monitor.log_reused(self.task.name, self.task.full_steps(options), store.seconds(key))
+                self.monitor.log_reused(self.task.name, self.task.full_steps(options))
                 return known
-            clock = self.monitor.checkpoint().clock
-            begin = clock()
             with self.holding(self.pre):
                 self.train_(options, "fine_tune")
                 state = ModelState.of(self.model, [self.task.name])
             if store:
-                store.put(key, state, clock() - begin)
+                store.put(key, state)
             return state
 
     def key(self, options: TrainingOptions) -> str:
