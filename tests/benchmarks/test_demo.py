@@ -13,7 +13,8 @@ import pytest
 
 from forgetfree.benchmarks.demo import TASKS, load
 from forgetfree.benchmarks.streams import STREAMS
-from forgetfree.jobs.config import RunConfig, read_options
+from forgetfree.jobs.config import RunConfig
+from forgetfree.jobs.option_file import read_options
 
 LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2, "was_it_kind": 2}
 
