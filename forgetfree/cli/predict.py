@@ -16,8 +16,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug, check_there
-from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.arguments import (
+    BaseModel,
+    Debug,
+    Deterministic,
+    Device,
+    Run,
+    Seed,
+    Strategy,
+    check_there,
+    predictor_of,
+)
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import (
     NO_COLUMN_NAMES,
@@ -32,7 +41,7 @@ from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, re
 from forgetfree.data.tables import Columns
 from forgetfree.display import Screen, counted, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
-from forgetfree.kinds.kind import kind_of
+from forgetfree.kinds.kind import kind_of, probability_column
 from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.
@@ -344,6 +353,7 @@ class _Csv:
 
     def __call__(self, row: TextRow, answer: Any) -> None:
         self.begin()
-        cells, missing = self._kind.cells(self._task, answer), [""] * (len(self._texts) - len(row.texts))
+        cells, missing = self._kind.json(self._task, answer), [""] * (len(self._texts) - len(row.texts))
+        cells |= {probability_column(name): share for name, share in cells.get("probabilities", {}).items()}
         answered = [cells.get(column, "") for column in self._columns]
         self._table.writerow([*row.extra.values(), *row.texts, *missing, *answered])

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.core.precision import faster_precision
-from forgetfree.core.selection import budget, tiny_region_note
+from forgetfree.core.selection import budget
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.rows import TaskRows, evenly, few_rows_note
@@ -215,11 +215,9 @@ class _Look:
         space = loaded.model.space()
         for sparsity in self._sparsities:
             attempt(budget, len(space), sparsity)
-        if note := tiny_region_note(len(space), self._sparsities):
-            self._notes.append(note)
         if config.held_out is not None:
-            data, limit = self._objects.data_or(config.data), self._common.test_limit
-            aside = attempt(HeldOutTexts.of, config.held_out, data, loaded, limit, config.read_options)
+            limit = self._common.test_limit
+            aside = attempt(HeldOutTexts.of, config.held_out, config.rows, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
             with suppress(AttributeError):  # of a stream there is no more than its model
@@ -401,9 +399,9 @@ class _StepTimes(Monitor):
         # Where no step is told apart from others, the phase is one.
         self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
-        """Count a fine-tuned model that another strategy has made."""
-        self.times.append(_PhaseTime("fine_tune", steps, (seconds or 0.0) / steps))
+    def log_reused(self, task: str, steps: int) -> None:
+        """Count a fine-tuned model that another strategy has made, whose time is told there."""
+        self.times.append(_PhaseTime("fine_tune", steps, 0.0))
 
 
 def most_memory(device: str) -> int:

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.core.selection import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
 from forgetfree.display import json_text, tell_note
 from forgetfree.errors import RunError, UsageError
@@ -80,7 +79,7 @@ def run(
             deleted, or a worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
-    execution.check(config.unnamed)
+    execution.check_objects(config.unnamed)
     if execution.log:
         from forgetfree.jobs.trackers import check_trackers
 
@@ -114,7 +113,7 @@ def run(
 
 def check_resumption(config: RunConfig, execution: Execution) -> None:
     """Raise what `run` raises where a run cannot go on in its directory; nothing is written."""
-    execution.check(config.unnamed)
+    execution.check_objects(config.unnamed)
     check_begun(Path(config.out))
     if begun := _config_before(config, execution):
         with threads_as_before():
@@ -163,8 +162,6 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revisi
     set_threads(config.common.threads or (threads if isinstance(threads, int) else each))
     section, here = as_json(config.section()), environment(loader.device)
     content = {"schema": SCHEMA, "run": section, **here, **description, "units": units}
-    if config.objects.call:
-        content["command"] = config.objects.call
     if config.unnamed:  # it cannot be repeated from this file alone
         content["objects"] = config.unnamed
     whole: Json = as_json(content)
@@ -186,10 +183,6 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     for unit in done:  # a kill right after unit.json leaves one
         remove_checkpoint(unit.directory)
     missing = [unit for unit in units_in(out, config.units) if unit not in done]
-    if missing:
-        sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
-        space = loader.stream(config.seed[0]).model.space()
-        tell_note(tiny_region_note(len(space), [each for each in sparsities if each is not None]))
     for unit in missing:
         if (record := unit.record()) and record["status"] == "done":
             tell_note(f"files of {unit} have changed or are lost: it begins again.")

@@ -13,9 +13,8 @@ import pytest
 
 from forgetfree.benchmarks.demo import TASKS, load
 from forgetfree.benchmarks.streams import STREAMS
-from forgetfree.cli.flags import values_of
 from forgetfree.jobs.config import RunConfig
-from forgetfree.options import build
+from forgetfree.jobs.option_file import read_options
 
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
@@ -127,7 +126,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> None:
     run, flag, file, *how = typed
     assert (run, flag, *how) == ("run", "--config", "--jobs", "auto")
-    config = build(RunConfig, values_of({"config": file}), "run")
+    config = RunConfig.of(read_options(Path(file)))
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
     assert STREAMS["demo"] == ("who_did_it", "ag_news", "was_it_kind")
     options = config.check().options

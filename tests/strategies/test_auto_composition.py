@@ -166,7 +166,7 @@ def test_it_goes_the_users_way(
     model = model_directory("bert")
 
     def run(out: Path, *tasks: str) -> Path:
-        places = ["--data", data_directory, "--model", model, "--out", out, "--quiet"]
+        places = ["--data", data_directory, "--model", model, "--out", out]
         call("run", ",".join(tasks), "--strategy", "grafting-continual", *places, *COMMAND, "--set", "composition=auto")
         return out
 
@@ -185,7 +185,7 @@ def test_it_goes_the_users_way(
         assert torch.equal(predictor.logits(task, rows[task]), run_logits(whole, "grafting-continual", task))
 
     out = tmp_path / "without"
-    call("run", "--on", whole, "--without", "ag_news", "--out", out, "--quiet")
+    call("run", "--on", whole, "--without", "ag_news", "--out", out)
     for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
         digests = [hashlib.sha256((each / unit / file).read_bytes()).hexdigest() for each in (out, expected)]
         assert digests[0] == digests[1]
