@@ -1,11 +1,7 @@
 """Where a unit stands, in ``.checkpoint`` in its folder, which goes when the unit has ended.
 
-circumstances.json    threads, versions and device it is computed with: under others the unit starts again
-PHASE.safetensors     where a phase of training stands: a file for each phase since the last task that was learned
-learned-K/            what is learned of the stream after K tasks, see `forgetfree.jobs.learn.LearnedStream`
-
-A phase is known by the digest of all that it starts from. So none goes on from another's state, and one that ended is passed
-over: its last state is kept, too.
+A phase of training has a file of its own, until the task is learned, and is known by the digest of all that it starts from. So
+none goes on from another's state, and one that ended is passed over: its last state is kept, too.
 """
 
 from __future__ import annotations

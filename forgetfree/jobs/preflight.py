@@ -46,7 +46,7 @@ from forgetfree.training.single_task import mask_options
 from forgetfree.training.training_options import MOST_SHOTS, LocalizationOptions, TrainingOptions
 
 if TYPE_CHECKING:
-    pass
+    from forgetfree.continual.stream import Stream
 
 #: A step takes at most as many times the bytes of the weights: beside them gradients, what AdamW keeps, and θ_pre.
 _STEP = 5

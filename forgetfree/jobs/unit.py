@@ -1,11 +1,6 @@
 """A unit: the smallest piece of a job that is run, kept and resumed by itself. It writes into its own folder alone.
 
-scores.csv       its scores, see `forgetfree.results.unit_folder`
-history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
-.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
-…                what else it makes: a ledger, predictions, a graft
-outcome.json     how it ended, what it ran with, and what else is known of it
-unit.json        written last: the size and SHA-256 of each file beside it, and of the config.json that it was made under
+unit.json is written last: the size and SHA-256 of each file beside it, and of the config.json that it was made under.
 """
 
 from __future__ import annotations

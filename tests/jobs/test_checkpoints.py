@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.jobs import checkpoints, environment, unit
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
@@ -450,21 +449,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
     assert not [path for path in out.rglob(".*") if path.is_file()] and holdings(out)
     run(config("continual-ft", "cut"), Execution(resume=True))
     assert outcome(out) == outcome(tmp_path / "whole")
-
-
-def test_a_directory_that_is_deleted_in_the_midst_is_told(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log_step = unit.History.log_step
-
-    def deletes(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
-        if (phase, step) == ("train", 3):
-            shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        log_step(history, task, phase, step, *args)
-
-    monkeypatch.setattr(unit.History, "log_step", deletes)
-    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while a run worked there\. Start again"):
-        run(config("continual-ft", "out"))
 
 
 # -- Other circumstances ---------------------------------------------------------------------------------

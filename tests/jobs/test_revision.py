@@ -254,7 +254,6 @@ def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, caps
     assert "did not learn a task 'sst'. Did you mean 'sst2'?" in refusal(1, whole, "sst")
     assert "learned nothing but 'sst2'" in refusal(1, run("sst2", strategies=("graft-retrain",)), "sst2")
     assert "is not empty" in refusal(2, whole, "sst2", whole)
-    assert "is the folder of wsn in a run. Give the run itself" in refusal(1, whole / "wsn", "sst2")
     damaged = tmp_path / "damaged"
     shutil.copytree(whole, damaged)
     (damaged / "wsn/seed-0/scores.csv").write_text("")
