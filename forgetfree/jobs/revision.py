@@ -7,7 +7,6 @@ of a run that had the other stream from the start.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,9 +26,8 @@ from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
-from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
-from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
+from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
@@ -106,12 +104,7 @@ class FinishedRun:
         section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
-        was = readout_for(section["readout"], definitions.values())
-        fallen = (
-            was == "auto" and self.config["model"]["readout"] == "linear" and _has_label_words(self.config["model"])
-        )
-        if fallen or readout_for(section["readout"], left) != was:
-            section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
+        section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
@@ -121,12 +114,6 @@ class FinishedRun:
 def _listed(data: Any) -> list[str]:
     """Return the places that ``--data`` names; none where it is not given."""
     return [data] if isinstance(data, str) else list(data or ())
-
-
-def _has_label_words(model: Json) -> bool:
-    """Return whether a model that config.json describes has a language model's head, which may read label words."""
-    architectures = " ".join(model.get("config", {}).get("architectures") or ())
-    return bool(re.search(rf"{CAUSAL_HEAD}|ForMaskedLM|ForPreTraining", architectures))
 
 
 @dataclass(frozen=True)

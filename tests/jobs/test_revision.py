@@ -117,6 +117,7 @@ def same(one: Path, other: Path) -> None:
     for config in (ours, theirs):
         del config["command"]
         config["run"]["data"] = config["run"]["model"] = ""  # relative to the directory
+        config["run"]["readout"] = config["model"]["readout"]  # which ``auto`` meant
     assert ours == theirs
 
 
@@ -334,7 +335,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
         (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
         (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
-        (2, "--check is of a whole run. Leave it out", ("sst2", "--check")),
+        (2, "--check and --config are of a whole run. Leave them out", ("sst2", "--check")),
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "there is no such file", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
@@ -360,9 +361,6 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     same(tmp_path / "more", run("qnli", "sst2", **GRAFTING))
     forgetfree.run(on=tmp_path / "more", without="sst2", out=tmp_path / "less", progress=False)
     same(tmp_path / "less", base)
-    call = json.loads((tmp_path / "more" / "config.json").read_text())["command"]
-    assert call.startswith("forgetfree.run(stream='sst2', on=")
-    assert "strategies=['grafting-continual']" in call
     for message, arguments in (
         ("steps cannot be given with --on: a run goes on with its own options", {"on": base, "steps": 9}),
         ("mask_steps cannot be given with --on", {"on": base, "mask_steps": 2}),
