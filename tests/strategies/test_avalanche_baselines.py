@@ -150,16 +150,6 @@ def test_object_bytes_by_hand() -> None:
     assert object_bytes(SimpleNamespace(tensor=three)) == 0  # not Avalanche's
 
 
-def test_rows_are_counted_as_they_are_before_padding(tiny_stream: MakeStream) -> None:
-    """A row is its token ids, its label and its task label, 8 bytes each."""
-    stream = tiny_stream("bert", "linear")
-    rows, data = stream.tasks[0].train, stream.benchmark.train_stream[0].dataset
-    longest = len(data[0][0])
-    assert min(rows.lengths) < longest
-    assert object_bytes(data) == len(rows) * (longest + 2) * 8
-    assert object_bytes(data, stream.model.tokens) == (sum(rows.lengths) + 2 * len(rows)) * 8
-
-
 def _row_bytes(stream: Any, tasks: int) -> int:
     return sum((sum(task.train.lengths) + 2 * len(task.train)) * 8 for task in stream.tasks[:tasks])
 

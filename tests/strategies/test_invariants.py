@@ -301,15 +301,6 @@ def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeSt
         assert torch.equal(within["qnli"], answers["qnli"])
 
 
-def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) -> None:
-    """Outside the graftable entries nothing is put back, so a ledger would name weights it does not belong to."""
-    stream = tiny_stream("bert", "linear")
-    with torch.no_grad():
-        stream.model.backbone.embeddings.word_embeddings.weight.add_(1)
-    with pytest.raises(LedgerError, match="belongs to other weights"):
-        make("grafting-continual", stream)
-
-
 def test_a_ledger_of_other_weights_is_refused_and_nothing_changed(tiny_stream: MakeStream, tmp_path: Path) -> None:
     learn(make("grafting-continual", tiny_stream("bert", "linear")), 1).save(tmp_path)
     stream = tiny_stream("bert", "linear")
@@ -414,13 +405,11 @@ def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
 
 
 WAYS: list[dict[str, Any]] = [
-    *({"region_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
-    *({"mask_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
-    *({"base_fraction": 0.0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
-    {"region_start": "pre-trained", "dropout": "fine-tuning"},
+    {"region_steps": 0},
+    {"mask_steps": 0, "region_start": "pre-trained", "dropout": "fine-tuning"},
+    {"base_fraction": 0.0},
     {"region_start": "pre-trained", "composition": "alone"},
     {"region_from": "gradient"},
-    {"region_from": "gallop"},
 ]
 
 
