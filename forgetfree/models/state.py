@@ -157,6 +157,12 @@ def _check_note(note: Any) -> None:
     check("the content", note, isinstance(note, dict) and is_number(note.get("seconds"), 0.0), "an object with seconds")
 
 
+def check_keys(keys: Any) -> None:
+    """Raise ``ValueError`` unless fine-tuned.json holds names of models by tasks."""
+    right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
+    check("the content", keys, right, "an object of task names with the names of their models")
+
+
 class StateStore:
     """Model states by key, each made once; in memory, or in files that several runs may share.
 
