@@ -24,7 +24,6 @@ from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.runs import UNION, Run, read_run
 from forgetfree.results.table import SCORE, Results
-from forgetfree.results.unit_folder import ELSEWHERE
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: The runs that were published.
@@ -236,7 +235,8 @@ def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]
     def measured(runs: Runs) -> Interval | None:
         fine_tuning: dict[int, float] = {}
         for run in (run for role in runs.strategies for run in runs.units(role).values()):
-            made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
+            # The second name stands in kept files alone.
+            made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", "fine_tune_elsewhere"))
             fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
         its = runs.units(role)
         own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), seed) for seed, run in its.items()]

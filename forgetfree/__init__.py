@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
+    from forgetfree.cli.calls import plan as plan
     from forgetfree.cli.calls import run as run
-    from forgetfree.cli.job import plan as plan
     from forgetfree.continual.stream import Stream as Stream
     from forgetfree.continual.stream import load_stream as load_stream
     from forgetfree.core.mask import MaskOptions as MaskOptions
@@ -55,7 +55,7 @@ _HOME = {
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.results.table",
     "load_stream": "forgetfree.continual.stream",
-    "plan": "forgetfree.cli.job",
+    "plan": "forgetfree.cli.calls",
     "run": "forgetfree.cli.calls",
 }
 __all__ = ["__version__", *sorted(_HOME)]

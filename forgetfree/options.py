@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -143,11 +144,15 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
 
 
 def read_value(value: Any, hint: Any) -> Any:
-    """Return what a text, or each of several, says; what says nothing of the type stays, to be reported later."""
+    """Return what a text or a path, or each of several, says; what says nothing of the type stays, to be reported later."""
     from pydantic import TypeAdapter, ValidationError
 
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    is_one = isinstance(value, str) or not isinstance(value, Sequence)
+    if typing.get_origin(hint) is tuple and is_one:
+        value, is_one = [value], False
     several = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is tuple]
-    if isinstance(value, list) and several:
+    if several and not is_one:
         return tuple(read_value(each, typing.get_args(several[0])[0]) for each in value)
     if not isinstance(value, str):
         return value

@@ -41,7 +41,7 @@ class FineTune(ContinualStrategy):
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         known = self.scope.enter_context(self.models.making(task))
         if known:
-            self.monitor.log_reused(task.name, task.full_steps(self.options), self.models.seconds(task))
+            self.monitor.log_reused(task.name, task.full_steps(self.options))
         (known or self.pre_trained).load_(self.model)
         steps = 0 if known else task.full_steps(self.options)
         return self.everything(task, steps=steps, phase="fine_tune")
@@ -74,7 +74,6 @@ class TaskModels:
         self._strategy = strategy
         self._keys: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
-        self._before = 0.0  # seconds of fine-tuning, of the tasks before
         self._store = StateStore() if strategy.has_plugins else strategy.store
         self._on_disk = strategy.shares_store and not strategy.has_plugins
 
@@ -85,19 +84,14 @@ class TaskModels:
 
     def making(self, task: EncodedTask) -> AbstractContextManager[ModelState | None]:
         """Give the task's fine-tuned model, if it is in the store; else no other process makes it until this one has."""
-        self._before = self._strategy.seconds.get("fine_tune", 0.0)
         return self._store.making(self.key(task))
-
-    def seconds(self, task: EncodedTask) -> float | None:
-        """Return how long it took to make the task's model, whoever did."""
-        return self._store.seconds(self.key(task))
 
     def keep(self, task: EncodedTask, state: ModelState, *, is_new: bool) -> None:
         """Keep the task's model, which is new unless `making` gave it."""
         key = self._keys[task.name] = self.key(task)
         self._sizes[task.name] = state.size_in_bytes
         if is_new:
-            self._store.put(key, state, self._strategy.seconds.get("fine_tune", 0.0) - self._before)
+            self._store.put(key, state)
 
     def of(self, task: EncodedTask) -> ModelState:
         """Return the model that answers for the task: θ_pre if it is not learned."""
@@ -116,7 +110,7 @@ class TaskModels:
         if not self._on_disk:
             models = StateStore(directory)
             for task in self._strategy.learned:
-                models.put(self._keys[task.name], self.of(task), self.seconds(task))
+                models.put(self._keys[task.name], self.of(task))
         write_json(directory / "fine-tuned.json", self._keys)
 
     def load(self, directory: Path) -> None:
@@ -128,7 +122,7 @@ class TaskModels:
         for task in tasks:
             state = self._store.get(keys[task.name])
             if state is None and (state := StateStore(directory).get(keys[task.name])):
-                self._store.put(keys[task.name], state, StateStore(directory).seconds(keys[task.name]))
+                self._store.put(keys[task.name], state)
             if state is None or task.name not in state.readouts:
                 raise RunError(
                     f"The fine-tuned model of task {task.name!r}, which {path} calls {brief(keys[task.name])}, is missing, "

@@ -40,7 +40,6 @@ class GraftingContinual(RegionStrategy):
 
     Options = GraftingOptions
     resumable = True
-    localizes_alone = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -175,12 +175,12 @@ def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeSt
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The plans that ``--check`` prints, as Python has them."""
-    from forgetfree.cli import job, run
+    from forgetfree.cli import calls, run
 
     made: list[dict[str, Any]] = []
 
     def plan(config: Any, **how: Any) -> dict[str, Any]:
-        made.append(job.plan(config, **how))
+        made.append(calls.plan(config, **how))
         return made[-1]
 
     monkeypatch.setattr(run, "plan", plan)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 import torch
 
 from forgetfree.errors import RunError
+from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.config_file import Request
 from forgetfree.results.unit_folder import (
     HISTORY,
     OUTCOME,
@@ -99,7 +98,7 @@ def make_run(
         unit.end({}, {}, each["error"])
     stream = ",".join(tasks)
     asked = {
-        **asdict(Request(stream=stream, strategy=tuple(loss), data="demo", shots=8, seed=tuple(seeds))),
+        **RunConfig(stream=stream, strategy=tuple(loss), data="demo", shots=8, seed=tuple(seeds)).section(),
         "set": {"steps": 20, "precision": "bf16", "grafting-continual.final_union": False},
     }
     definitions = [

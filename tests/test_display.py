@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forgetfree import display, options, registry
-from forgetfree.cli.usage import fail, silence
+from forgetfree.cli.refusal import fail
 from forgetfree.display import escaped, json_text, stderr, tell, tell_note
 from forgetfree.jobs.progress import TaskLearned, make_progress
 
@@ -122,8 +122,7 @@ def test_whatever_stands_for_stderr_costs_nothing_and_gets_what_it_takes(
     progress = make_progress(stderr())
     with progress.job(["γ seed 0"]):
         progress.hear(TaskLearned("γ seed 0", 1, []))
-    with silence(True):
-        assert fail("It failed: γ.", 3) == 3
+    assert fail("It failed: γ.", 3) == 3
     got = stream.buffer.getvalue().decode() if isinstance(stream, io.TextIOWrapper) else getattr(stream, "text", None)
     got = stream.getvalue() if isinstance(stream, Asked) else got
     if shown:

@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter
 
 from forgetfree import __version__
-from forgetfree.cli.usage import fail, lacks, refuse
+from forgetfree.cli.refusal import fail, lacks, refuse
 from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full

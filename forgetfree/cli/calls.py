@@ -1,4 +1,4 @@
-"""The commands as functions: `forgetfree.run` and `forgetfree.graft` do what the command line does, and return the results."""
+"""Runs from Python: `forgetfree.run`, `graft` and `plan`; and `Job`, a run as they and the command line begin it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any, get_origin
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import recipes, registry
-from forgetfree.cli.job import Job
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
 from forgetfree.data.columns import named_metrics
-from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
-from forgetfree.display import each_note_once, tell
+from forgetfree.data.sources import check_form, check_stream, tasks_of_files
+from forgetfree.deferred import deferred
+from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.config import IN_PYTHON, Execution, InMemory, RunConfig, strategies_of, stream_of
-from forgetfree.jobs.directory import failures
+from forgetfree.files import free_directory
+from forgetfree.jobs.config import BESIDE_ON, NO_OBJECTS, OF_RUN, Execution, InMemory, RunConfig, prepared, stream_of
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
-from forgetfree.options import build, by_name, name_of_function
-from forgetfree.results.config_file import TYPES
-from forgetfree.results.table import Results, load_results
-from forgetfree.training.training_options import check_optimizer
+
+if TYPE_CHECKING:
+    from forgetfree.jobs.revision import Revision
+    from forgetfree.jobs.stream_loading import StreamLoader
+    from forgetfree.results.table import Results
 
 Json = dict[str, Any]
+#: What Python calls options that may be given several times.
+_IN_PYTHON = {"strategy": "strategies", "seed": "seeds"}
 
 
 def run(
@@ -33,18 +38,18 @@ def run(
     *,
     data: Any = None,
     metric: str | Mapping[str, str] | None = None,
-    model: Any = "minilm",
+    model: Any = None,
     tokenizer: Any = None,
-    strategies: Mapping[str, str | type] | Sequence[str | type] | str | type = registry.DEFAULT_STRATEGIES,
+    strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    seeds: Sequence[int] | int = (0,),
+    seeds: Sequence[int] | int | None = None,
     shots: int | None = None,
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
     held_out: Any = None,
     fine_tuned: Any = None,
-    readout: str = "auto",
-    device: str = "auto",
+    readout: str | None = None,
+    device: Any = None,
     out: Any = None,
     on: Any = None,
     without: str | None = None,
@@ -54,7 +59,7 @@ def run(
     debug: bool = False,
     **settings: Any,
 ) -> Results:
-    """Train strategies on a stream of tasks, as ``forgetfree run`` does: same recipes, checks and scores.
+    """Train strategies on a stream of tasks, as ``forgetfree run`` does: same recipes, defaults, checks and scores.
 
     >>> results = run("qnli-agnews-sst2", data="demo", shots=200, steps=150)  # doctest: +SKIP
 
@@ -62,20 +67,20 @@ def run(
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
         metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
-        model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
+        model: ``minilm``, the default, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
         strategies: names, and classes of your own under development, which may have other names than theirs,
-            ``{"upper": UpperHalf}``; ``all``: every one of ours.
+            ``{"upper": UpperHalf}``; ``all``: every one of ours; default: `registry.DEFAULT_STRATEGIES`.
         options: of single strategies, by their names (of a class: its name).
-        seeds: of sampling and training.
+        seeds: of sampling and training; default: 0.
         shots: training rows per label; default: all.
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
         held_out: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
         fine_tuned: of a run of one task with ``fine-tune`` and ``bare-graft``: the directory of a model that is fine-tuned
             already.
-        readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
-        device: where to train; ``auto``: on a GPU, if there is one.
+        readout: ``auto``, the default, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
+        device: where to train; default: ``auto``, on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
         on: a finished run: ``stream`` is learned on top of it, by its own options. Beside it may stand ``data``, where the
             further rows are, ``model``, if it lies elsewhere now, ``strategies``, ``seeds``, and what says how rows are read.
@@ -96,46 +101,52 @@ def run(
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
-    execution = Execution(resume=resume, jobs=jobs, debug=debug)
-    if out is None and execution.resume:
+    from forgetfree.jobs.directory import failures
+    from forgetfree.jobs.progress import make_progress
+    from forgetfree.results.table import load_results
+
+    if out is None and resume:
         raise UsageError("resume=True needs out. Give the directory to continue.")
-    check_form(default_data() if data is None else data)
+    for key in _IN_PYTHON.keys() & settings.keys():
+        raise UsageError(f"{key} is {_IN_PYTHON[key]} in Python. Write {_IN_PYTHON[key]}=.")
+    if data is not None:
+        check_form(data)
     rows = data if isinstance(data, Mapping) else None
-    places = [_text(each) for each in data] if isinstance(data, list | tuple) else _text(data)
-    if stream is None and data is not None and without is None:
-        tasks = list(rows) if rows is not None else tasks_of_files(places)
-        stream = stream_of(tasks) if rows is not None or tasks else None
-    names, classes = _named_strategies(strategies)
-    network = None if isinstance(model, str | os.PathLike) else model
+    network = None if model is None or isinstance(model, str | os.PathLike) else model
     if network is not None:
         from forgetfree.models.loading import check_in_memory
 
         check_in_memory(network, tokenizer)
-    objects = InMemory(strategies=classes, data=rows, model=network, tokenizer=tokenizer)
-    values: Json = {
-        "stream": _joined(stream, rows),
-        "strategy": list(strategies_of(names)),
+    names, classes = _named_strategies(strategies)
+    objects = InMemory(classes, rows, network, tokenizer)
+    arguments: Json = {
+        "stream": stream if stream is None or isinstance(stream, str) else stream_of(stream),
+        "data": data if rows is None else "in memory",
+        "metric": None if metric is None else named_metrics(metric),
+        "model": model if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
+        "strategy": names,
+        "seed": seeds,
         "shots": shots,
-        "held_out": _text(held_out),
-        "fine_tuned": _text(fine_tuned),
-        "model": _text(model) if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
-        "data": places if rows is None else "in memory",
-        "metric": named_metrics(metric),
+        "steps": steps,
+        "sparsity": sparsity,
+        "held_out": held_out,
+        "fine_tuned": fine_tuned,
         "readout": readout,
-        "seed": _listed(seeds),
-        "device": str(device),
+        "device": None if device is None else str(device),
     }
-    strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
-    flagged = {key: value for key, value in (("steps", steps), ("sparsity", sparsity)) if value is not None}
-    values |= _settings(values, flagged | settings | strategy_settings)
+    asked = {key: value for key, value in arguments.items() if value is not None} | settings
+    asked |= {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
     with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out) as directory:
         quiet_libraries()
-        values["out"] = str(directory)
+        execution = Execution(
+            resume=resume, jobs=jobs, progress=make_progress(stderr()) if progress else None, debug=debug
+        )
+        asked["out"] = directory
         if on is not None or without is not None:
-            job = _job_on(on, without, values, objects)
+            job = Job.on(on, without, asked, objects)
         else:
-            job = _job(values, objects, "" if out is None else f" into {directory}")
-        failed = failures(job.train(job.announced(execution, watched=progress)))
+            job = Job.of(RunConfig.of(asked, objects=objects).completed(), "" if out is None else f" into {directory}")
+        failed = failures(job.train(execution))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
@@ -160,46 +171,27 @@ def graft(task: str, **arguments: Any) -> Results:
     return run([task], strategies=recipes.GRAFT, **arguments)
 
 
-def _job(values: Json, objects: InMemory, into: str) -> Job:
-    """Return a run of its own, with the words ``into`` which it is written."""
-    given = {key: value for key, value in values.items() if value is not None}
-    given.setdefault("data", default_data())
-    config = build(RunConfig, given, "run")
-    if not config.stream:
-        raise no_stream(objects.data_or(config.data))
-    config = replace(config, objects=replace(objects, call=_call(_changed(given) | dict(config.set))))
-    return Job.of_config(config, f"Running {config.stream}{into}")
+def plan(config: RunConfig, *, resume: bool = False) -> Json:
+    """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
 
+    Args:
+        config: of the run.
+        resume: whether it goes on in its directory.
 
-def _job_on(on: Any, without: str | None, values: Json, objects: InMemory) -> Job:
-    """Return a run on top of a finished one, of the arguments that are not their defaults."""
-    if given := objects.listed({}):
-        raise UsageError(
-            f"A run on top of another reads files, and given are {', '.join(given)}. Give a file or directory."
-        )
-    asked = {key: each for key, each in _changed(values).items() if key not in ("stream", "device")} | values["set"]
-    if values["data"]:
-        asked["data"] = values["data"]  # of the default, too: it is where the further tasks are
-    stream = values["stream"]
-    shown = {"stream": stream, "on": on, "without": without} | asked
-    call = _call({key: each for key, each in shown.items() if each})
-    return Job.on_run(on and Path(on), without, stream, Path(values["out"]), asked, replace(objects, call=call))
+    Raises:
+        UsageError: naming all that is wrong.
+        RunError: it cannot go on in its directory.
+    """
+    reach_hub(config.model)
+    with deferred():
+        from forgetfree.jobs.preflight import plan_of
 
+    if resume:
+        from forgetfree.jobs.run import check_resumption
 
-def _changed(values: Json) -> Json:
-    """Return the values that are not their fields' defaults."""
-    usual = RunConfig()
-    return {
-        key: each
-        for key, each in values.items()
-        if key not in ("set", "out") and each and each not in (one := getattr(usual, key), _listed(one))
-    }
-
-
-def _call(arguments: Json) -> str:
-    """Return the call as config.json says it."""
-    shown = {key: name_of_function(each) if callable(each) else repr(_text(each)) for key, each in arguments.items()}
-    return f"forgetfree.run({', '.join(f'{IN_PYTHON.get(key, key)}={each}' for key, each in shown.items())})"
+        with redirect_stderr(StringIO()):  # the plan has the same notes
+            check_resumption(prepared(config), Execution(resume=True))
+    return plan_of(config, resume=resume)
 
 
 @contextmanager
@@ -212,23 +204,16 @@ def _directory(out: Any) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _settings(values: Json, arguments: Json) -> Json:
-    """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
-    check_optimizer(arguments.get("optimizer"))  # once, not for every strategy
-    own = {key: value for key, value in arguments.items() if key in TYPES.keys() - values.keys() - {"set"}}
-    settings = {key: by_name(value) for key, value in arguments.items() if key not in own}
-    listed = {key: _listed(value) if get_origin(TYPES[key]) is tuple else value for key, value in own.items()}
-    return listed | {"set": settings}
-
-
 def _named_strategies(
-    strategies: Mapping[str, str | type] | Sequence[str | type] | str | type,
-) -> tuple[list[str], Json]:
+    strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None,
+) -> tuple[list[str] | None, Json]:
     """Return strategies as the command line names them, and the classes that no command line could name, by name.
 
     Raises:
         UsageError: one is no strategy, or cannot have its name.
     """
+    if strategies is None:
+        return None, {}
     chosen = [strategies] if isinstance(strategies, str | type) else strategies
     pairs = chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]
     names, classes = list[str](), dict[str, Any]()
@@ -249,18 +234,110 @@ def _named_strategies(
     return names, classes
 
 
-def _joined(stream: Any, rows: Mapping[str, Any] | None) -> str:
-    """Return a stream as one text. A list of one name of rows in memory means these, not a registered stream of that name."""
-    if isinstance(stream, str):
-        return stream
-    names = [str(each) for each in stream or ()]
-    return stream_of(names) if rows is not None and {*names} <= {*rows} else ",".join(names)
+# -- What the command line has, too ------------------------------------------------------------------------
 
 
-def _listed(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+@dataclass(frozen=True)
+class Job:
+    """A run that is checked and ready.
+
+    Attributes:
+        config: what is asked for.
+        title: what is said first.
+        revision: the finished run that it stands on top of.
+        loader: loads the stream; none: that of the run.
+    """
+
+    config: RunConfig
+    title: str
+    revision: Revision | None = None
+    loader: StreamLoader | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, into: str) -> Job:
+        """Return a run of its own, with the words ``into`` which it is written.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        from forgetfree.jobs.stream_loading import StreamLoader
+
+        check_stream(config.stream, config.rows, config.read_options)
+        config = prepared(config)
+        doing = "Grafting" if config.strategy == recipes.GRAFT else "Running"
+        return cls(config, f"{doing} {config.stream}{into}", loader=StreamLoader(config))
+
+    @classmethod
+    def on(cls, run: Any, without: str | None, asked: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Job:
+        """Return a run on top of a finished one.
+
+        Args:
+            run: that is finished.
+            without: a task of it that is taken away.
+            asked: the other options by name; the tasks of ``stream`` are learned on top of the run.
+            objects: what is given in the place of names, which is refused.
+
+        Raises:
+            UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
+        """
+        from forgetfree.jobs.revision import revise
+
+        config = RunConfig.of(asked, objects=objects)
+        if run is None:
+            raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
+        if config.unnamed:
+            raise UsageError(
+                f"A run on top of another reads files, and given are {', '.join(config.unnamed)}. Give a file or directory."
+            )
+        beside = {key: getattr(config, key) for key in OF_RUN if key in asked and key not in ("stream", "out")}
+        if wrong := [key for key in (*beside, *config.set) if key not in BESIDE_ON]:
+            raise UsageError(
+                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, so that it equals one that had all "
+                "tasks from the start. Leave it out, or run the whole stream."
+            )
+        of_files = tasks_of_files(config.data) if "data" in asked and without is None else ()
+        out = Path(config.out or free_directory(Path(run).resolve().name))
+        revision = revise(Path(run), config.names or of_files, without, out, beside)
+        return cls(revision.config, f"{revision}, into {out}", revision)
+
+    def train(self, execution: Execution) -> Json:
+        """Say what will be done, train what is missing, and return the content of results.json."""
+        from forgetfree.jobs.directory import resumption
+        from forgetfree.jobs.run import run
+
+        config, out, is_watched = self.config, Path(self.config.out), execution.progress is not None
+        if is_watched:
+            tell(self.title)
+            tell("" if self.revision else recipe_of(config))
+        if needs_hub(config.model, config.data):
+            if config.objects.model is None:
+                from forgetfree.models.location import locate
+
+                locate(config.model)  # before data are downloaded
+            go_offline_if_cut_off()
+        if is_watched and execution.resume:
+            tell(resumption(out))
+        return run(config, execution, self.revision, self.loader)
 
 
-def _text(value: Any) -> Any:
-    """Return a path as a text; anything else as it is."""
-    return str(value) if isinstance(value, os.PathLike) else value
+def recipe_of(config: RunConfig) -> str:
+    """Say what the model of a run brings; an empty text where it brings nothing, and the optimizer is set."""
+    if chosen := {key: value for key, value in config.recipe().items() if _is_an_option(key)}:
+        options = " ".join(f"{key}={value}" for key, value in chosen.items())
+        return f"Recipe of {config.model}: {options} (--set changes any of them)"
+    if config.model in recipes.MODELS and recipes.MODELS[config.model].recipe:
+        return (
+            f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
+        )
+    if config.fine_tuned is None and not any(key.rpartition(".")[2] == "optimizer" for key in config.set):
+        return (
+            f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "
+            "such as 1e-4, often needs fewer steps)"
+        )
+    return ""
+
+
+def _is_an_option(key: str) -> bool:
+    """Say whether a strategy has its option of a recipe, where the key names one of ours."""
+    strategy, _, name = key.rpartition(".")
+    return strategy not in registry.STRATEGIES or name in registry.strategy(strategy).Options.__dataclass_fields__

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.usage import Debug, check_there
-from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import check_empty, check_place

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug
+from forgetfree.cli.arguments import Debug
 from forgetfree.display import escaped, tell
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from forgetfree.cli.arguments import AsJson, Debug, check_there
 from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.usage import AsJson, Debug, check_there
 from forgetfree.display import counted, escaped, json_text
 from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath

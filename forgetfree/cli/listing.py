@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from forgetfree import recipes, registry
-from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.cli.arguments import AsJson, Debug
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 from forgetfree.options import Description, describe

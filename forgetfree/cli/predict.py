@@ -16,8 +16,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug, check_there
-from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.arguments import (
+    BaseModel,
+    Debug,
+    Deterministic,
+    Device,
+    Run,
+    Seed,
+    Strategy,
+    check_there,
+    predictor_of,
+)
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import (
     NO_COLUMN_NAMES,

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import AsJson, Debug, check_there, lacks
+from forgetfree.cli.arguments import AsJson, Debug, check_there
+from forgetfree.cli.refusal import lacks
 from forgetfree.errors import UsageError
 
 Format = Literal["rich", "markdown", "json", "html", "csv"]

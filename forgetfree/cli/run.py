@@ -1,70 +1,86 @@
-"""``forgetfree run`` and ``graft``: how a run begins, and what is printed when it has ended."""
+"""``forgetfree run`` and ``graft``: their flags, made from the fields of a configuration; how a run begins; what it prints."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import Field, dataclass, fields
+from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
-from forgetfree.cli.job import Job, plan, recipe_of
-from forgetfree.cli.usage import check_there, fail, silence
-from forgetfree.data.sources import check_one, check_stream, tasks_of_files
-from forgetfree.display import counted, escaped
+from cyclopts import Group, Parameter
+
+from forgetfree import recipes
+from forgetfree.cli.arguments import Debug, check_there
+from forgetfree.cli.calls import Job, plan, recipe_of
+from forgetfree.cli.refusal import fail
+from forgetfree.display import brief, counted, escaped, stderr
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.files import check_begun, check_place, free_directory, refuse_used
-from forgetfree.jobs.config import Execution, RunConfig
+from forgetfree.files import refuse_used
+from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, for_strategies, read_options, stream_of
 from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.options import HelpGroup, option
 
 Json = dict[str, Any]
 #: The most units of a plan that are printed.
 _SHOWN = 12
 
 
-def run(
-    *subjects: str,
-    debug: bool = False,
-    command: str = "run",
-    **flags: Any,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CommandLine(Execution):
+    """How a job is run, and what the command line alone has: where options are read from, and what is done with them."""
+
+    config: str | None = option(
+        None,
+        "options in a TOML or JSON file, or a directory whose config.json has them",
+        group="How to run",
+        placeholder="FILE|DIR",
+    )
+    check: bool = option(
+        False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
+    )
+    on: Path | None = option(None, "a finished run: learn further tasks on top of it", placeholder="RUN")
+    without: str | None = option(
+        None, "with --on: write RUN as it would be, had the task never been learned", placeholder="TASK"
+    )
+
+
+def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any) -> int:
     """Check what is asked for, say what will be done, and do it; or print the plan."""
-    if {"on", "without"} & flags.keys():
-        return _run_on(flags.get("on"), flags.get("without"), subjects, flags, debug)
-    config, execution, output = read_flags(command, subjects, flags)
+    from forgetfree.jobs.progress import make_progress
+
     quiet_libraries()
+    how = CommandLine(
+        **{name: flags.pop(name) for name in _OF_COMMAND if name in flags},
+        debug=debug,
+        progress=make_progress(stderr()),
+    )
+    if how.resume and "out" not in flags:
+        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+    if "set" in flags:
+        flags["set"] = _settings(flags["set"])
+    if how.on or how.without:
+        return _run_on(how, {**flags, "stream": ",".join(subjects)})
+    config = _config_of(how, command, subjects, flags)
     out = Path(config.out)
-    if output.check:
-        with silence(output.quiet):
-            _show_plan(config, execution)
+    if how.check:
+        _show_plan(config, how.resume)
         return 0
     used, job = os.path.lexists(out / "config.json"), None
-    with silence(output.quiet):
-        try:
-            if command == "graft":
-                check_one(config.stream.rstrip(","), config.data, config.read_options)
-            else:
-                check_stream(config.stream, config.data, config.read_options)
-            if execution.resume:  # before anything is announced
-                check_begun(out)
-            else:
-                check_place(out)
-                refuse_used(out)
-            doing = "Grafting" if command == "graft" else "Running"
-            job = Job.of_config(config, f"{doing} {config.stream} into {config.out}")
-            with _remains_told(out, debug):
-                how = job.announced(execution, watched=not output.quiet)
-                results = job.train(replace(how, debug=debug))
-            return _show(results, out)
-        except ForgetfreeError as error:
-            if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
-                raise
-            from forgetfree.jobs.preflight import with_all_faults
+    try:
+        if not how.resume:
+            refuse_used(out)
+        job = Job.of(config, f" into {out}")
+        return _trained(job, how)
+    except ForgetfreeError as error:
+        if debug or how.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
+            raise
+        from forgetfree.jobs.preflight import with_all_faults
 
-            raise with_all_faults(error, config, job.loader if job else None) from error
+        raise with_all_faults(error, config, job.loader if job else None) from error
 
 
 def graft(*subjects: str, **flags: Any) -> int:
@@ -72,34 +88,121 @@ def graft(*subjects: str, **flags: Any) -> int:
     return run(*subjects, command="graft", **flags)
 
 
-def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json, debug: bool) -> int:
+def _run_on(how: CommandLine, asked: Json) -> int:
     """Learn further tasks on top of a finished run, or write it without one of its tasks."""
-    check_there(None, run)
-    output = CommandFlags(**of_class(CommandFlags, flags))
-    if output.check:
+    check_there(None, how.on)
+    if how.check or how.config:
         raise UsageError(
-            "--check is of a whole run. Leave it out: beside --on all is checked before anything is written."
+            "--check and --config are of a whole run. Leave them out: beside --on all is checked before anything is written."
         )
-    execution = replace(execution_of(flags), debug=debug)
-    others = {"out", *(field.name for field in (*fields(Execution), *fields(CommandFlags)))} - {"config"}
-    options = {name: value for name, value in flags.items() if name not in others}
-    if len(options.get("data", ())) == 1:
-        (options["data"],) = options["data"]
-    quiet_libraries()
-    stream = ",".join(subjects)
-    if task is None and not stream:
-        stream = ",".join(tasks_of_files(options.get("data", ())))
-    out = Path(flags.get("out") or free_directory(run.resolve().name if run else ""))
-    with silence(output.quiet):
-        job = Job.on_run(run, task, stream, out, options)
-        with _remains_told(out, debug):
-            results = job.train(job.announced(execution, watched=not output.quiet))
-        code = _show(results, out)
-    if task is not None:
-        print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
+    job = Job.on(how.on, how.without, asked)
+    code = _trained(job, how)
+    if how.without is not None:
+        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
         if cache := job.config.set.get("cache"):
             print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return code
+
+
+# -- From the fields to the flags ------------------------------------------------------------------------
+
+_OF_COMMAND = {each.name: each for each in fields(CommandLine) if each.metadata}
+_GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
+#: What one of the two commands has no flag for.
+_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategy", "held_out", "on", "without")}
+
+
+def _arguments_of(command: str) -> Iterator[Argument]:
+    """Yield the argument without a flag, and every flag, of ``run`` or ``graft``."""
+    hints = get_type_hints(RunConfig)
+    options = {**OF_RUN, **FLAGGED, **_OF_COMMAND}
+    stream = options.pop("stream")
+    help = "a registered task, or one under --data DIR" if command == "graft" else stream.metadata["help"]
+    name = "task" if command == "graft" else stream.name
+    yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, Parameter(help=help)])
+    for name, field in options.items():
+        if name not in _WITHOUT[command]:
+            yield _flag(name, field, hints.get(name, type(field.default)))
+    yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
+
+
+def _flag(name: str, field: Field[Any], hint: Any) -> Argument:
+    """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
+    several = any((get_origin(each) or each) in (tuple, Mapping) for each in (hint, *get_args(hint)))
+    placeholder, default = field.metadata["placeholder"], field.default if name in FLAGGED else None
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    typed: Any = list[str] if several else bool if hint is bool else str
+    if placeholder in ("DIR", "FILE", "RUN"):
+        typed = Path  # which the shell completes
+    parameter = Parameter(
+        name=f"--{name.replace('_', '-')}",
+        help=field.metadata["help"] + ("" if default is None else f" (default: the model's recipe, else {default})"),
+        group=_GROUPS[field.metadata["group"]],
+        metavar=None if choices else placeholder,
+        choices=choices or None,
+    )
+    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, parameter])
+
+
+# -- From the flags to the configuration -----------------------------------------------------------------
+
+
+def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: Json) -> RunConfig:
+    """Return the configuration that a command line asks for: the file's options, and the flags over them.
+
+    Raises:
+        UsageError: flags do not go together, a value is wrong, or nothing says what to learn.
+    """
+    if len(subjects) > 1:
+        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if command == "run" else ""
+        more = " ".join(subjects[1:])
+        raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
+    if command == "graft":
+        flags = flags | {"strategy": recipes.GRAFT} | ({"stream": stream_of(subjects)} if subjects else {})
+    elif subjects:
+        flags = flags | {"stream": subjects[0]}
+    file = read_options(Path(how.config)) if how.config else {}
+    if file and "strategy" in flags:
+        file = for_strategies(file, flags["strategy"])  # no flag could take these away
+    config = RunConfig.of(file, flags).completed("graft-" if command == "graft" else "")
+    if command == "graft" and len(config.names) > 1:
+        raise UsageError(f"Expected one task, got the {len(config.names)} of {config.stream!r}. Give one of them.")
+    return config
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    """Return what ``--set key=value`` says.
+
+    Raises:
+        UsageError: a key or a value is missing, or a key is given twice.
+    """
+    pairs: dict[str, str] = {}
+    for pair in texts:
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if not key or not value:
+            raise UsageError(f"--set needs key=value, got {brief(pair)}. Write, say, --set batch_size=16.")
+        if key in pairs:
+            raise UsageError(f"--set {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
+        pairs[key] = value
+    return pairs
+
+
+# -- What is trained, and printed ------------------------------------------------------------------------
+
+
+def _trained(job: Job, how: CommandLine) -> int:
+    """Train what is missing, print what a run made, and what failed; return the exit code."""
+    from forgetfree.jobs.directory import failures, holdings
+
+    out = Path(job.config.out)
+    with _remains_told(out, how.debug):
+        results = job.train(how)
+    if results["runs"]:
+        _print_results(out)
+    messages = failures(results)
+    for message in messages[:-1]:
+        fail(message, 1)
+    return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
 
 
 @contextmanager
@@ -119,18 +222,6 @@ def _remains_told(out: Path, debug: bool) -> Iterator[None]:
         raise RunError(f"{error} {remains}") from error
 
 
-def _show(results: Json, out: Path) -> int:
-    """Print what a run made, and what failed; return the exit code."""
-    from forgetfree.jobs.directory import failures, holdings
-
-    if results["runs"]:
-        _print_results(out)
-    messages = failures(results)
-    for message in messages[:-1]:
-        fail(message, 1)
-    return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
-
-
 def _print_results(out: Path) -> None:
     """Print the headline and the first table of a run, and where the report and the grafts are."""
     from forgetfree.results.report.page import brief_page, render_page
@@ -144,9 +235,9 @@ def _print_results(out: Path) -> None:
         print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))
 
 
-def _show_plan(config: RunConfig, execution: Execution) -> None:
+def _show_plan(config: RunConfig, resume: bool) -> None:
     """Print the plan of a run."""
-    found = plan(config, resume=execution.resume)
+    found = plan(config, resume=resume)
     model, total = found["model"], found["total"]
     size = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
     print(escaped(f"Model: {model['name']}, {size}readout {model['readout']}, on {found['device']}"))
@@ -185,5 +276,5 @@ def _about(seconds: float | None, before: str = "") -> str:
 # What the parser of the command line reads.
 _COMMANDS: tuple[Any, ...] = (run, graft)
 for _command in _COMMANDS:
-    _command.__signature__ = Signature([*arguments_of(_command.__name__)])
+    _command.__signature__ = Signature([*_arguments_of(_command.__name__)])
     _command.__annotations__ = {}

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug
-from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.arguments import BaseModel, Debug, Deterministic, Device, Run, Seed, Strategy, predictor_of
 from forgetfree.errors import UsageError, first_line
 
 

@@ -98,8 +98,6 @@ class RegionStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = LedgerOptions
     forget_free: ClassVar[bool] = True
-    #: Whether γ is sought on θ_pre and depends on no other task, so that a run of another stream may take it over.
-    localizes_alone: ClassVar[bool] = False
     #: Who owns what, with the values.
     ledger: Ledger
     #: The model as the ledger says.
@@ -112,7 +110,6 @@ class RegionStrategy(ContinualStrategy):
         Args:
             composition: what a task is answered with: ``union``, ``alone``, ``selection`` or ``auto``, see `Ledger`.
         """
-        self.known_regions: dict[str, Region] = {}
         self.ledger_model = LedgerModel(self, composition)
 
     @final
@@ -135,8 +132,6 @@ class RegionStrategy(ContinualStrategy):
             task: the task.
             tuned: what `fine_tuned` returned.
         """
-        if (known := self.known_regions.get(task.name)) is not None:
-            return known
         with self.ledger_model.base(union=False):
             return self.bench(task).region(tuned, self.options)
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -31,13 +31,13 @@ from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.data.rows import by_length, representative
 from forgetfree.errors import OptionError
 from forgetfree.options import option
-from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.encoded_task import EncodedTask, share_of_entropy
 from forgetfree.training.monitor import Monitor
-from forgetfree.training.task_features import TaskFeatures, share_of_entropy
 from forgetfree.training.training_options import TrainingOptions
 
-#: Bytes of features that a strategy keeps, of test rows mostly: about 87,000 rows of 384 numbers.
-_ROOM = 2**28
+if TYPE_CHECKING:
+    from forgetfree.training.task_features import TaskFeatures
+
 #: Training rows of a task that lda learns from, at most.
 LDA_ROWS = 400
 #: How the task of a row is found out; ``last``: it is not, and the last task's model answers.
@@ -79,7 +79,9 @@ def features_for(strategy: Any) -> TaskFeatures | None:
     options, stream = strategy.options, strategy.stream
     if inference_of(options, stream) != "lda":
         return None
-    return TaskFeatures(strategy.model, stream.loaded.fingerprint, room=_ROOM)
+    from forgetfree.training.task_features import TaskFeatures
+
+    return TaskFeatures(strategy.model, stream.loaded.fingerprint)
 
 
 def learn_features(features: TaskFeatures, task: EncodedTask, batch_size: int) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -46,7 +46,9 @@ from forgetfree.results.answers import Answers
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
-from forgetfree.training.task_features import TaskFeatures
+
+if TYPE_CHECKING:
+    from forgetfree.training.task_features import TaskFeatures
 
 
 class StrategyTemplate(SupervisedTemplate):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,11 +41,6 @@ class Rows(Protocol):
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, labels and task labels of some rows."""
-
-
-def decided(precision: str, model: ReadoutModel, rows: Rows | None = None) -> Precision:
-    """Return a precision as it is, and for ``auto`` the `faster_precision`."""
-    return faster_precision(model, rows) if precision == "auto" else cast(Precision, precision)
 
 
 def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision:

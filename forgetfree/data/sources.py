@@ -124,11 +124,6 @@ def check_stream(stream: str | Sequence[str], data: Data, options: ReadOptions =
     _names(stream, data, _open(data, options))
 
 
-def check_one(name: str, data: Data, options: ReadOptions) -> None:
-    """Raise as `load_task` does where a name is not that of one task in ``data``; no rows are read."""
-    _check_one(name, _open(data, options))
-
-
 def no_stream(data: Data) -> UsageError:
     """Error that no stream is given, with what there is in a directory, or else with the registered streams."""
     source = _open(data, READ_DEFAULTS)

@@ -1,38 +1,48 @@
-"""A run as it was asked for: one frozen configuration, checked once as a whole; and how it is run.
-
-`forgetfree.results.config_file.Request` declares what flags and files give. What a Python program hands over as objects stands
-in `InMemory`.
-"""
+"""A run as it was asked for: one frozen configuration, checked once as a whole; and how it is run."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
+
+import pydantic
 
 from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
+from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import brief, first_twice
-from forgetfree.errors import Faults, ForgetfreeError, OptionError, ReportError, UnknownNameError, UsageError
-from forgetfree.files import read_json
-from forgetfree.options import Options, build, faults_in, name_of_function, option, read_value
+from forgetfree.errors import (
+    Faults,
+    ForgetfreeError,
+    OptionError,
+    ReportError,
+    UnknownNameError,
+    UsageError,
+    first_line,
+)
+from forgetfree.files import free_directory, read_bounded, read_json
+from forgetfree.options import Options, build, by_name, faults_in, name_of_function, option, read_value
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import PLACES, TYPES, Request, of_each, portable
+from forgetfree.results.config_file import located_places, portable_places
+from forgetfree.results.unit_folder import CONFIG
 from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
 if TYPE_CHECKING:
     from forgetfree.jobs.progress import Progress
 
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
 BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
-#: What a Python program calls options that may be given several times.
-IN_PYTHON = {"strategy": "strategies", "seed": "seeds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,52 +136,137 @@ class InMemory:
         data: rows, as `load_tasks` takes them; none: those that the configuration names.
         model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
         tokenizer: of the model.
-        call: what the program called, for config.json; empty: the command line.
     """
 
     strategies: Mapping[str, Any] = field(default_factory=dict)
     data: Any = None
     model: Any = None
     tokenizer: Any = None
-    call: str = ""
 
-    def listed(self, settings: Mapping[str, Any]) -> list[str]:
-        """List what cannot be named in a file, for config.json."""
-        listed = [f"the strategy {name} (a class)" for name in self.strategies]
-        listed += [
-            f"{key}={name_of_function(value)} (a function)" for key, value in settings.items() if callable(value)
-        ]
-        listed += ["data in memory"] * (self.data is not None)
-        return listed + [f"a {type(self.model).__name__} in memory"] * (self.model is not None)
 
-    def data_or(self, named: Any) -> Any:
-        """Return the rows, or else what names them."""
-        return named if self.data is None else self.data
-
-    def model_or(self, named: str) -> Any:
-        """Return the model, or else its name."""
-        return named if self.model is None else self.model
-
-    @property
-    def model_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `load_model` that only a model in memory has."""
-        return {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+#: All have names.
+NO_OBJECTS = InMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Request):
-    """A run as it was asked for. `check` tells all that is wrong with it, together."""
+class RunConfig:
+    """A run as it was asked for. Flags, files of options and the ``run`` of config.json have its fields under their names.
 
+    `of` makes it of what was typed; `check` tells all that is wrong with it, together.
+    """
+
+    model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
+    data: str | tuple[str, ...] = option(
+        default_data,
+        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
+        "else hub)",
+        placeholder="hub|demo|DIR|FILE",
+    )
+    text_column: tuple[str, ...] = option(
+        (),
+        "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
+        placeholder="NAME",
+    )
+    label_column: tuple[str, ...] = option(
+        (),
+        "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
+        placeholder="NAME",
+    )
+    kind: tuple[str, ...] = option(
+        (),
+        "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
+        placeholder="KIND",
+    )
+    skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
+    metric: tuple[str, ...] = option(
+        (),
+        "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
+        "see docs/data.md)",
+        placeholder="NAME",
+    )
+    readout: Readout = option(
+        "auto",
+        "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
+    )
+    seed: tuple[Seed, ...] = option(
+        (0,),
+        "seed of sampling and training, may be given several times (default: 0)",
+        group="How to learn",
+    )
+    set: Mapping[str, Any] = option(
+        dict,
+        "any option: see 'forgetfree list strategies --verbose'",
+        group="How to learn",
+        placeholder="KEY=VALUE",
+    )
+    device: str = option(
+        "auto",
+        "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU",
+        group="How to run",
+        placeholder="NAME",
+    )
+    stream: str = option("", "a registered stream, or task names joined by commas")
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
+    strategy: tuple[str, ...] = option(
+        DEFAULT_STRATEGIES,
+        "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
+        "of ours",
+        placeholder="NAME",
+    )
+    fine_tuned: str | None = option(
+        None,
+        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
+        placeholder="DIR",
+    )
+    held_out: str | None = option(
+        None,
+        "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
+        "text, or a task, of --data or in a folder (causal language models)",
+        placeholder="TEXTS|TASK",
+    )
     out: str = option("", "directory to write", group="How to run", placeholder="DIR")
     #: Objects in the place of names: what no flag and no file can give.
-    objects: Any = InMemory()
+    objects: Any = NO_OBJECTS
 
     def __post_init__(self) -> None:
         if isinstance(self.strategy, tuple):  # else a fault, which `check` tells
-            object.__setattr__(self, "strategy", strategies_of(self.strategy))
+            names = (registry.STRATEGIES if each == "all" else [each] for each in self.strategy)
+            object.__setattr__(self, "strategy", tuple(chain.from_iterable(names)))
+        if isinstance(self.data, tuple) and len(self.data) == 1:  # several files are a list of them
+            object.__setattr__(self, "data", self.data[0])
         if isinstance(self.set, Mapping):
             typed = {key: read_value(self.set[key], _TYPES_OF_FLAGGED[key]) for key in FLAGGED if key in self.set}
             object.__setattr__(self, "set", {**self.set, **typed})
+
+    @classmethod
+    def of(cls, *layers: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Self:
+        """Return the configuration of options by name, later ones over earlier ones; what is no field stands in ``set``.
+
+        Raises:
+            UsageError: an option stands in ``set`` and beside it.
+        """
+        values, settings = dict[str, Any](), dict[str, Any]()
+        for layer in layers:
+            table = layer.get("set", {})
+            own = {key: value for key, value in layer.items() if key not in OF_RUN}
+            for key in own.keys() & table.keys():
+                raise UsageError(f"{flag_of(key)} and --set {key}={table[key]} are both given. Leave one of them out.")
+            values |= {key: value for key, value in layer.items() if key in OF_RUN}
+            settings |= {**table, **own}
+        settings = {key: by_name(value) for key, value in settings.items()}
+        return build(cls, {**values, "set": settings, "objects": objects}, "run")
+
+    def completed(self, prefix: str = "") -> Self:
+        """Return it with a stream, the tasks of its files where it names none, and a free directory, likewise.
+
+        Raises:
+            UsageError: nothing says what to learn.
+        """
+        check_form(self.rows)
+        stream = self.stream or stream_of(self.objects.data or tasks_of_files(self.data))
+        if not stream:
+            raise no_stream(self.rows)
+        return replace(self, stream=stream, out=self.out or free_directory(f"{prefix}{stream}"))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: each process finds strategies for itself."""
@@ -199,10 +294,25 @@ class RunConfig(Request):
         return ReadOptions(self.text_column, self.label_column, self.skip_bad_rows, self.metric, self.kind)
 
     @property
+    def rows(self) -> Any:
+        """Return the rows in memory, or else what names them."""
+        return self.data if self.objects.data is None else self.objects.data
+
+    @property
+    def network(self) -> Any:
+        """Return the model in memory, or else its name."""
+        return self.model if self.objects.model is None else self.objects.model
+
+    @property
     def unnamed(self) -> list[str]:
-        """List what it has in memory and no file can name."""
-        listed: list[str] = self.objects.listed(self.set)
-        return listed
+        """List what it has in memory and no file can name, for config.json."""
+        functions = {key: name_of_function(value) for key, value in self.set.items() if callable(value)}
+        return [
+            *(f"the strategy {name} (a class)" for name in self.objects.strategies),
+            *(f"{key}={name} (a function)" for key, name in functions.items()),
+            *["data in memory"] * (self.objects.data is not None),
+            *[f"a {type(self.objects.model).__name__} in memory"] * (self.objects.model is not None),
+        ]
 
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
         """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
@@ -214,10 +324,7 @@ class RunConfig(Request):
 
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
-        section = {key: getattr(self, key) for key in TYPES}
-        for key in PLACES:
-            if section.get(key):
-                section[key] = of_each(portable, section[key], Path(self.out))
+        section = portable_places({key: getattr(self, key) for key in OF_RUN if key != "out"}, Path(self.out))
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
     # -- What follows from it --------------------------------------------------------------------------------
@@ -261,11 +368,11 @@ class RunConfig(Request):
         named = zip(self.strategy_names, self.strategy, strict=True)
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
-        known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
-        own = set(RunOptions.__dataclass_fields__)
         if len(classes) == len(resolved):  # else the options of one are unknown
             for key in self.set:
-                attempt(_check_setting, key, own, known)
+                attempt(
+                    _check_setting, key, {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
+                )
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
         if self.held_out in self.names:
@@ -289,7 +396,7 @@ class RunConfig(Request):
             value, key = getattr(self, each.name), each.name.replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
-            if value == () and each.default != ():  # of a file or a call
+            if value == () != each.default:  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_column)))
         for named in self.kind:
@@ -327,7 +434,7 @@ class RunConfig(Request):
         options, wrong = dict[str, Any](), dict[str, list[str]]()
         for name, cls in classes.items():
             try:
-                options[name] = build(cls.Options, self._values_for(name, set(cls.Options.__dataclass_fields__)), name)
+                options[name] = build(cls.Options, self._values_for(name, cls.Options.__dataclass_fields__), name)
             except OptionError as error:
                 whole = str(error).removeprefix(f"Options of {name}: ").removesuffix(".")
                 for part in error.parts or (whole,):
@@ -336,11 +443,15 @@ class RunConfig(Request):
             faults.add(f"Options of {', '.join(names)}: {part}.")
         return options
 
-    def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
+    def _values_for(self, strategy: str, known: Collection[str]) -> dict[str, Any]:
         """Return the options of one strategy, weakest first: recipe, ``--set key``, ``--set strategy.key``."""
         scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.set.items() if k.startswith(f"{strategy}.")}
         merged = {**self.recipe(strategy), **self.set, **scoped}
         return {key: value for key, value in merged.items() if key in known}
+
+
+#: The names of a run's options, as they are declared.
+OF_RUN = {each.name: each for each in fields(RunConfig) if each.metadata}
 
 
 def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str, Any], faults: Faults) -> None:
@@ -388,6 +499,8 @@ class Execution:
     debug: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.jobs, str) and self.jobs.isdigit():
+            object.__setattr__(self, "jobs", int(self.jobs))
         if self.cluster is not None:
             from forgetfree.jobs.cluster import check_cluster
 
@@ -405,7 +518,7 @@ class Execution:
         """How many units are asked for at a time; 1 where ``auto`` decides."""
         return self.jobs if isinstance(self.jobs, int) else 1
 
-    def check(self, objects: Sequence[str]) -> None:
+    def check_objects(self, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
         if (self.at_a_time > 1 or self.cluster) and objects:
             raise UsageError(f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1.")
@@ -456,10 +569,10 @@ def _measured(config: RunConfig) -> str:
     from forgetfree.models.loading import load_model
 
     device, common, objects = find_device(config.device), config.common, config.objects
-    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype}
+    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype, "tokenizer": objects.tokenizer}
     with threads_as_before():
         set_threads(common.threads)
-        loaded = load_model(objects.model_or(config.model), config.readout, **given, **objects.model_arguments)
+        loaded = load_model(config.network, config.readout, **given)
         return faster_precision(loaded.model.to(device))
 
 
@@ -478,56 +591,74 @@ def stream_of(tasks: Iterable[str]) -> str:
     return f"{stream}," if stream in registry.streams() else stream
 
 
-def strategies_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, with every strategy of ours in the place of ``all``."""
-    return tuple(name for each in names for name in (registry.STRATEGIES if each == "all" else [each]))
-
-
-def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of a file without those that only its own strategies have, and these, as they are typed.
+def read_options(path: Path) -> dict[str, Any]:
+    """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
 
     Args:
-        section: the options by their names on the command line, of which ``strategy`` may be missing.
+        path: the file, or a directory with a config.json.
+
+    Raises:
+        UsageError: the file cannot be read, or says something else.
+    """
+    remedy = "Give a TOML or JSON file of options, or the config.json of a run."
+    if os.path.isdir(path):  # a Path raises where a name is too long
+        path /= CONFIG
+    if path.suffix == ".json":
+        values = read_json(path, UsageError, remedy)
+    else:
+        try:
+            values = tomllib.loads(read_bounded(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
+    if begun := isinstance(values, dict) and "run" in values:
+        if values.get("objects"):
+            raise UsageError(
+                f"{path} cannot be repeated from this file alone: the run was called from Python with "
+                f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
+            )
+        values = values["run"]
+    if not isinstance(values, dict) or not isinstance(values.get("set", {}), dict):
+        raise UsageError(f"{path}: the options and their set must be tables, got {brief(values)}. {remedy}")
+    config = RunConfig.of(values)
+    if faults := faults_in(config):
+        raise UsageError(f"{path}: {'; '.join(faults)}. {remedy}")
+    named = OF_RUN if begun else OF_RUN.keys() & values.keys()
+    section = {key: getattr(config, key) for key in named} | {"set": config.set}
+    return located_places(section, path.parent) if begun else section
+
+
+def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a file without those that only its own strategies have.
+
+    Args:
+        section: the options by their names, of which ``strategy`` may be missing.
         strategies: those asked for in the place of its own; where one is not known, which the job tells, all options stay.
     """
     try:
         gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
     except ForgetfreeError:
-        return dict(section), []
-    kept = {key: value for key, value in section["set"].items() if key not in gone}
-    return {**section, "set": kept}, [flag_of(key) for key in section["set"] if key in gone]
+        return dict(section)
+    return {**section, "set": {key: value for key, value in section["set"].items() if key not in gone}}
 
 
 def _names_of(strategies: Sequence[str]) -> set[str]:
     """Return the names of all options of strategies, with their prefix and without."""
-    classes = {registry.strategy_name(each): registry.strategy(each) for each in strategies_of(strategies)}
-    names = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
-    scoped = {f"{name}.{key}" for name, keys in names.items() for key in keys}
-    return scoped.union(*names.values())
+    classes = RunConfig(strategy=tuple(strategies)).classes
+    names = {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
+    return {f"{name}.{key}" for name, keys in names.items() for key in keys}.union(*names.values())
 
 
-def _check_setting(key: str, own: set[str], known_of: Mapping[str, set[str]]) -> None:
+def _check_setting(key: str, known_of: Mapping[str, set[str]]) -> None:
     """Raise ``UsageError`` unless some strategy (or the run itself) has the option."""
     strategy, _, name = key.rpartition(".")
     if strategy and strategy not in known_of:
-        if strategy in registry.strategies():
-            raise UsageError(
-                f"{strategy} is not among the strategies of this run: {', '.join(known_of)}. Add --strategy {strategy}."
-            )
-        raise UnknownNameError("strategy in --set", strategy, known_of)
-    known = known_of[strategy] if strategy else own.union(*known_of.values())
+        raise UnknownNameError("strategy in --set", strategy, known_of, "Add others by --strategy.")
+    known = known_of[strategy] if strategy else {*RunOptions.__dataclass_fields__}.union(*known_of.values())
     if name not in known:
-        if key in TYPES and key not in ("stream", "set"):
-            flag = f"--{key.replace('_', '-')}"
-            raise UsageError(
-                f"{key!r} is no option of a strategy. Give it as {flag}, in Python as {IN_PYTHON.get(key, key)}=."
-            )
-        options = {each: set(registry.strategy(each).Options.__dataclass_fields__) for each in registry.STRATEGIES}
-        owners = [each for each, names in options.items() if key in names]
-        if owners:
+        ours = {each: registry.strategy(each).Options.__dataclass_fields__ for each in registry.STRATEGIES}
+        if owners := [each for each, options in ours.items() if key in options]:
             raise UsageError(
                 f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "
                 f"--strategy, or leave {flag_of(key)} out."
             )
-        others = set() if strategy else {*TYPES, *IN_PYTHON.values()}.union(*options.values()) - {key}
-        raise UnknownNameError("option", key, known, others=others)
+        raise UnknownNameError("option", key, known, others={*OF_RUN, *(f"--{each}" for each in OF_RUN)} - {key})

@@ -24,7 +24,7 @@ from forgetfree.models.state import ModelState
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers, tensors_by_task
 from forgetfree.results.unit_folder import MODELS, PREDICTIONS, SCORES_FILE, Score, size_and_sha256, write_scores
-from forgetfree.training.monitor import Monitor, seconds_by_phase
+from forgetfree.training.monitor import PHASES, Monitor
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -68,7 +68,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
         table = _ScoreTable(unit.key, directory / SCORES_FILE, stream.tasks, monitor, carried)
         kept = StreamCheckpoint(checkpoint, name, learned, answers)
         if carried:
-            carried.hand_over(strategy, directory)
+            carried.hand_over(directory)
         done = kept.restore()
         if new := not learned.rows:
             if carried and carried.tasks:
@@ -111,7 +111,7 @@ def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None)
         "by_task": {"updates": updates | (carried.updates if carried else {})},
         "bound": _bound(stream, options),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-        "seconds": seconds_by_phase(strategy.seconds),
+        "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         "seconds_per_task": learned.seconds,
     }
 

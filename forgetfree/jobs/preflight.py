@@ -218,8 +218,8 @@ class _Look:
         if note := tiny_region_note(len(space), self._sparsities):
             self._notes.append(note)
         if config.held_out is not None:
-            data, limit = self._objects.data_or(config.data), self._common.test_limit
-            aside = attempt(HeldOutTexts.of, config.held_out, data, loaded, limit, config.read_options)
+            limit = self._common.test_limit
+            aside = attempt(HeldOutTexts.of, config.held_out, config.rows, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
             with suppress(AttributeError):  # of a stream there is no more than its model
@@ -401,9 +401,9 @@ class _StepTimes(Monitor):
         # Where no step is told apart from others, the phase is one.
         self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
-        """Count a fine-tuned model that another strategy has made."""
-        self.times.append(_PhaseTime("fine_tune", steps, (seconds or 0.0) / steps))
+    def log_reused(self, task: str, steps: int) -> None:
+        """Count a fine-tuned model that another strategy has made, whose time is told there."""
+        self.times.append(_PhaseTime("fine_tune", steps, 0.0))
 
 
 def most_memory(device: str) -> int:

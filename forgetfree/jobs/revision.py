@@ -8,23 +8,22 @@ of a run that had the other stream from the start.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import RunConfig, for_strategies, prepared, stream_of
+from forgetfree.jobs.config import RunConfig, for_strategies, prepared, read_options, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
@@ -32,21 +31,17 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.models.state import ModelState
-from forgetfree.options import build
-from forgetfree.results.config_file import PLACES, load_run, located, of_each
+from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.region_strategy import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 
-def revise(
-    run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any], objects: Any = None
-) -> Revision:
+def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any]) -> Revision:
     """Return the run of further tasks on top of a finished one; or that run as it would be, had it never learned one task.
 
     Args:
@@ -56,7 +51,6 @@ def revise(
         out: the new directory.
         options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are, or the
             others lie now; ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read.
-        objects: what a Python program gives in the place of names.
 
     Raises:
         UsageError: there is nothing to learn or to take away, or there is both.
@@ -82,8 +76,7 @@ def revise(
         )
     if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
         raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
-    config = finished.config_of(stream, out, finished.options(options))
-    return Revision(finished, tuple(stream), prepared(replace(config, objects=objects or config.objects)))
+    return Revision(finished, tuple(stream), prepared(finished.config_of(stream, out, options)))
 
 
 #: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
@@ -95,13 +88,8 @@ class FinishedRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = load_run(directory)
+        self.config, self.section = load_run(directory), read_options(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
-        if objects := self.config.get("objects"):
-            raise RunError(
-                f"{directory} was begun from Python with {', '.join(map(str, objects))}, which no file can name. Run the other "
-                "stream by the same call."
-            )
         self.units = {folder: Unit(key, directory / folder) for folder, key in self.config["units"].items()}
         for unit in self.units.values():
             if not unit.is_done():
@@ -109,19 +97,13 @@ class FinishedRun:
                     f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first."
                 )
 
-    def options(self, options: Mapping[str, Any]) -> Json:
-        """Return options in the place of those of the run, and where its data and model lie from here."""
-        section = self.config["run"]
-        places: Json = {key: of_each(located, section[key], self.directory) for key in PLACES if section.get(key)}
+    def config_of(self, tasks: Sequence[str], out: Path, options: Mapping[str, Any]) -> RunConfig:
+        """Return the configuration of a run of some tasks, with options in the place of its own."""
+        strategies = options.get("strategy", self.section["strategy"])
+        section = for_strategies(self.section, strategies) | dict(options)
         # Where both have a task, the new rows are meant.
-        data = list(dict.fromkeys([*_listed(options.get("data")), *_listed(places["data"])]))
-        rows = {key: [*section.get(key, ()), *options[key]] for key in _OF_ROWS if options.get(key)}
-        return {**places, **options, **rows, "data": data if len(data) > 1 else data[0]}
-
-    def config_of(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
-        """Return the configuration of a run of some tasks with other options."""
-        section = self.config["run"]
-        section = for_strategies(section, places.get("strategy", section["strategy"]))[0] | places
+        section["data"] = [*dict.fromkeys([*_listed(options.get("data")), *_listed(self.section["data"])])]
+        section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
         was = readout_for(section["readout"], definitions.values())
@@ -133,8 +115,7 @@ class FinishedRun:
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
-        section = {key: value for key, value in section.items() if value is not None and key != "fine_tuned"}
-        return build(RunConfig, section | {"stream": stream_of(tasks), "out": str(out)}, "run")
+        return RunConfig.of(section | {"stream": stream_of(tasks), "out": str(out), "fine_tuned": None})
 
 
 def _listed(data: Any) -> list[str]:
@@ -201,9 +182,7 @@ class Revision:
                 continue
             if own_tasks <= {*self.tasks}:
                 make_directory(new)
-                for each in (path, path.with_suffix(".seconds.json")):  # the model, and how long it took
-                    if each.is_file():  # again where a command was cut short: a copy may lack its end
-                        link_or_copy(each, new / each.name)
+                link_or_copy(path, new / path.name)  # again where a command was cut short: a copy may lack its end
 
     def compare(self, config: Json) -> None:
         """Add to the config.json of the new run what changed since the base was made, a version or the device.
@@ -239,8 +218,7 @@ class StreamPrefix:
 
     Attributes:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
-        full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
-        ledger: that of the tasks that are carried over, likewise.
+        ledger: that of these tasks, where there is one.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -248,21 +226,12 @@ class StreamPrefix:
         self._record: Json = unit.record() or {}
         extra = self._record["details"]["extra"]
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
-        self.full_ledger = full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
+        full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
         if full and all(full.stands_alone(task) for task in learned if task not in tasks):  # they left nothing
             same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
-
-    def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
-        """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
-        localized: dict[str, Region] = {}
-        if self.full_ledger and cast("RegionStrategy", strategy).localizes_alone:
-            localized = {record.task: record.region for record in self.full_ledger.records}
-            cast("RegionStrategy", strategy).known_regions = localized
-        if not (directory / HISTORY).stat().st_size:
-            write_atomically(directory / HISTORY, self.history(localized))
 
     def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.
@@ -317,14 +286,12 @@ class StreamPrefix:
             if score.task in self._stream and score.after in rows
         ]
 
-    def history(self, localized: Collection[str] = ()) -> str:
-        """Return the logged steps of the tasks that are carried over, and the search for γ of those that are ``localized``."""
-        phases = {(task, "localize") for task in localized if task in self._stream}
-        lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-        steps = ((line, parse_json(line)) for line in lines)
-        return "".join(
-            line for line, step in steps if step["task"] in self.tasks or (step["task"], step["phase"]) in phases
-        )
+    def hand_over(self, directory: Path) -> None:
+        """Hand a new unit's folder the logged steps of the tasks that are carried over."""
+        if not (directory / HISTORY).stat().st_size:
+            lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
+            own = (line for line in lines if parse_json(line)["task"] in self.tasks)
+            write_atomically(directory / HISTORY, "".join(own))
 
     @cached_property
     def predictions(self) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ def run(
             deleted, or a worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
-    execution.check(config.unnamed)
+    execution.check_objects(config.unnamed)
     if execution.log:
         from forgetfree.jobs.trackers import check_trackers
 
@@ -114,7 +114,7 @@ def run(
 
 def check_resumption(config: RunConfig, execution: Execution) -> None:
     """Raise what `run` raises where a run cannot go on in its directory; nothing is written."""
-    execution.check(config.unnamed)
+    execution.check_objects(config.unnamed)
     check_begun(Path(config.out))
     if begun := _config_before(config, execution):
         with threads_as_before():
@@ -163,8 +163,6 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revisi
     set_threads(config.common.threads or (threads if isinstance(threads, int) else each))
     section, here = as_json(config.section()), environment(loader.device)
     content = {"schema": SCHEMA, "run": section, **here, **description, "units": units}
-    if config.objects.call:
-        content["command"] = config.objects.call
     if config.unnamed:  # it cannot be repeated from this file alone
         content["objects"] = config.unnamed
     whole: Json = as_json(content)

@@ -76,8 +76,7 @@ class StreamLoader:
         from forgetfree.data.sources import read_tasks
 
         config = self.config
-        data = config.objects.data_or(config.data)
-        return read_tasks(config.stream, data, config.common.evaluate_on, config.read_options)
+        return read_tasks(config.stream, config.rows, config.common.evaluate_on, config.read_options)
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
@@ -91,7 +90,7 @@ class StreamLoader:
 
     def load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
         """Load the model for tasks; where one is fine-tuned already, with its readout."""
-        config, common, objects = self.config, self.config.common, self.config.objects
+        config, common = self.config, self.config.common
         arguments: dict[str, Any] = {"graftable": common.graftable, "max_length": common.max_length}
         if config.fine_tuned is not None:
             from forgetfree.models.fine_tuned_directory import load_fine_tuned
@@ -101,8 +100,8 @@ class StreamLoader:
             return self.fine_tuned.loaded
         from forgetfree.models.loading import load_model
 
-        arguments |= {"dtype": common.dtype, **objects.model_arguments}
-        return load_model(objects.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **arguments)
+        arguments |= {"dtype": common.dtype, "tokenizer": config.objects.tokenizer}
+        return load_model(config.network, readout_for(config.readout, tasks), tasks=tasks, **arguments)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
@@ -129,8 +128,8 @@ class StreamLoader:
             return None
         from forgetfree.training.held_out_loss import HeldOutTexts
 
-        data, loaded = config.objects.data_or(config.data), self.stream(seed).loaded
-        return HeldOutTexts.of(config.held_out, data, loaded, config.common.test_limit, config.read_options)
+        loaded = self.stream(seed).loaded
+        return HeldOutTexts.of(config.held_out, config.rows, loaded, config.common.test_limit, config.read_options)
 
     def strategy(self, name: str, seed: int, monitor: Monitor) -> ContinualStrategy:
         """Return a new strategy on the stream of a seed."""

@@ -147,8 +147,8 @@ def _begin(
     global _work, _events
     open_closed_streams()
     _set_environment(environment)  # that of the process it was forked from may be older
-    for number in (signal.SIGINT, signal.SIGTERM):  # it is the parent's to stop
-        signal.signal(number, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):  # it is the parent's to stop
+        signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)

@@ -70,7 +70,7 @@ class FineTunedModel:
         """
         with store.making(key) as known:
             if known is None:
-                store.put(key, replace(pre, theta=self.theta, readouts=dict.fromkeys(pre.readouts, self.head)), 0.0)
+                store.put(key, replace(pre, theta=self.theta, readouts=dict.fromkeys(pre.readouts, self.head)))
 
     @property
     def note(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, check, is_number, locked, parse_json, read_json, remove_unfinished, write_json
+from forgetfree.files import StrPath, check, locked, parse_json, remove_unfinished
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
-#: The end of the name of the file that says how long a state took to make.
-_SECONDS = ".seconds.json"
 _FILE = TaskFile(
     ModelError,
     "Restore it from a copy, or run the stream again.",
@@ -153,10 +151,6 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, 
     return {f"{prefix}, {name}": tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _check_note(note: Any) -> None:
-    check("the content", note, isinstance(note, dict) and is_number(note.get("seconds"), 0.0), "an object with seconds")
-
-
 def check_keys(keys: Any) -> None:
     """Raise ``ValueError`` unless fine-tuned.json holds names of models by tasks."""
     right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
@@ -166,8 +160,6 @@ def check_keys(keys: Any) -> None:
 class StateStore:
     """Model states by key, each made once; in memory, or in files that several runs may share.
 
-    How long a state took to make stands beside it, in KEY.seconds.json.
-
     Args:
         directory: the directory of the files; ``None`` keeps states in memory.
     """
@@ -175,7 +167,6 @@ class StateStore:
     def __init__(self, directory: StrPath | None = None) -> None:
         self._directory = None if directory is None else Path(directory)
         self._memory: dict[str, ModelState] = {}
-        self._seconds: dict[str, float | None] = {}
 
     def get(self, key: str) -> ModelState | None:
         """Return the state under ``key``, or ``None``; a file that is damaged or has another key counts as none."""
@@ -187,45 +178,20 @@ class StateStore:
         except (ModelError, OSError, ValueError):  # the last two: a key that is no file's name
             return None
 
-    def put(self, key: str, state: ModelState, seconds: float | None = None) -> None:
-        """Keep ``state`` under ``key``.
-
-        Args:
-            key: what determines it.
-            state: the state.
-            seconds: that it took to make it, if they are known.
-        """
+    def put(self, key: str, state: ModelState) -> None:
+        """Keep ``state`` under ``key``, which says all that determines it."""
         if self._directory is None:
             self._memory[key] = state
-            self._seconds[key] = seconds
         else:
-            note = self._directory / f"{key}{_SECONDS}"
-            if seconds is None:
-                note.unlink(missing_ok=True)
-            else:
-                write_json(note, {"seconds": round(seconds, 3)})
             state.save(self._directory / f"{key}.safetensors", key=key)
-
-    def seconds(self, key: str) -> float | None:
-        """Return how long it took to make the state under ``key``, whoever did; ``None`` where that is not known."""
-        if self._directory is None:
-            return self._seconds.get(key)
-        try:
-            told: float = read_json(self._directory / f"{key}{_SECONDS}", ModelError, "", _check_note)["seconds"]
-        except ModelError:
-            return None
-        return told
 
     @contextmanager
     def making(self, key: str) -> Iterator[ModelState | None]:
         """Yield the state under ``key``; if there is none, no other process can make it meanwhile."""
-        state, lock = self.get(key), None if self._directory is None else self._directory / f".{key}.lock"
-        if (
-            state is not None and lock is not None and lock.exists()
-        ):  # of a process that was killed, unless one is at work
-            with suppress(BlockingIOError), locked(lock, wait=False):
-                pass
-        with nullcontext() if state is not None or lock is None else locked(lock):
-            if state is None and self._directory is not None:
-                remove_unfinished(self._directory, key)
-            yield state if state is not None else self.get(key)  # another process may have made it before
+        state = self.get(key)
+        if state is not None or self._directory is None:
+            yield state
+            return
+        with locked(self._directory / f".{key}.lock"):
+            remove_unfinished(self._directory, key)
+            yield self.get(key)  # another process may have made it before

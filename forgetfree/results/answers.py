@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,6 @@ class Answers(ABC):
 
     A kind of tasks says which subclass its answers are.
     """
-
-    #: Whether they are labels, read from logits: `LabelAnswers`.
-    are_labels: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, metric: str) -> float:
@@ -104,7 +101,6 @@ class LabelAnswers(Answers):
         kind: of the task, or the form of its rows: whose metrics there are.
     """
 
-    are_labels = True
     logits: npt.NDArray[Any]
     labels: npt.NDArray[Any]
     kind: str = field(default="classification", kw_only=True)
@@ -219,11 +215,11 @@ def label_answers(answers: Answers) -> LabelAnswers:
     Raises:
         MetricError: they are of a kind without labels.
     """
-    if not answers.are_labels:
+    if not isinstance(answers, LabelAnswers):
         raise MetricError(
             f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
         )
-    return cast(LabelAnswers, answers)
+    return answers
 
 
 def array_of(content: Any) -> npt.NDArray[np.uint8]:
@@ -348,9 +344,9 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
         task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
             of which lower is better counts as its negative. Answers that are no labels have none in common.
     """
-    if task_known or not all(each.are_labels for each in answers):
+    labelled = [each for each in answers if isinstance(each, LabelAnswers)]
+    if task_known or len(labelled) < len(answers):
         return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
-    labelled = list(map(label_answers, answers))
     signs = [sign(metric) for metric in metrics]
     candidates = [
         [each.constant(label).score(metric) for each, metric in zip(labelled, metrics, strict=True)]

@@ -106,7 +106,7 @@ class LearningMatrix:
                     )
         if not self._learned:
             raise MetricError("There are no scores after a task. Add them: matrix.add(after=…, task=…, value=…).")
-        known = summarize(values, None, metrics=[self.metric] * len(self._learned))
+        known = summarize(values, metrics=[self.metric] * len(self._learned))
         return {name: known[name] for name in ("average", "forgetting", "bwt", "fwt")}
 
     @property

@@ -268,12 +268,9 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
 
 
 def summarize(
-    matrix: npt.ArrayLike,
-    ece: npt.ArrayLike | None = None,
-    reference: npt.ArrayLike | None = None,
-    metrics: Sequence[str] | None = None,
+    matrix: npt.ArrayLike, reference: npt.ArrayLike | None = None, metrics: Sequence[str] | None = None
 ) -> dict[str, float | None]:
-    """Return the six numbers that results.json keeps as `summary`.
+    """Return what a learning matrix says of a run.
 
     The average is the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
     Forgetting is the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3), backward
@@ -284,16 +281,13 @@ def summarize(
 
     Args:
         matrix: learning matrix, shape (T+1, T).
-        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1]; None where answers have no
-            probabilities.
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
         metrics: the name of each task's; default: any of which higher is better, in [0, 1].
 
     Returns:
-        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
-        without reference) and `ece` (mean over tasks of the last row, None without). Where of a task's metric lower is better,
-        its column counts with the other sign, so that to forget is above 0 and to gain is, too; the average is that of the
-        scores as they are.
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing) and `intransigence` (None
+        without reference). Where of a task's metric lower is better, its column counts with the other sign, so that to forget
+        is above 0 and to gain is, too; the average is that of the scores as they are.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
     gains = signs * scores
@@ -313,41 +307,21 @@ def summarize(
         "bwt": mean_of((gains[-1] - learned)[:-1]),
         "fwt": None if np.isnan(forward) else forward,
         "intransigence": intransigence,
-        "ece": None if ece is None else _calibration(ece, scores.shape),
     }
 
 
-def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
-    """Return the mean of the last row over the tasks that have calibration errors; None where no task has."""
-    errors = floats_of(ece, "ece")
-    lacking = np.isnan(errors).all(axis=0)
-    _matrix_of(np.where(lacking, 0.0, errors) if errors.ndim == 2 else errors, "ece")
-    if errors.shape != shape:
-        raise MetricError(
-            f"ece must have the shape of matrix, {shape}; got {errors.shape}. "
-            "Both have a row before training and a row after each task."
-        )
-    return None if lacking.all() else mean_of(errors[-1][~lacking])
-
-
 def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
-    """Return the checked matrix, and the sign of each column by which more is better."""
-    scores = _matrix_of(matrix, "matrix", fractions=metrics is None)
+    """Return the checked matrix, NaN for what is missing before a task is learned, and each column's sign: more is better."""
+    scores = floats_of(matrix, "matrix")
+    _check_numbers(scores[~np.triu(np.isnan(scores))] if scores.ndim == 2 else scores, "matrix", metrics is None)
+    if scores.ndim != 2 or scores.size == 0 or scores.shape[0] != scores.shape[1] + 1:
+        raise MetricError(
+            "matrix must have shape (T+1, T), a row before training and a row after each of T tasks; "
+            f"got shape {scores.shape}."
+        )
     if metrics is None:
         return scores, np.ones(scores.shape[1])
     return scores, np.array([sign(name) for name in metrics], dtype=np.float64)
-
-
-def _matrix_of(values: npt.ArrayLike, name: str, *, fractions: bool = True) -> Floats:
-    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
-    matrix = floats_of(values, name)
-    _check_numbers(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name, fractions)
-    if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
-        raise MetricError(
-            f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
-            f"got shape {matrix.shape}."
-        )
-    return matrix
 
 
 def _check_numbers(array: Floats, name: str, fractions: bool) -> None:

@@ -71,16 +71,6 @@ class _Facts(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True, extra="allow")
 
 
-class LedgerSummary(_Facts):
-    """What a ledger holds: sizes and overlaps of its tasks' regions, in the order of the tasks."""
-
-    region_size: list[Count]
-    owned_size: list[Count]
-    bytes: Count
-    overlap: list[list[Amount]]
-    composition: str | None = None
-
-
 class HeldOut(_Facts):
     """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
@@ -100,7 +90,7 @@ class UnitFacts(_Facts):
     seconds: dict[str, Amount | None] = Field(default_factory=dict)
     seconds_per_task: list[Amount] | None = None
     kept_bytes: list[Count] | None = None
-    ledger: LedgerSummary | None = None
+    ledger: Json | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
     held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
@@ -109,7 +99,7 @@ class UnitFacts(_Facts):
     @property
     def memory(self) -> list[int]:
         """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
-        return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
+        return self.kept_bytes or ([self.ledger["bytes"]] if self.ledger else [])
 
 
 class Floors(_Facts):
@@ -318,10 +308,6 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     for name, of_seeds in about.floors or ():
         for scores in [of_seeds] if name == "constant" else of_seeds.values():
             check(f"floors.{name}", scores, len(scores) == count, f"{count} numbers")
-            for score, task in zip(scores, about.tasks, strict=True):
-                low, high = limits_of(about.metric[task])
-                right = score is None or low <= score <= high
-                check(f"floors.{name} of {task}", score, right, f"in [{low:g}, {high:g}]")
 
 
 def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) -> None:
@@ -329,17 +315,14 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 
     ``stages`` says by strategy, seed, task and metric after how many tasks there is a score. Answers may have no ECE at all.
     """
-    ledger, count = facts.ledger, len(about.tasks)
-    lists: list[tuple[str, Sequence[Any] | None]] = [(n, getattr(facts, n)) for n in ("seconds_per_task", "kept_bytes")]
-    if ledger:
-        lists += [("region_size", ledger.region_size), ("owned_size", ledger.owned_size), ("overlap", ledger.overlap)]
-        lists += [("overlap", row) for row in ledger.overlap]
+    count = len(about.tasks)
     for name, metric in (("scores", about.metric), ("ece", dict.fromkeys(about.tasks, "ece"))):
         for learned, task in enumerate(about.tasks, start=1):
             there = stages.get((facts.strategy, facts.seed, task, metric[task]), set())
             if (there or name == "scores") and not there.issuperset(range(learned, count + 1)):
                 raise ValueError(f"{name} of {task} are missing after a task")
-    for name, values in lists:
+    for name in ("seconds_per_task", "kept_bytes"):
+        values = getattr(facts, name)
         check(name, values, values is None or len(values) == count, f"{count} numbers")
 
 
@@ -348,7 +331,7 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 
 def _of_directory(out: Path, running: bool) -> RunRecord:
     if not (out / CONFIG).exists():
-        raise ReportError(_without_results(out))
+        raise ReportError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
     config = load_run(out, _REMEDY, ReportError)
     here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
     if foreign := sorted(here - config["units"].keys()):
@@ -376,15 +359,6 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
         for name, of_tasks in record["floors"].items() if record else ():
             floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
     return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, _REMEDY)
-
-
-def _without_results(path: Path) -> str:
-    """Say that a directory is not one of a run, and which directories below it are."""
-    runs = sorted({file.parent for pattern in ("*/config.json", "*/*/config.json") for file in path.glob(pattern)})
-    if not runs:
-        return f"{path} holds no results: it has no {CONFIG}. {_DIRECTORY}"
-    named = ", ".join(map(str, runs[:3])) + (", …" if len(runs) > 3 else "")
-    return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
 
 
 def _record(folder: Path, key: Json, running: bool) -> Json | None:

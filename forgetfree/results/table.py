@@ -175,7 +175,10 @@ class Results:
         """Return the six numbers of `summary` for one run; None where a part is missing."""
         tuned = self._references.get((strategy, seed))
         learned = np.diagonal(self.values(tuned, seed), -1) if tuned else None
-        return summarize(self.values(strategy, seed), self.values(strategy, seed, "ece"), learned, self.metric)
+        errors = self.values(strategy, seed, "ece")[-1]
+        known = errors[~np.isnan(errors)]  # of tasks whose answers have probabilities
+        six = summarize(self.values(strategy, seed), learned, self.metric)
+        return six | {"ece": float(known.mean()) if len(known) else None}
 
     # ---- what a report reads ------------------------------------------------------------------------------
 

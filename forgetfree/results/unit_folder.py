@@ -33,8 +33,6 @@ LEDGER = "ledger.safetensors"
 PREDICTIONS = "predictions.safetensors"
 #: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
 MODELS = "models"
-#: Beside the phases of a unit: seconds of fine-tuned models that another strategy or run made; null if one does not tell.
-ELSEWHERE = "fine_tune_elsewhere"
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 

@@ -26,8 +26,8 @@ from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.encoded_task import predict
-from forgetfree.training.task_features import TaskFeatures, share_of_entropy
+from forgetfree.training.encoded_task import predict, share_of_entropy
+from forgetfree.training.task_features import TaskFeatures
 
 
 class Predictor:

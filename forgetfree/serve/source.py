@@ -16,7 +16,7 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.files import check_fields
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
-from forgetfree.results.config_file import check_whole, load_run, located
+from forgetfree.results.config_file import load_run, located
 from forgetfree.results.unit_folder import FEATURES, LEDGER, RECORD, check_own, read_record
 from forgetfree.tasks import TaskDefinition
 
@@ -133,7 +133,6 @@ def saved_file(run: Path, seed: int | None = None, strategy: str | None = None) 
     Raises:
         RunError: the run holds none, or it is that of another seed or run.
     """
-    check_whole(run)
     units = [[folder / name for name in FILES if (folder / name).is_file()] for folder in run.glob("*/seed-*")]
     files = sorted((each[0] for each in units if each), key=_preference)
     for file in files:

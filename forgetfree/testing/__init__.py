@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forgetfree.errors import ConformanceError as ConformanceError
-    from forgetfree.testing.strategies import check_strategy as check_strategy
-    from forgetfree.testing.streams import check_stream as check_stream
+    from forgetfree.testing.strategy_contract import check_strategy as check_strategy
+    from forgetfree.testing.stream_contract import check_stream as check_stream
     from forgetfree.testing.tiny import tiny_stream as tiny_stream
 
 _HOME = {
     "ConformanceError": "forgetfree.errors",
-    "check_strategy": "forgetfree.testing.strategies",
-    "check_stream": "forgetfree.testing.streams",
+    "check_strategy": "forgetfree.testing.strategy_contract",
+    "check_stream": "forgetfree.testing.stream_contract",
     "tiny_stream": "forgetfree.testing.tiny",
 }
 __all__ = sorted(_HOME)

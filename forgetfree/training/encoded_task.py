@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forgetfree.checkpoint import derive_seed
-from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import LINEAR, ReadoutModel, autocast, evaluating
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows, by_length, few_rows_note, k_shot, representative
@@ -269,7 +268,6 @@ def _of_all_rows(
     precision: str,
 ) -> Tensor:
     device = next(model.parameters()).device
-    precision = decided(precision, model, rows)
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
         for batch in by_length(rows.lengths, batch_size):
@@ -279,3 +277,14 @@ def _of_all_rows(
             pieces.append((outputs, torch.tensor(batch, device="cpu").repeat_interleave(model.counts(x))))
     outputs, order = map(torch.cat, zip(*pieces, strict=True))
     return outputs[torch.argsort(order, stable=True)]
+
+
+def share_of_entropy(logits: Tensor, labels: int) -> Tensor:
+    """Return the entropy of each row's answer, as a share of the largest that it could have: ``(rows,)``, in [0, 1].
+
+    Args:
+        logits: ``(rows, n)``; labels that do not count have the lowest logit there is.
+        labels: how many labels count.
+    """
+    entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
+    return entropy / math.log(max(2, labels))

@@ -20,9 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, evenly, representative
+from forgetfree.recipes import PrecisionChoice
 from forgetfree.training.encoded_task import EncodedTask, features_of
 
 Integers = npt.NDArray[np.int64]
@@ -167,33 +169,33 @@ def linear_probes(
     tasks: Sequence[EncodedTask],
     model: ReadoutModel,
     *,
-    places: Sequence[str] = ("linear_probe", "mean_probe"),
     task_known: bool = True,
     batch_size: int = 64,
-    precision: str = "fp32",
+    precision: PrecisionChoice = "fp32",
 ) -> dict[str, list[float | None]]:
     """Return the scores on each task of linear readouts on the model's features as they are, standardised.
 
-    ``None`` where there are no such features: a readout that is not linear reads logits of the whole vocabulary, and the mean
-    of a row says nothing of its single words, or of a text to be written.
+    ``linear_probe`` reads where the model's readout reads, ``mean_probe`` the mean of a row's tokens in the last layer; one
+    pass over the rows gives both. A score is ``None`` where there are no such features: a readout that is not linear reads
+    logits of the whole vocabulary, and the mean of a row says nothing of its single words, or of a text to be written.
 
     Args:
         tasks: whose rows are read.
         model: with the backbone that is probed.
-        places: what is read: ``linear_probe``, where the model's readout reads; ``mean_probe``, the mean of a row's tokens in
-            the last layer. One pass over the rows gives both.
         task_known: whether each task has a classifier of its own.
         batch_size: rows per forward pass.
         precision: of forward passes.
     """
-    scores: dict[str, list[float | None]] = {place: [] for place in places}
+    scores: dict[str, list[float | None]] = {"linear_probe": [], "mean_probe": []}
+    if precision == "auto":
+        precision = faster_precision(model, tasks[0].train)
     for group in _groups(len(tasks), task_known):
         possible = {
             "linear_probe": model.readout in LINEAR,
             "mean_probe": model.readout != "mean" and all(_has_mean(tasks[i], model) for i in group),
         }
-        here = [place for place in places if possible[place]]
-        for place in places:
+        here = [place for place in scores if possible[place]]
+        for place in scores:
             if place not in here:
                 scores[place] += [None] * len(group)
         if not here:

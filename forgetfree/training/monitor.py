@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.results.unit_folder import ELSEWHERE, Score
+from forgetfree.results.unit_folder import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
@@ -20,10 +20,6 @@ PHASE_NAMES: dict[Phase, str] = {
     "train": "train",
     "evaluate": "evaluate",
 }
-
-
-#: Beside the phases in `Stopwatch.seconds`: how many fine-tuned models were there whose seconds are not known.
-UNCOUNTED = "fine_tune_uncounted"
 
 
 class Monitor:
@@ -49,14 +45,8 @@ class Monitor:
     def log_tokens(self, tokens: int, most: int) -> None:
         """Log how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
-        """Log that the fine-tuned model of a task was there already.
-
-        Args:
-            task: its name.
-            steps: the updates that made it.
-            seconds: how long it took whoever made it, if that is known.
-        """
+    def log_reused(self, task: str, steps: int) -> None:
+        """Log that the fine-tuned model of a task was there already, made by so many updates."""
 
     def log_scores(self, scores: Sequence[Score]) -> None:
         """Log scores: of a stream, on every task before the first is learned, and after each."""
@@ -86,9 +76,9 @@ class Relay(Monitor):
         """Pass it on."""
         self._monitor.log_tokens(tokens, most)
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
+    def log_reused(self, task: str, steps: int) -> None:
         """Pass it on."""
-        self._monitor.log_reused(task, steps, seconds)
+        self._monitor.log_reused(task, steps)
 
     def log_scores(self, scores: Sequence[Score]) -> None:
         """Pass them on."""
@@ -133,8 +123,7 @@ class Stopwatch(Relay):
     Attributes:
         updates: of the weights, by task: of fine-tuning, also of models that were there, and of training; a search for a mask
             has none.
-        seconds: the seconds of each phase so far; under `ELSEWHERE` those of the fine-tuned models that were there, under
-            `UNCOUNTED` of how many of these they are not known.
+        seconds: the seconds of each phase so far.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -159,30 +148,15 @@ class Stopwatch(Relay):
                 yield on_step
                 done = done or steps  # none is logged where the phase had ended before the unit was resumed
         finally:
-            self._add(phase, clock() - begin)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + clock() - begin
             if phase in ("fine_tune", "train"):
                 self.updates[task] += done
             if phase == "fine_tune":
                 self._fine_tuned.add(task)
 
-    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
+    def log_reused(self, task: str, steps: int) -> None:
         """Count a fine-tuned model that others made, once."""
-        super().log_reused(task, steps, seconds)
+        super().log_reused(task, steps)
         if task not in self._fine_tuned:
             self._fine_tuned.add(task)
             self.updates[task] += steps
-            self._add(UNCOUNTED if seconds is None else ELSEWHERE, 1.0 if seconds is None else seconds)
-
-    def _add(self, name: str, amount: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + amount
-
-
-def seconds_by_phase(seconds: Mapping[str, float], phases: Iterable[str] = PHASES) -> dict[str, float | None]:
-    """Return the seconds that results say, of `Stopwatch.seconds`.
-
-    `ELSEWHERE` is left out where all fine-tuned models were made here, and ``None`` where one has no known seconds.
-    """
-    known: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in phases}
-    if UNCOUNTED in seconds:
-        return known | {ELSEWHERE: None}
-    return known | ({ELSEWHERE: round(seconds[ELSEWHERE], 3)} if ELSEWHERE in seconds else {})

@@ -25,7 +25,6 @@ from forgetfree import __version__
 from forgetfree.checkpoint import derive_seed
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
-from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import (
     Precision,
     ReadoutModel,
@@ -120,7 +119,7 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
     """Return the loss of θ(γ) over a batch of `mask_batches`."""
     device = next(model.parameters()).device
-    return CrossEntropy(model, device, decided(options.precision, model))
+    return CrossEntropy(model, device, options.precision)
 
 
 def mask_batches(rows: Examples, mask: MaskOptions, seed: int, device: torch.device) -> Iterator[list[Batch]]:
@@ -247,15 +246,13 @@ class SingleTask:
         store, key = self._store, self.key(options) if self._store else ""
         with store.making(key) if store else nullcontext() as known:
             if store and known is not None:
-                self.monitor.log_reused(self.task.name, self.task.full_steps(options), store.seconds(key))
+                self.monitor.log_reused(self.task.name, self.task.full_steps(options))
                 return known
-            clock = self.monitor.checkpoint().clock
-            begin = clock()
             with self.holding(self.pre):
                 self.train_(options, "fine_tune")
                 state = ModelState.of(self.model, [self.task.name])
             if store:
-                store.put(key, state, clock() - begin)
+                store.put(key, state)
             return state
 
     def key(self, options: TrainingOptions) -> str:

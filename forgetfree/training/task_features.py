@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.parameters import digest_of, not_finite
+from forgetfree.core.parameters import not_finite
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import by_length
@@ -38,19 +37,16 @@ class TaskFeatures:
     Args:
         model: holds θ_pre; it is copied, which takes the model's memory once more.
         fingerprint: that of θ_pre.
-        room: how many bytes it may keep of features it computed, for batches that are asked for again after every task.
 
     Attributes:
         means: μ_t of each task ``(H,)``, in the order in which they were learned.
     """
 
-    def __init__(self, model: ReadoutModel, fingerprint: str = "", *, room: int = 0) -> None:
+    def __init__(self, model: ReadoutModel, fingerprint: str = "") -> None:
         self._model, self._fingerprint = copy.deepcopy(model).eval(), fingerprint
         self.means: dict[str, Tensor] = {}
         self._scatter = torch.empty(0, device="cpu")  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0
-        self._cache: dict[str, Tensor] = {}  # features of batches, by their inputs
-        self._room = room
 
     @torch.no_grad()
     def learn(self, task: str, rows: Examples, batch_size: int = 64) -> None:
@@ -89,21 +85,8 @@ class TaskFeatures:
             len(covariance), dtype=torch.float64, device="cpu"
         )
         weights = torch.linalg.solve(covariance, means.T)
-        scores: Tensor = self._cached_features(x) @ weights - (means.T * weights).sum(0) / 2
+        scores: Tensor = self._features(x) @ weights - (means.T * weights).sum(0) / 2
         return scores.argmax(1)
-
-    def _cached_features(self, x: Tensor) -> Tensor:
-        """Return the features of a batch: those of last time, if there was room for them, for θ_pre does not change."""
-        if not self._room and not self._cache:
-            return self._features(x)
-        name = f"{tuple(x.shape)} {x.dtype} {digest_of(x)}"
-        if name in self._cache:
-            return self._cache[name]
-        features = self._features(x)
-        if features.nbytes <= self._room:
-            self._cache[name] = features
-            self._room -= features.nbytes
-        return features
 
     def _features(self, x: Tensor) -> Tensor:
         device = next(self._model.parameters()).device
@@ -152,14 +135,3 @@ class TaskFeatures:
                 "run's model."
             )
         return dict(zip(tasks, means, strict=True)), scatter, rows
-
-
-def share_of_entropy(logits: Tensor, labels: int) -> Tensor:
-    """Return the entropy of each row's answer, as a share of the largest that it could have: ``(rows,)``, in [0, 1].
-
-    Args:
-        logits: ``(rows, n)``; labels that do not count have the lowest logit there is.
-        labels: how many labels count.
-    """
-    entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
-    return entropy / math.log(max(2, labels))

@@ -178,12 +178,12 @@ class LocalizationOptions(TrainingOptions):
 
 
 def for_model(options: AnyOptions, model: ReadoutModel, rows: Rows | None = None) -> AnyOptions:
-    """Return the options with what ``auto`` means for a model where it is, see `forgetfree.core.precision.decided`."""
-    from forgetfree.core.precision import decided
+    """Return the options with what ``auto`` means for a model where it is, see `forgetfree.core.precision`."""
+    if options.precision != "auto":
+        return options
+    from forgetfree.core.precision import faster_precision
 
-    return (
-        replace(options, precision=decided(options.precision, model, rows)) if options.precision == "auto" else options
-    )
+    return replace(options, precision=faster_precision(model, rows))
 
 
 #: The number of shots that determines the number of updates if there are thousands.

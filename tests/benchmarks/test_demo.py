@@ -13,9 +13,7 @@ import pytest
 
 from forgetfree.benchmarks.demo import TASKS, load
 from forgetfree.benchmarks.streams import STREAMS
-from forgetfree.cli.flags import values_of
-from forgetfree.jobs.config import RunConfig
-from forgetfree.options import build
+from forgetfree.jobs.config import RunConfig, read_options
 
 LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2, "was_it_kind": 2}
 
@@ -142,7 +140,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> None:
     run, flag, file, *how = typed
     assert (run, flag, *how) == ("run", "--config", "--jobs", "auto")
-    config = build(RunConfig, values_of({"config": file}), "run")
+    config = RunConfig.of(read_options(Path(file)))
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
     assert STREAMS["demo"] == ("who_did_it", "ag_news", "was_it_kind")
     options = config.check().options

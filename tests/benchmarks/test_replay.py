@@ -31,7 +31,7 @@ def published(
     places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
     told = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--seed", "1", "--seed", "4"]
     how = ["--shots", "3", "--steps", "4", "--test-limit", "9", "--threads", "1", "--set", "max_length=20"]
-    more = ["--set", "grafting-continual.sparsity=0.02", "--quiet"]
+    more = ["--set", "grafting-continual.sparsity=0.02"]
     assert cli.main(["run", "sst2,qnli", *places, *told, *how, *more, "--out", str(root / "out")]) == 0
     return root / "out", places
 

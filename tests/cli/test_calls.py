@@ -111,10 +111,7 @@ def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json
     assert repr(results).startswith("forgetfree: qnli, ag_news, sst2")
     ours, theirs = (json.loads((out / "config.json").read_text()) for out in (tmp_path / "out", by_command))
     assert ours["run"]["set"].keys() == theirs["run"]["set"].keys()
-    assert (
-        ours["command"].startswith("forgetfree.run(stream='qnli,ag_news,sst2', strategies=['fine-tune', ")
-        and "objects" not in ours
-    )
+    assert "objects" not in ours
     # The command line goes on with it, and may repeat it.
     assert cli.main(["run", "--config", str(tmp_path / "out" / "config.json"), "--out", str(tmp_path / "again")]) == 0
     assert files(tmp_path / "again") == files(by_command)
@@ -180,9 +177,7 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
         forgetfree.run("sst2", data="demo", sparsty=0.1)
     with pytest.raises(UsageError, match=r"Unknown option 'text_columns'\. Did you mean 'text_column'\?"):
         forgetfree.run("sst2", data="demo", text_columns=["text"])
-    with pytest.raises(
-        UsageError, match=r"^'strategy' is no option of a strategy\. Give it as --strategy, in Python as strategies=\.$"
-    ):
+    with pytest.raises(UsageError, match=r"^strategy is strategies in Python\. Write strategies=\.$"):
         forgetfree.run("sst2", data="demo", strategy="bitfit")
 
 
@@ -205,7 +200,7 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         with pytest.raises(UsageError, match=f"--{flag} names no {flag}. Give one, or leave it out."):
             forgetfree.run("sst2", **asked | {none: []})
     made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    with pytest.raises(OptionError, match=r"^optimizer=RMSprop\(…\) holds the parameters of one model"):
+    with pytest.raises(UsageError, match=r": optimizer=RMSprop\(…\) holds the parameters of one model"):
         forgetfree.run("sst2", **asked, optimizer=made)
     with pytest.raises(UsageError, match="resume=True needs out"):
         forgetfree.run("sst2", **asked, resume=True)

@@ -26,7 +26,7 @@ def runs(data_directory: Path, model_directory: Any, tmp_path_factory: pytest.Te
         "--sparsity",
         "0.01",
     ]
-    given += ["--set", "mask_steps=1", "--quiet"]
+    given += ["--set", "mask_steps=1"]
     for out, shots in (("few", "2"), ("many", "4")):
         words = ["run", "qnli,sst2", "--strategy", "grafting-continual", "--shots", shots, "--out", str(root / out)]
         assert cli.main([*words, *given]) == 0

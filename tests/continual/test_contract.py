@@ -23,9 +23,8 @@ from forgetfree import registry
 from forgetfree.continual import adapter, region_strategy
 from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.errors import ConformanceError
 from forgetfree.options import build, option
-from forgetfree.testing import check_strategy, tiny_stream
+from forgetfree.testing import tiny_stream
 from forgetfree.training.training_options import TrainingOptions
 
 ROOT = Path(__file__).parents[2]
@@ -131,11 +130,6 @@ class Plain(ContinualStrategy):
 
     def answering(self, task: Any) -> Any:
         return nullcontext()
-
-
-def test_what_must_be_written_is_named() -> None:
-    with pytest.raises(ConformanceError, match=r"class: expected answering, begin\(\), got none. Write begin\(task\)"):
-        check_strategy(type("Half", (ContinualStrategy,), {}))
 
 
 # -- The seams -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from forgetfree import recipes, registry
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS
-from forgetfree.cli.job import recipe_of as recipe_said
+from forgetfree.cli.calls import recipe_of as recipe_said
 from forgetfree.continual.strategy import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.config import RunConfig

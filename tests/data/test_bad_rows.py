@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.cli.usage import fail
+from forgetfree.cli.refusal import fail
 from forgetfree.data.bad_rows import BadRow
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_task, load_tasks

@@ -82,7 +82,7 @@ def make_world(root: Path) -> World:
     tiny.write_model("bert", root / "model")
     tiny.write_data(root / "data", train=24, validation=12, test=12)
     common = ["--model", str(root / "model"), "--data", str(root / "data"), "--shots", "4", "--readout", "linear"]
-    common += ["--set", "mask_steps=1", "--steps", "2", "--quiet"]
+    common += ["--set", "mask_steps=1", "--steps", "2"]
     stream, one = ["run", ",".join(TASKS), *common, "--sparsity", "0.01"], ["--strategy", "grafting-continual"]
     seeds, several = ["--seed", "0", "--seed", "1"], [word for name in STRATEGIES for word in ("--strategy", name)]
     world.words = {
@@ -188,7 +188,7 @@ def _exported(words: Sequence[str], out: Path) -> Given:
 def _served(run: Path, strategy: str, seed: int) -> Given:
     from fastapi.testclient import TestClient
 
-    from forgetfree.cli.use import predictor_of
+    from forgetfree.cli.arguments import predictor_of
     from forgetfree.serve.server import application
 
     try:

@@ -41,7 +41,7 @@ CONFIGURATIONS = {
     "killed": "sst2,qnli --data {folder}/labels --model {folder}/bert --strategy continual-ft --strategy "
     "grafting-continual --sparsity 0.05 --set region_from=movement --set optimizer=adamw --readout linear",
 }
-COMMON = "--steps 8 --shots 4 --test-limit 16 --device cpu --threads 1 --quiet"
+COMMON = "--steps 8 --shots 4 --test-limit 16 --device cpu --threads 1"
 #: Signals that end a run, and after which update since it began or went on; then it goes on to its end.
 KILLS = {"killed": ((signal.SIGKILL, 13), (signal.SIGTERM, 13))}
 #: What each child would import otherwise.

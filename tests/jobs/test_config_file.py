@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
-from forgetfree.cli.flags import values_of
-from forgetfree.errors import RunError, UnknownNameError
-from forgetfree.results.config_file import load_run, located, portable, read_section
+from forgetfree.errors import RunError, UsageError
+from forgetfree.jobs.config import RunConfig, read_options
+from forgetfree.results.config_file import load_run, located, portable
 
 QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]
 
@@ -167,66 +167,44 @@ def test_a_file_has_the_plain_flags_too_and_flags_override_it(project: Path) -> 
 # -- Damage ----------------------------------------------------------------------------------------------
 
 
-def test_a_section_is_read_with_its_lists() -> None:
-    assert read_section({"seed": 5, "strategy": "lora", "shots": None}) == {
-        "seed": [5],
-        "strategy": ["lora"],
-        "shots": None,
-    }
+def test_a_lone_value_of_a_list_is_a_list(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('seed = 5\nstrategy = "lora"\nsteps = 3')
+    assert read_options(tmp_path / "x.toml") == {"seed": (5,), "strategy": ("lora",), "set": {"steps": 3}}
 
 
 @pytest.mark.parametrize(
-    ("section", "message"),
+    ("options", "message"),
     [
-        ([], "the options must be a table, got []"),
+        ([], "the options and their set must be tables, got []"),
+        ({"set": 5}, "the options and their set must be tables"),
         ({"seed": [None]}, "seed must be a whole number, got None"),
-        ({"shots": "x"}, "shots must be a whole number or none, got 'x'"),
+        ({"shots": "x", "stream": 5}, "stream must be a text, got 5; shots must be a whole number or none, got 'x'"),
+        ({"run": {"data": [5]}}, "data must be a text"),
     ],
 )
-def test_a_section_of_other_types_is_refused(section: Any, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        read_section(section)
-    assert str(caught.value) == message
-
-
-def test_an_option_that_is_none_is_told_its_neighbour() -> None:
-    with pytest.raises(UnknownNameError, match=r"Unknown option in a file: 'sead'\. Did you mean 'seed'\?"):
-        read_section({"sead": 1})
+def test_options_of_other_types_are_refused(options: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(options))
+    with pytest.raises(UsageError) as caught:
+        read_options(tmp_path / "x.json")
+    assert message in str(caught.value)
 
 
 def of_task(**fields: Any) -> Callable[[dict], None]:
     return lambda config: config["tasks"][0].update(fields)
 
 
-def of_run(**values: Any) -> Callable[[dict], None]:
-    return lambda config: config["run"].update(values)
-
-
 DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     "no model": (lambda config: config.pop("model"), "model is missing, it must be an object"),
     "a model without a name": (lambda config: config["model"].pop("name"), "model.name is missing"),
-    "a length of nothing": (lambda config: config["model"].update(max_length=None), "model.max_length must be a whole"),
     "a task of another type": (
         lambda config: config.update(tasks=[5]),
         "tasks[0]: the content must be an object, got 5",
     ),
-    "a task without a kind": (lambda config: config["tasks"][0].pop("kind"), "tasks[0]: kind is missing"),
-    "a task of more": (of_task(colour="green"), "tasks[0]: colour is not known here"),
     "a kind that is none": (
         of_task(kind="triple"),
         "tasks[0]: kind must be one of single, pair, tokens, generation, messages, classification, tagging, got 'triple'",
     ),
-    "labels that are numbers": (
-        of_task(labels=[0, 1]),
-        "tasks[0]: labels[0] must be a string, got 0; labels[1]",
-    ),
-    "a metric that is none": (
-        of_task(metric="bleu"),
-        "tasks[0]: metric must be one of accuracy, f1, macro_f1, got 'bleu'",
-    ),
-    "a run without a stream": (lambda config: config["run"].pop("stream"), "run.stream is missing"),
-    "a run of a seed of another type": (of_run(seed="x"), "seed must be a whole number, got 'x'"),
-    "a run of more": (of_run(colour="green"), "Unknown option in a file: 'colour'"),
+    "a run without options": (lambda config: config["run"].pop("set"), "run.set is missing"),
     "data of another type": (lambda config: config.update(data=[]), "data must be an object, got []"),
 }
 
@@ -256,10 +234,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, mode
 @pytest.mark.parametrize(
     ("file", "line", "steps"),
     [
-        ("steps = 5", {"set": ["steps=3"]}, "3"),
-        ("[set]\nsteps = 5", {"steps": "3"}, "3"),
-        ("steps = 5", {"steps": "3"}, "3"),
-        ("[set]\nsteps = 5", {"set": ["steps=3"]}, "3"),
+        ("steps = 5", {"set": {"steps": "3"}}, 3),
+        ("[set]\nsteps = 5", {"steps": "3"}, 3),
         ("steps = 5", {}, 5),
     ],
 )
@@ -267,4 +243,4 @@ def test_the_command_line_wins_over_the_file_whichever_way_it_is_said(
     file: str, line: dict[str, Any], steps: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "options.toml").write_text(file)
-    assert values_of({"config": str(tmp_path / "options.toml"), **line}) == {"set": {"steps": steps}}
+    assert RunConfig.of(read_options(tmp_path / "options.toml"), line).set == {"steps": steps}

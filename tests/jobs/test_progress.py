@@ -172,18 +172,6 @@ def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPa
     ]
 
 
-@pytest.mark.sampled(share=0.3)
-def test_quiet_says_nothing_but_the_result_and_errors(run: list[str], tmp_path: Path, capsys: Any) -> None:
-    assert cli.main([*run, "--quiet", "--out", str(tmp_path / "out")]) == 0
-    done = capsys.readouterr()
-    assert done.err == "" and "After the last task" in done.out
-    assert cli.main([*run, "--quiet", "--out", str(tmp_path / "out")]) == 2
-    assert re.fullmatch(r"forgetfree: error: --out .* is not empty: .*\n", capsys.readouterr().err)
-    broken = [*run, "--quiet", "--set", "learning_rate=1e30", "--out", str(tmp_path / "broken")]
-    assert cli.main(broken) == 1
-    assert all(line.startswith("forgetfree: error: ") for line in capsys.readouterr().err.splitlines())
-
-
 @pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 def test_workers_tell_the_parent_what_they_do(run: list[str], tmp_path: Path, capfd: Any) -> None:

@@ -22,7 +22,6 @@ from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
 from forgetfree.jobs.checkpoints import StreamCheckpoint
 from forgetfree.strategies.grafting_continual import GraftingContinual
-from forgetfree.training.single_task import SingleTask
 
 pytestmark = pytest.mark.long
 
@@ -63,7 +62,7 @@ def run(
             chosen = [word for name in strategies for word in ("--strategy", name)]
             places = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--out", str(out)]
             with redirect_stdout(io.StringIO()):
-                assert cli.main(["run", ",".join(tasks), *places, *chosen, *options, *more, "--quiet"]) == 0
+                assert cli.main(["run", ",".join(tasks), *places, *chosen, *options, *more]) == 0
             made[key] = out
         return made[key]
 
@@ -72,12 +71,12 @@ def run(
 
 def remove(run: Path, task: str, out: Path, *more: str) -> int:
     with redirect_stdout(io.StringIO()):
-        return cli.main(["run", "--on", str(run), "--without", task, "--out", str(out), "--quiet", *more])
+        return cli.main(["run", "--on", str(run), "--without", task, "--out", str(out), *more])
 
 
 def extend(run: Path, tasks: str, out: Path, *more: str) -> int:
     with redirect_stdout(io.StringIO()):
-        return cli.main(["run", tasks, "--on", str(run), "--out", str(out), "--quiet", *more])
+        return cli.main(["run", tasks, "--on", str(run), "--out", str(out), *more])
 
 
 @pytest.fixture(scope="module")
@@ -158,26 +157,6 @@ def test_nothing_of_the_task_is_left(removed: Callable[[str], Path]) -> None:
 
 
 GRAFTING: dict[str, Any] = {"strategies": ("grafting-continual",)}
-
-
-def logged(run: Path) -> list[str]:
-    """The logged steps of the one unit, without their seconds; a reused search stands before all else."""
-    lines = (run / "grafting-continual/seed-0/history.jsonl").read_text().splitlines()
-    return sorted(json.dumps(json.loads(line) | {"seconds": 0}) for line in lines)
-
-
-@pytest.mark.sampled("ag_news")
-@pytest.mark.parametrize("task", TASKS[:2])
-def test_regions_of_later_tasks_are_not_sought_again(
-    run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
-    whole, expected = run(*TASKS, **GRAFTING), run(*(each for each in TASKS if each != task), **GRAFTING)
-    monkeypatch.setattr(SingleTask, "localized", lambda *_: pytest.fail("a region is sought again"))
-    assert remove(whole, task, tmp_path / "out") == 0
-    same(tmp_path / "out", expected)
-    assert [line for line in logged(tmp_path / "out") if "fine_tune" not in line] == [
-        line for line in logged(expected) if "fine_tune" not in line
-    ]
 
 
 @pytest.mark.parametrize(
@@ -319,9 +298,9 @@ def test_their_rows_may_lie_in_a_file_beside_those_of_the_run(
     (tmp_path / "billing.jsonl").write_text(lines)
     one, out, file = run("qnli", **GRAFTING), tmp_path / "out", str(tmp_path / "billing.jsonl")
     with redirect_stdout(io.StringIO()):
-        assert cli.main(["run", "--data", file, "--on", str(one), "--out", str(out), "--quiet"]) == 0
+        assert cli.main(["run", "--data", file, "--on", str(one), "--out", str(out)]) == 0
     assert Ledger.load(out / LEDGER).tasks == ["qnli", "billing"]
-    command = ["run", "--config", str(out), "--out", str(tmp_path / "repeated"), "--quiet"]
+    command = ["run", "--config", str(out), "--out", str(tmp_path / "repeated")]
     with redirect_stdout(io.StringIO()):
         assert cli.main(command) == 0
     assert hashes(tmp_path / "repeated") == hashes(out)
@@ -360,7 +339,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "there is no such file", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
-        assert cli.main(["run", *words, "--on", str(base), "--out", str(out), "--quiet"]) == code
+        assert cli.main(["run", *words, "--on", str(base), "--out", str(out)]) == code
         assert message in capsys.readouterr().err
         assert not out.exists()
     assert cli.main(["run", "--on", str(base), "--out", str(out)]) == 2

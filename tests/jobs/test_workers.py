@@ -232,7 +232,7 @@ def test_as_many_as_cores_and_memory_allow(
 
 @pytest.mark.slow
 def test_they_have_the_bits_of_one_thread(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
-    fixed = ["run", "sst2", "--data", str(data_directory), "--model", str(model_directory("bert")), "--quiet"]
+    fixed = ["run", "sst2", "--data", str(data_directory), "--model", str(model_directory("bert"))]
     fixed += ["--shots", "4", "--steps", "3", "--strategy", "fine-tune", "--strategy", "continual-ft"]
     for out, how in (("auto", ["--jobs", "auto"]), ("one", ["--jobs", "1", "--threads", "1"])):
         assert cli.main([*fixed, *how, "--out", str(tmp_path / out)]) == 0

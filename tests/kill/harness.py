@@ -69,7 +69,7 @@ class World:
         strategies = [word for name in self.strategies for word in ("--strategy", name)]
         settings = [word for text in self.settings for word in ("--set", text)]
         given = ["--data", str(self.data), "--model", str(self.model), "--shots", "4", "--readout", "linear"]
-        given += ["--jobs", str(self.jobs), "--sparsity", "0.05", "--out", str(out), "--quiet"]
+        given += ["--jobs", str(self.jobs), "--sparsity", "0.05", "--out", str(out)]
         return ["run", "sst2,qnli", *strategies, *given, *settings, *more]
 
 
@@ -88,7 +88,7 @@ class Revision(World):
     def words(self, out: Path, *more: str) -> list[str]:
         """Return the command line of the revision."""
         change = ["--without", "sst2"] if self.action == "without" else ["ag_news"]
-        return ["run", *change, "--on", str(self.whole), "--out", str(out), "--quiet", *more]
+        return ["run", *change, "--on", str(self.whole), "--out", str(out), *more]
 
 
 @dataclass

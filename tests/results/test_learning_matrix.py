@@ -24,7 +24,6 @@ MATRIX = [
     [0.90, 0.70, 0.50],
     [0.60, 0.65, 0.85],
 ]
-ECE = [[0.5, 0.5, 0.5], [0.4, 0.4, 0.4], [0.3, 0.3, 0.3], [0.1, 0.2, 0.3]]
 ONE_TASK = [[0.5], [0.9]]
 
 
@@ -32,16 +31,14 @@ def test_the_numbers_are_worked_by_hand() -> None:
     """Average: (0.60 + 0.65 + 0.85) / 3. Forgetting: max(0.80, 0.90) − 0.60 = 0.30 and 0.70 − 0.65, nothing of the last task.
 
     Backward transfer compares with the row of learning: ((0.60 − 0.80) + (0.65 − 0.70)) / 2. Forward transfer leaves the first
-    task out: ((0.30 − 0.25) + (0.50 − 0.40)) / 2. Intransigence: ((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3. ECE:
-    (0.1 + 0.2 + 0.3) / 3.
+    task out: ((0.30 − 0.25) + (0.50 − 0.40)) / 2. Intransigence: ((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3.
     """
     assert metrics.forgetting_per_task(MATRIX) == pytest.approx([0.30, 0.05, 0.0])
-    summary = metrics.summarize(np.array(MATRIX), ECE, [0.85, 0.75, 0.80])
-    assert list(summary) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
-    assert list(summary.values()) == pytest.approx([0.70, 0.175, -0.125, 0.075, 0.05 / 3, 0.2])
+    summary = metrics.summarize(np.array(MATRIX), [0.85, 0.75, 0.80])
+    assert list(summary) == ["average", "forgetting", "bwt", "fwt", "intransigence"]
+    assert list(summary.values()) == pytest.approx([0.70, 0.175, -0.125, 0.075, 0.05 / 3])
     assert all(type(value) is float for value in summary.values())
-    alone = metrics.summarize(MATRIX)
-    assert alone == summary | {"intransigence": None, "ece": None}
+    assert metrics.summarize(MATRIX) == summary | {"intransigence": None}
 
 
 def test_forgetting_ignores_the_rows_before_learning_and_is_negative_where_a_task_got_better() -> None:
@@ -51,10 +48,10 @@ def test_forgetting_ignores_the_rows_before_learning_and_is_negative_where_a_tas
 
 
 def test_one_task_neither_transfers_nor_forgets() -> None:
-    """Average 0.9, intransigence 0.95 − 0.9 = 0.05, ECE 0.2, and zeros."""
+    """Average 0.9, intransigence 0.95 − 0.9 = 0.05, and zeros."""
     assert metrics.forgetting_per_task(ONE_TASK) == [0.0]
-    assert metrics.summarize(ONE_TASK, [[0.3], [0.2]], [0.95]) == pytest.approx(
-        {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "intransigence": 0.05, "ece": 0.2}
+    assert metrics.summarize(ONE_TASK, [0.95]) == pytest.approx(
+        {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "intransigence": 0.05}
     )
 
 
@@ -75,22 +72,19 @@ def test_a_wrong_matrix_is_refused_by_every_metric(matrix: list[list[float]], me
     with pytest.raises(MetricError, match=message):
         metrics.forgetting_per_task(matrix)
     with pytest.raises(MetricError, match=message):
-        metrics.summarize(matrix, None, [0.5])
-    with pytest.raises(MetricError, match=message.replace("matrix", "ece")):
-        metrics.summarize(ONE_TASK, matrix)
+        metrics.summarize(matrix, [0.5])
 
 
 @pytest.mark.parametrize(
-    ("ece", "reference", "message"),
+    ("reference", "message"),
     [
-        (None, [0.5, 0.5], r"^reference must hold one .* shape \(3,\); got shape \(2,\)\.$"),
-        (None, [85.0, 0.5, 0.5], r"^reference must hold fractions in \[0, 1\].* got 85\.0\.$"),
-        (ONE_TASK, None, r"^ece must have the shape of matrix, \(4, 3\); got \(2, 1\)\."),
+        ([0.5, 0.5], r"^reference must hold one .* shape \(3,\); got shape \(2,\)\.$"),
+        ([85.0, 0.5, 0.5], r"^reference must hold fractions in \[0, 1\].* got 85\.0\.$"),
     ],
 )
-def test_what_does_not_belong_to_the_matrix_is_refused(ece: Any, reference: Any, message: str) -> None:
+def test_what_does_not_belong_to_the_matrix_is_refused(reference: Any, message: str) -> None:
     with pytest.raises(MetricError, match=message):
-        metrics.summarize(MATRIX, ece, reference)
+        metrics.summarize(MATRIX, reference)
 
 
 OWN = {
@@ -109,7 +103,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("registered")
 def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     """Errors 4, 1, 3 of the first task: it falls back by 2; the second, an accuracy, gains 0.2 before it is learned."""
-    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], ["error", "accuracy"])
+    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], [2, 0.8], ["error", "accuracy"])
     assert found == pytest.approx(
         {
             "average": (3 + 0.9) / 2,
@@ -117,14 +111,13 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
             "bwt": -2,
             "fwt": 0.2,
             "intransigence": ((-2 + 1) + (0.8 - 0.9)) / 2,
-            "ece": None,
         }
     )
 
 
 def test_scores_of_other_bounds_are_not_called_fractions() -> None:
     with pytest.raises(MetricError, match=r"^matrix must hold numbers; got nan\.$"):
-        metrics.summarize([[0.5], [np.nan]], None, metrics=["accuracy"])
+        metrics.summarize([[0.5], [np.nan]], metrics=["accuracy"])
 
 
 # -- Scores of a trainer of one's own --------------------------------------------------------------------
@@ -190,7 +183,7 @@ WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
 
 
 def test_metrics_of_what_is_there_do_not_change() -> None:
-    lower, whole = (metrics.summarize(matrix, matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
+    lower, whole = (metrics.summarize(matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
     assert lower.pop("fwt") is None and whole.pop("fwt") == pytest.approx((0.4 - 0.2 + 0.2 - 0.3) / 2)
     assert lower == whole
     assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)

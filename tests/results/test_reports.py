@@ -280,19 +280,6 @@ def test_intransigence_is_that_against_fine_tuned_models_of_another_directory() 
     assert found(run_of("g", 0, [0.5, 0.6], options=own), data=other) is None
 
 
-def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
-    """A dash stands where a cache does not tell them."""
-    seconds = {"fine_tune": 0.0, "train": 30.0}
-    made = run_of("fine-tune", 0, [0.8, 0.7], seconds={"fine_tune": 240.0, "train": 0.0})
-    taken = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds | {"fine_tune_elsewhere": 240.0})
-    page = page_of(made, taken)
-    table = table_of(page, "Time per phase")
-    assert table.header == ("strategy", "fine-tune (s)", "train (s)", "fine-tune-elsewhere (s)")
-    assert [row[1:] for row in table.rows] == [("240.0", "0.0", "—"), ("0.0", "30.0", "240.0")]
-    unknown = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds | {"fine_tune_elsewhere": None})
-    assert table_of(page_of(unknown), "Time per phase").rows[0][-1] == "—"
-
-
 def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> None:
     """Every row says what differs between directories; what they share stands above."""
 

@@ -9,9 +9,7 @@ import pytest
 
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.strategies.fine_tune import FineTune
-from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.testing.tiny import tiny_stream
-from forgetfree.training.monitor import seconds_by_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -47,27 +45,3 @@ def test_what_is_saved_takes_the_place_of_what_was_saved_there_before(tmp_path: 
     again = FineTune(stream=tiny_stream(("sst2",)), options=options)
     again.load(tmp_path)
     assert again.evaluate()["sst2"].same_as(strategy.evaluate()["sst2"])
-
-
-def test_whoever_finds_a_model_tells_how_long_it_took(tmp_path: Path) -> None:
-    """Those who made it count it as their own; a store that does not tell it is no zero."""
-
-    def seconds(strategy: Any) -> dict[str, float | None]:
-        for experience in strategy.stream.benchmark.train_stream:
-            strategy.train(experience)
-        return seconds_by_phase(strategy.seconds)
-
-    def grafting() -> GraftingContinual:
-        options = GraftingContinual.Options(steps=2, sparsity=0.1, region_from="movement")
-        return GraftingContinual(stream=tiny_stream(), options=options, store=StateStore(tmp_path))
-
-    made = seconds(make(tmp_path))
-    assert "fine_tune_elsewhere" not in made and made["fine_tune"]
-    for found in (seconds(make(tmp_path)), seconds(grafting())):
-        assert found["fine_tune_elsewhere"] == pytest.approx(made["fine_tune"], abs=0.01)
-    (note, *_) = tmp_path.glob("*.json")
-    note.write_text('{"seconds": -1}')
-    assert seconds(grafting())["fine_tune_elsewhere"] is None
-    for path in tmp_path.iterdir():
-        path.unlink()
-    assert "fine_tune_elsewhere" not in seconds(grafting()) and len(list(tmp_path.glob("*.json"))) == 2

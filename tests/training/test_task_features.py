@@ -58,25 +58,6 @@ def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream) -
     assert len(chosen) > 1
 
 
-@pytest.mark.sampled("1000-2")
-@pytest.mark.parametrize(("room", "kept"), [(0, 0), (1000, 2), (10**6, 6)])
-def test_rows_that_are_met_again_are_not_computed_again_where_there_is_room(
-    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, room: int, kept: int
-) -> None:
-    stream = tiny_stream("bert", "linear")
-    features, plain = learned(stream, room=room), learned(stream)
-    computed: list[int] = []
-    pooled = type(stream.model).pooled
-    monkeypatch.setattr(type(stream.model), "pooled", lambda *args: computed.append(len(args[1])) or pooled(*args))
-    batches = [task.test.batch(range(start, start + 3))[0] for task in stream.tasks for start in (0, 3)]
-    expected = [plain.nearest(x, TASKS).tolist() for x in batches]
-    computed.clear()
-    for _ in range(3):
-        assert [features.nearest(x, TASKS).tolist() for x in batches] == expected
-    assert len(computed) == 3 * len(batches) - 2 * kept  # a batch's features take 3 × 16 × 8 = 384 bytes
-    assert features.nearest(batches[0], TASKS[::-1]).tolist() == [2 - number for number in expected[0]]
-
-
 def test_a_new_task_leaves_earlier_means_and_the_model_as_they_were(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("bert", "linear")
     one, three = learned(stream, 1), learned(stream, 3)

@@ -13,7 +13,6 @@ from forgetfree.results.metrics import Floats, limits_of, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, Run
 from forgetfree.results.table import SCORE, Results, mean_of_known
-from forgetfree.results.unit_folder import ELSEWHERE
 
 NAIVE = "continual-ft"
 #: What answers that are texts have beside their score.
@@ -258,7 +257,7 @@ def _held_out(results: Results) -> Table:
 
 def _costs(results: Results) -> Table:
     facts, tasks = [run.facts for run in results.runs], len(results.tasks)
-    phases = sorted({phase: None for each in facts for phase in each.seconds}, key=lambda phase: phase == ELSEWHERE)
+    phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds)]
     columns: list[Column] = [(f"{phase.replace('_', '-')} (s)", _SECONDS) for phase in phases]
     kept = any(each.memory for each in facts)
     columns += [(header, _COUNT) for header in ("kept (bytes)", "kept per task (bytes)") if kept]
@@ -322,8 +321,6 @@ MEANINGS = {
     "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
     "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
     "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
-    "fine-tune-elsewhere": "seconds of the fine-tuned models that it stands on and another strategy or run made; — where "
-    "they are not known",
     "kept (bytes)": "beside the pre-trained model, to answer for all tasks and learn the next",
     "95 % intervals": "in brackets: of 100 such intervals 95 hold what other seeds and test rows would give. Seeds count with "
     "n - 1, rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is "

@@ -1,20 +1,32 @@
-"""The options and steps that commands which use a run have in common."""
+"""Arguments that several commands have, and the predictor of those which use a run."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
-from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.usage import check_there
 from forgetfree.display import tell
+from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
     from forgetfree.serve.source import Source
+
+#: A flag of every command.
+Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
+#: A flag of commands whose result programs read.
+AsJson = Annotated[bool, Parameter(name="--json", help="print JSON, and nothing else, on stdout")]
+
+
+def check_there(_: Any, path: Path | None) -> None:
+    """Raise ``UsageError`` where a file or directory that the command line names is not there."""
+    if path is not None and not os.path.exists(path):  # a Path raises where a name is too long
+        raise UsageError(f"{path} does not exist. Check the name, and the directory that you are in.")
+
 
 Run = Annotated[
     Path,
@@ -46,6 +58,7 @@ def predictor_of(
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()
+    from forgetfree.cli.hub import reach_hub
     from forgetfree.device import find_device
     from forgetfree.serve.source import Source
 

@@ -1,21 +1,16 @@
-"""What a command says of errors, and what is wrong with a command line, in forgetfree's form of message."""
+"""What is wrong with a command line, in forgetfree's form of message, and how errors are told."""
 
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from collections.abc import Sequence
+from typing import NoReturn
 
 from cyclopts import (
     App,
     CoercionError,
     CycloptsError,
-    Group,
     MissingArgumentError,
-    Parameter,
     RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
@@ -26,17 +21,6 @@ from rich.console import Console
 from forgetfree.display import brief, escaped_lines, stderr, tell
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
-
-#: A flag of every command.
-Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
-#: A flag of commands whose result programs read.
-AsJson = Annotated[bool, Parameter(name="--json", help="print JSON, and nothing else, on stdout")]
-
-
-def check_there(_: Any, path: Path | None) -> None:
-    """Raise ``UsageError`` where a file or directory that the command line names is not there."""
-    if path is not None and not os.path.exists(path):  # a Path raises where a name is too long
-        raise UsageError(f"{path} does not exist. Check the name, and the directory that you are in.")
 
 
 def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:
@@ -97,13 +81,8 @@ def lacks(command: str, names: Sequence[str]) -> UsageError:
     return UsageError(f"The following arguments are required: {', '.join(names)}. See '{command} --help'.")
 
 
-# -- Said on stderr --------------------------------------------------------------------------------------
-
-
 #: The longest message, in characters.
 _LONGEST = 4000
-#: Where errors are told while nothing else is.
-_errors: TextIO | None = None
 
 
 def fail(message: str, code: int) -> int:
@@ -112,20 +91,5 @@ def fail(message: str, code: int) -> int:
     most = 2 * _LONGEST if "\n  " in text else _LONGEST  # with a table
     if len(text) > most:
         text = f"{text[: most // 2]} … {text[-most // 2 :]}"
-    print(f"forgetfree: error: {text}", file=_errors or stderr())
+    print(f"forgetfree: error: {text}", file=stderr())
     return code
-
-
-@contextmanager
-def silence(quiet: bool) -> Iterator[None]:
-    """Let nothing through to stderr inside but errors, if ``quiet``."""
-    global _errors
-    if not quiet:
-        yield
-        return
-    before, _errors = _errors, _errors or stderr()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        _errors = before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,9 +29,8 @@ from forgetfree.testing.outcomes import (
     check_restored,
     check_stale,
 )
-from forgetfree.testing.runs import Breaches, Observer, Recorder, Run, Watch, learn, own_randomness, tensors
+from forgetfree.testing.runs import Breaches, Observer, Run, Watch, learn, tensors
 from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
-from forgetfree.training.training_options import TrainingOptions
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
 SMALL: dict[str, Any] = {
@@ -57,9 +55,9 @@ VARIANTS: dict[str, Callable[[], Stream]] = {
 def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     """Run ``cls`` on three tiny tasks, several times over, and raise unless it does all that a strategy must.
 
-    Checked are: the class and its options; training, evaluation, progress and `bytes_kept`; that only what `begin`
+    Checked are: the class and its options; training, evaluation and `bytes_kept`; that only what `begin`
     lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
-    and whenever tasks are evaluated, and that another seed gives another in every task; that neither test rows nor rows
+    and whenever tasks are evaluated, and that another seed gives another for every task; that neither test rows nor rows
     of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
     `save` and `load`; `changed_by`; ``forget_free`` where it is claimed. Then two tasks with
     ``scenario="class"``, with ``scenario="domain"``, read by prompts, and answered by texts, unless `check` refuses them.
@@ -82,7 +80,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     if options:
         cls.check(chosen, three_tasks())  # the caller's choice, not the strategy's fault
     _check_defaults(cls, bool(options), faults)
-    with own_randomness(), TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
         if finished and not faults.messages:  # else they would say the same again
             _check_variants(cls, chosen, faults, Path(directory))
@@ -93,19 +91,16 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, di
     """Make all checks where the task is known; return whether the stream could be learned at all."""
     stream = three_tasks()
     pre_trained = tensors(stream.model)
-    watch, monitor, observer = Watch(), Recorder(), Observer(faults)
+    watch, observer = Watch(), Observer(faults)
     store = StateStore(directory / "fine-tuned")
     run = None
     with faults.catching(
         "run: three tasks trained and evaluated", "The hook is in the traceback that this error was raised from."
     ):
-        run = learn(
-            cls, options, stream, observe=observer, rows_after=(1, 2, 3), watch=watch, monitor=monitor, store=store
-        )
+        run = learn(cls, options, stream, observe=observer, rows_after=(1, 2, 3), watch=watch, store=store)
     if run is None:
         return False
     watch.report(faults)
-    monitor.report(faults, run)
     check_answers(run, faults)
     check_bytes(run, observer.bytes, watch.listed, faults)
     check_stream_rows(stream, faults)
@@ -156,9 +151,11 @@ def _learned(cls: type[ContinualStrategy], options: Any, stream: Stream, name: s
 
 
 def _check_class(cls: Any, faults: Breaches) -> None:
-    """Check that it is a final subclass of `ContinualStrategy` with options."""
-    if not (isinstance(cls, type) and issubclass(cls, ContinualStrategy)) or cls is ContinualStrategy:
-        faults.add(f"class: expected a subclass of forgetfree.continual.strategy.ContinualStrategy, got {cls!r}.")
+    """Check that it is a subclass of `ContinualStrategy` with options, and has its constructor."""
+    try:
+        registry.strategy_class(cls)
+    except UsageError as error:
+        faults.add(f"class: {error}.")
         return
     constructor = inspect.unwrap(cls.__init__)  # Avalanche wraps that of every subclass
     if constructor is not inspect.unwrap(ContinualStrategy.__init__):
@@ -166,40 +163,11 @@ def _check_class(cls: Any, faults: Breaches) -> None:
             f"__init__: expected ContinualStrategy's own, got {constructor.__qualname__}. Drop it: the runner makes every "
             "strategy alike. What is to be prepared once belongs into setup(), what a user may choose into Options."
         )
-    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+    if "__dataclass_params__" not in vars(cls.Options):  # a dataclass that inherits from a frozen one is frozen
         faults.add(
-            f"class: expected {listed(missing)}(), got none. Write begin(task), which says what is trained, "
-            "and answering(task), a context manager in which the model answers for the task."
-        )
-    targets = {entry.target: name for name, entry in registry.strategies().items()}
-    for base in cls.__mro__[1:]:
-        if name := targets.get(f"{base.__module__}:{base.__qualname__}"):
-            faults.add(
-                f"class: strategies are final, got a subclass of {base.__name__}, which is the strategy {name!r}. Inherit "
-                "from ContinualStrategy or another base, and share code as functions."
-            )
-    _check_options(cls, faults)
-
-
-def _check_options(cls: type[ContinualStrategy], faults: Breaches) -> None:
-    options: Any = cls.Options
-    if not (isinstance(options, type) and issubclass(options, TrainingOptions)):
-        faults.add(f"Options: expected a subclass of TrainingOptions, got {options!r}.")
-        return
-    if "__dataclass_params__" not in vars(options):  # a dataclass that inherits from a frozen one is frozen
-        faults.add(
-            f"Options: expected a frozen dataclass, got {options.__name__}, which is none. Decorate it with "
+            f"Options: expected a frozen dataclass, got {cls.Options.__name__}, which is none. Decorate it with "
             "@dataclass(frozen=True, kw_only=True)."
         )
-        return
-    silent = [field.name for field in dataclasses.fields(options) if not field.metadata.get("help")]
-    if silent:
-        faults.add(
-            f"Options: expected a help text for every field, got none for {listed(silent)}. Make it by "
-            'forgetfree.options.option(default, "what it means").'
-        )
-    with faults.catching("Options: constructed from their defaults", "Give every field a default within its bounds."):
-        options()
 
 
 def _check_defaults(cls: type[ContinualStrategy], chosen: bool, faults: Breaches) -> None:
@@ -241,55 +209,28 @@ def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults:
     """Whether learning again gives the same: after other draws, on the used stream, with evaluations in between."""
     remedy = "It could be trained before: look at setup(), and at answering() while another task is trained."
     with faults.catching("run: once more on the stream, evaluating during training", remedy):
-        # One run for all that must not matter; where it does, a second look says what.
-        if run.differs(_evaluating(cls, options, run.strategy.stream, drawn=1)):
-            faults.add(_why_another(cls, options, run))
+        other = learn(cls, options, run.strategy.stream, look_after=(0, 3), drawn=1, evaluate_within=True)
+        if difference := run.differs(other):
+            faults.add(
+                "seeds: expected the same result from the same seed, also after other draws from the global generators, on a "
+                f"used stream, and with evaluations during training, got others, {difference}. Draw from generators seeded by "
+                "self.phase_seed(…), keep what is learned in the strategy, made again in setup(), and let answering() leave "
+                "the model as it found it."
+            )
             return False
         return True
     return False
 
 
-def _why_another(cls: type[ContinualStrategy], options: Any, run: Run) -> str:
-    """Say why the same seed gave another result: after other draws, on a used stream, or evaluating in between."""
-    if difference := run.differs(learn(cls, options, three_tasks(), look_after=(0, 3))):
-        return (
-            f"seeds: expected the same result from the same seed, got others, {difference}, although nothing else "
-            "changed. Draw from generators seeded by self.phase_seed(…), and keep nothing in the class."
-        )
-    if difference := run.differs(learn(cls, options, three_tasks(), look_after=(0, 3), drawn=1)):
-        return (
-            f"seeds: expected a result that the seed alone determines, got others, {difference}, after other draws from "
-            "the global generators. Draw from generators of your own, seeded by self.phase_seed(…)."
-        )
-    if difference := run.differs(learn(cls, options, run.strategy.stream, look_after=(0, 3))):
-        return (
-            f"fresh start: expected a new strategy on a used stream to learn as on a fresh one, got others, {difference}. "
-            "Keep what is learned in the strategy, made again in setup(), and not in the stream or its model."
-        )
-    difference = run.differs(_evaluating(cls, options, three_tasks()))
-    return (
-        "evaluation: expected the same result with evaluations during training as with one after each task, got others, "
-        f"{difference or 'in some runs'}. Look at answering(): it must leave the model as it found it, in training too."
-    )
-
-
-def _evaluating(cls: type[ContinualStrategy], options: Any, stream: Stream, drawn: int = 0) -> Run:
-    return learn(cls, options, stream, look_after=(0, 3), drawn=drawn, evaluate_within=True)
-
-
 def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> None:
-    """Check that another seed gives another result in every task."""
+    """Check that another seed gives another result for every task."""
     with faults.catching("seeds: three tasks learned with seed=1", "Any whole number must do."):
         other = learn(cls, options, three_tasks(), look_after=(3,), seed=1)
-        same = [task for task in run.tasks if not run.last.differs(other.last, [task])]
-        # A later task ends otherwise already where it starts otherwise: its own training must differ, too.
-        alike = [t for t, batches in run.batches.items() if batches == other.batches.get(t) and t not in same]
-        for what, tasks in (("answers and tensors for", same), ("batches and draws in the training of", alike)):
-            if tasks:
-                faults.add(
-                    f"seeds: expected seed=1 to give another result than seed=0, got the very same {what} {listed(tasks)}. "
-                    "Draw from generators seeded by self.phase_seed(…), which derives from self.seed."
-                )
+        if same := [task for task in run.tasks if not run.last.differs(other.last, [task])]:
+            faults.add(
+                "seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for "
+                f"{listed(same)}. Draw from generators seeded by self.phase_seed(…), which derives from self.seed."
+            )
 
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> None:

@@ -1,0 +1,123 @@
+"""Whether a stream gives what strategies and reports rely on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree import registry
+from forgetfree.continual.stream import Stream, make_stream
+from forgetfree.data.examples import Examples
+from forgetfree.data.prompts import prompt_of
+from forgetfree.data.sources import default_data, load_tasks
+from forgetfree.display import listed
+from forgetfree.tasks import SPLITS
+from forgetfree.testing.runs import Breaches
+from forgetfree.testing.tiny import tiny_model
+from forgetfree.training.encoded_task import EncodedTask
+
+#: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.
+TOLERATED = 0.2
+#: As long as any stream's rows are cut to.
+_POSITIONS = 128
+#: Longer, for answers that are texts: they are never cut, and many words fall into letters.
+_LONG = 2048
+
+
+def check_stream(stream: Stream | str, *, data: str | None = None, **arguments: Any) -> None:
+    """Raise unless a stream can be learned and its scores mean something.
+
+    Checked are: the tasks' definitions; that no split is empty, and labels, all of them in training and test rows; that the
+    model reads the rows; and for more than a fifth of the rows, test rows among the training rows and rows that hold no text.
+
+    Args:
+        stream: one that is loaded; or a registered name, or task names separated by commas, which a tiny model reads.
+        data: where the rows of named tasks are: ``hub``, ``demo`` or a directory; default: ``FORGETFREE_DATA`` if set,
+            else ``hub``.
+        arguments: of named tasks, ``shots``, ``seed``, ``test_limit`` and ``scenario`` of
+            `forgetfree.continual.stream.load_stream`.
+
+    Raises:
+        ConformanceError: names every fault found.
+        UsageError, DataError: a stream given by name cannot be loaded.
+    """
+    faults = Breaches()
+    if isinstance(stream, str):
+        tasks = load_tasks(stream, data or default_data())
+        written = not all(rows.task.labels for rows in tasks)
+        own = replace(tiny_model(_LONG, "generate"), max_length=_LONG) if written else tiny_model(_POSITIONS)
+        stream = make_stream(stream, tasks, own, **arguments)
+    _check_tasks(stream, faults)
+    for task in stream.tasks:
+        _check_splits(task, faults)
+        if all(len(getattr(task, split)) for split in SPLITS):
+            _check_rows(stream, task, faults)
+    faults.raise_any(f"Stream {stream.name!r} cannot be relied on")
+
+
+def _check_tasks(stream: Stream, faults: Breaches) -> None:
+    names = [task.name for task in stream.tasks]
+    if not names:
+        faults.add("tasks: expected one at least, got none.")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        faults.add(f"tasks: expected each once, got {listed(twice)} more than once. Give the data a second name.")
+    for task in stream.tasks:
+        for fault in registry.faults_of(task.definition):
+            faults.add(f"{task.name}: {fault}.")
+
+
+def _check_splits(task: EncodedTask, faults: Breaches) -> None:
+    for split in SPLITS:
+        labels = set(getattr(task, split).labels.tolist())
+        if not labels:
+            faults.add(f"{task.name}: expected rows in the {split} split, got none. Add some, or raise test_limit.")
+            continue
+        if not task.classes:  # the labels are tokens
+            continue
+        if beyond := sorted(labels - set(task.classes)):
+            faults.add(f"{task.name}: expected labels of {task.classes} in the {split} split, got {beyond} too.")
+        missing = sorted(set(task.classes) - labels)
+        if missing and split != "validation" and task.kind.needs_every_label:
+            faults.add(
+                f"{task.name}: expected rows of every label in the {split} split, got none of {missing}. Add some, or drop "
+                "the labels."
+            )
+
+
+def _check_rows(stream: Stream, task: EncodedTask, faults: Breaches) -> None:
+    """Check that the model reads the longest rows, that rows hold a text, and that test rows are not learned."""
+    tokenizer = stream.loaded.tokenizer
+    special = set(tokenizer.all_special_ids) if tokenizer is not None else set[int]()
+    for split in SPLITS:
+        rows: Examples = getattr(task, split)
+        longest = max(range(len(rows)), key=rows.lengths.__getitem__)
+        remedy = "Encode by make_stream with the stream's own model."
+        with faults.catching(f"{task.name}: its {split} rows read by the model", remedy), torch.no_grad():
+            x, _, t = rows.batch([0, longest])
+            stream.model(x, t)
+        empty = sum({max(token, ~token) for token in _input(rows, i).tolist()} <= special for i in range(len(rows)))
+        if special and empty > TOLERATED * len(rows):
+            faults.add(
+                f"{task.name}: expected words that the tokenizer knows in every row, got {empty} of {len(rows)} {split} rows "
+                "without any. Fix or drop the rows, or take a model of their language."
+            )
+    learned = {_read(task, task.train, i) for i in range(len(task.train))}
+    repeated = sum(_read(task, task.test, i) in learned for i in range(len(task.test)))
+    if repeated > TOLERATED * len(task.test):
+        faults.add(
+            f"{task.name}: expected no test row among the training rows, got {repeated} of {len(task.test)}. Drop them from "
+            "the training rows."
+        )
+
+
+def _input(rows: Examples, i: int) -> Tensor:
+    return rows.batch([i])[0][0]
+
+
+def _read(task: EncodedTask, rows: Examples, i: int) -> bytes:
+    """Return what is read of a row: of one that is answered by a text, what stands before that."""
+    read = _input(rows, i) if task.classes else prompt_of(_input(rows, i))
+    return read.contiguous().numpy().tobytes()
