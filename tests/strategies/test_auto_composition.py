@@ -117,33 +117,6 @@ def test_what_has_the_lower_loss_on_validation_rows_is_recorded(tiny_stream: Mak
     assert set(chosen) == {True, False}
 
 
-def test_an_interrupted_rival_leaves_the_model_as_it_was(
-    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = tiny_stream(stream="qnli,sst2")
-    cls = registry.strategy("grafting-continual")
-    strategy = cls(stream=stream, options=cls.Options(**OPTIONS, composition="auto"), device="cpu")
-    first, second = stream.benchmark.train_stream
-    strategy.train(first)
-    before = strategy.evaluate([stream.tasks[0]])["qnli"].logits
-    for calls in (1, 2):  # while the region is judged on θ_pre, and on the union
-        with monkeypatch.context() as patch:
-            left = iter(range(calls - 1))
-
-            def loss(*_: Any) -> float:
-                next(left)  # noqa: B023
-                return 0.0
-
-            patch.setattr(region_strategy, "loss_of", loss)
-            with pytest.raises((StopIteration, RuntimeError)):
-                strategy.train(second)
-        assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()
-    strategy.train(second)
-    undisturbed = learn(tiny_stream(stream="qnli,sst2"), composition="auto")
-    assert strategy.ledger.records[1].alone == undisturbed.ledger.records[1].alone
-    assert_same(strategy.ledger.records[1], undisturbed.ledger.records[1])
-
-
 class Starts(Checkpoint):
     """Notes what each phase is known by."""
 

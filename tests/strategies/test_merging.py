@@ -173,22 +173,11 @@ def test_an_elected_sign_without_a_majority_is_plus() -> None:
     assert merge(even, PRE, "ties", 1.0).values.tolist() == [5.0]
 
 
-def random_grafts(count: int, size: int, seed: int) -> tuple[list[Graft], Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    pre, grafts = torch.randn(size, generator=generator), []
-    for number in range(count):
-        region = Region.from_mask(torch.rand(size, generator=generator) < 0.2 + 0.2 * number)
-        moved = torch.randn(len(region), generator=generator) * 0.1
-        grafts.append(Graft(region, pre[region.indices] + moved))
-    return grafts, pre
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dtype: torch.dtype) -> None:
-    (graft,), pre = random_grafts(1, 300, 3)
-    pre, values = pre.to(dtype), graft.values.to(dtype)
-    one = merge([Graft(graft.region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
+    pre, values = (PRE / 3).to(dtype), (GRAFTS[0].values / 7).to(dtype)
+    one = merge([Graft(GRAFTS[0].region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
     empty = Graft(Region.empty(), values[:0])
     settings = {"weight": 1.0} if rule != "stitch" else {}
     settings |= {"density": 1.0} if rule == "ties" else {}

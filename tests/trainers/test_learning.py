@@ -395,8 +395,9 @@ def test_what_cannot_be_learned() -> None:
     other = pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(60)))
     with torch.no_grad():
         other.transformer.h[0].mlp.c_fc.bias += 1
-    quantised = language_model()
+    quantised, offloaded = language_model(), language_model()
     quantised.is_quantized = True
+    offloaded.transformer.ln_f.to_empty(device="meta")
     for action, error, words in (
         (learn("known"), TaskError, ("'known' is already in the ledger",)),
         (learn(batches=None), UsageError, ("batches=…",)),
@@ -413,6 +414,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(on=other), LedgerError, ("belongs to other weights",)),
         (learn(on=torch.compile(model)), ModelError, ("compiled",)),
         (learn(on=quantised), ModelError, ("its weights are quantised",)),
+        (learn(on=offloaded), ModelError, ("lies on cpu, meta",)),
     ):
         refused(action, error, *words)
     assert ledger.tasks == ["known"]

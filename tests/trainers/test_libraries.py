@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from forgetfree import Ledger
-from forgetfree.errors import ModelError
 from forgetfree.testing.tiny import bert_config, pre_trained, wordpiece
 from forgetfree.trainers.learning import answering, learning
 
@@ -125,9 +124,9 @@ def writer() -> tuple[Any, Any]:
     return pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(len(tokenizer)))), tokenizer
 
 
-def test_sft_twice_then_dpo_then_rloo(tmp_path: Path) -> None:
+def test_sft_twice_then_dpo(tmp_path: Path) -> None:
     """With TRL's defaults, gradient checkpoints among them; after each task, earlier ones write the same tokens."""
-    from trl import DPOConfig, DPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     model, tokenizer = writer()
     ledger, before, seen = Ledger.of_model(model), state_of(model), {}
@@ -150,18 +149,7 @@ def test_sft_twice_then_dpo_then_rloo(tmp_path: Path) -> None:
             processing_class=tokenizer,
         )
 
-    def rloo() -> Any:
-        rows = Dataset.from_list([{"prompt": f"number {i} is"} for i in range(16)])
-        args = RLOOConfig(**options(tmp_path, max_steps=2, num_generations=2, max_completion_length=6, beta=0.0))
-        return RLOOTrainer(
-            model=model,
-            args=args,
-            train_dataset=rows,
-            processing_class=tokenizer,
-            reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
-        )
-
-    for task, make in {"good": lambda: sft("good"), "bad": lambda: sft("bad"), "prefer": dpo, "reward": rloo}.items():
+    for task, make in {"good": lambda: sft("good"), "bad": lambda: sft("bad"), "prefer": dpo}.items():
         made = make()
         of_texts = (
             {"batches": sft(task).get_train_dataloader()} if task in ("good", "bad") else {"region_from": "random"}
@@ -266,20 +254,6 @@ def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
     assert said.keys() == {"between", "inside", "FSDP1"}
     assert "is a DTensor, expected a plain one" in said["between"]
     assert all("a region needs them whole" in said[when] for when in ("inside", "FSDP1"))
-
-
-def test_an_offloaded_model_is_refused_by_a_sentence(tmp_path: Path) -> None:
-    model, _ = writer()
-    ledger = Ledger.of_model(model)
-    model.save_pretrained(tmp_path)
-    places = {"transformer.wte": "cpu", "transformer.wpe": "cpu", "transformer.h": "cpu", "transformer.ln_f": "disk"}
-    apart = GPT2LMHeadModel.from_pretrained(
-        tmp_path, device_map=places | {"lm_head": "cpu"}, offload_folder=tmp_path / "offloaded"
-    )
-    with pytest.raises(ModelError, match="is not in memory"):
-        Ledger.of_model(apart)
-    with pytest.raises(ModelError, match="lies on cpu, meta"), learning(apart, ledger, "task", region_from="random"):
-        pass
 
 
 # -- Two processes -----------------------------------------------------------------------------------------
