@@ -83,7 +83,7 @@ def check_stale(run: Run, faults: Breaches) -> None:
             )
 
 
-def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Breaches) -> None:
+def check_readouts(run: Run, faults: Breaches) -> None:
     """Check that learning a task leaves the readouts that answer the others, but for those that `begin` lists."""
     stream: Stream = run.strategy.stream
     for task, before, after in _steps(run):
@@ -91,7 +91,7 @@ def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Breaches) ->
             own = {id(parameter) for parameter in stream.model.readout_module(other.label).parameters()}
             names = {name for name, parameter in stream.model.named_parameters() if id(parameter) in own}
             moved = [name for name in differing(before.models[other.name], after.models[other.name]) if name in names]
-            if moved and other is not task and not set(moved) <= may_move.get(task.name, set()):
+            if moved and other is not task and not set(moved) <= run.watch.listed.get(task.name, set()):
                 faults.add(
                     f"readouts: expected learning {task.name} to leave the readout that answers {other.name}, got "
                     f"{listed(moved)} moved. Look at begin(), commit() and answering(), or list it in Training.readout."
@@ -168,7 +168,7 @@ def check_loaded(
             )
 
 
-def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faults: Breaches) -> None:
+def check_bytes(run: Run, sizes: list[Any], faults: Breaches) -> None:
     """Check what `bytes_kept` said before the first task and after each.
 
     A memory that is full may hold shorter rows later, so it may fall. It may stay as it is, too, where it is large enough
@@ -177,7 +177,6 @@ def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faul
     Args:
         run: a strategy that has learned the stream, looked at before the first task and after each.
         sizes: by `bytes_kept` at every look.
-        listed_by: by task, the names of the parameters that its updates may move.
         faults: where faults are added.
     """
     whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in sizes)
@@ -189,7 +188,7 @@ def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faul
         return
     before = 0
     for count in range(1, len(sizes)):
-        numbers, names = _trained_numbers(run, count, listed_by)
+        numbers, names = _trained_numbers(run, count)
         after = f"after {', '.join(run.tasks[:count])}"
         what = f"{numbers} trained numbers other than θ_pre's answer the tasks learned (in {listed(names)})"
         if 8 * sizes[count] < numbers:
@@ -206,7 +205,7 @@ def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faul
         return
 
 
-def _trained_numbers(run: Run, count: int, listed_by: dict[str, set[str]]) -> tuple[int, list[str]]:
+def _trained_numbers(run: Run, count: int) -> tuple[int, list[str]]:
     """How many numbers other than θ_pre's answer the tasks learned after ``count``, in which of the trained tensors.
 
     Of each entry, every value counts once, in however many tasks' models it is.
@@ -214,7 +213,7 @@ def _trained_numbers(run: Run, count: int, listed_by: dict[str, set[str]]) -> tu
     learned = run.learned[count]
     untrained, models = run.looks[0].models, run.looks[count].models
     total, names = 0, []
-    for name in dict.fromkeys(name for task in learned for name in sorted(listed_by.get(task, ()))):
+    for name in dict.fromkeys(name for task in learned for name in sorted(run.watch.listed.get(task, ()))):
         values = [model[name] for task in learned for model in (untrained[task], models[task]) if name in model]
         if len({tensor.shape for tensor in values}) == 1:
             # Of k values, k - 1 are not θ_pre's.

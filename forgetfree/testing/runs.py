@@ -146,6 +146,37 @@ def _numbers(answers: Any) -> Tensor:
     return torch.from_numpy(np.concatenate(numbers, dtype=np.float64)).unsqueeze(1)
 
 
+class Watch:
+    """As an Avalanche plugin: which parameters an update moves that it must not."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Tensor] = {}
+        self._moved: dict[str, None] = {}
+        #: By task, the parameters that its updates may move.
+        self.listed: dict[str, set[str]] = {}
+
+    def before_update(self, strategy: Any, **_: Any) -> None:
+        """Note what must stay."""
+        task, trained = strategy.task, strategy.training.trained
+        free = {id(parameter) for parameter in (*trained.touched, *trained.parameters, *strategy.training.readout)}
+        parameters = dict(strategy.model.named_parameters())
+        self.listed[task.name] = {name for name, parameter in parameters.items() if id(parameter) in free}
+        self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        """Compare the tensors with what may have moved."""
+        now = dict(strategy.model.named_parameters())
+        self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
+
+    def report(self, faults: Breaches) -> None:
+        """What moved."""
+        if self._moved:
+            faults.add(
+                "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "
+                f"{listed(self._moved)} moved. List it there, or look at trained.write()."
+            )
+
+
 @dataclass
 class Run:
     """A strategy that has learned a stream.
@@ -155,12 +186,14 @@ class Run:
         looks: at its answers, by how many experiences it had learned.
         learned: the names of the tasks it had learned after so many.
         training_rows: its answers to the training rows of the first k tasks, after k of them.
+        watch: what its updates moved.
     """
 
     strategy: Any
     looks: dict[int, Look] = field(default_factory=dict)
     learned: list[list[str]] = field(default_factory=list)
     training_rows: dict[int, Look] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def tasks(self) -> list[str]:
@@ -190,7 +223,6 @@ def learn(
     rows_after: Container[int] = (),
     observe: Callable[[Any], Look] = look,
     drawn: int = 0,
-    watch: Any = None,
     evaluate_within: bool = False,
     **arguments: Any,
 ) -> Run:
@@ -205,7 +237,6 @@ def learn(
         rows_after: how many it has learned when it is asked for their training rows, too.
         observe: looks at the strategy.
         drawn: the state of the global generators before.
-        watch: an Avalanche plugin that the strategy does not know of.
         evaluate_within: evaluate the second task before, during and after the training of each.
         arguments: more for the constructor.
     """
@@ -213,7 +244,7 @@ def learn(
     if evaluate_within:
         arguments |= {"eval_every": 2, "peval_mode": "iteration"}
     run = Run(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
-    run.strategy.plugins += [watch] if watch else []
+    run.strategy.plugins.append(run.watch)  # of every run: beside plugins, all gradients are computed, and bits compare
     training = stream.benchmark.train_stream
 
     def note(count: int) -> None:
@@ -262,34 +293,3 @@ class Observer:
             )
         self.bytes.append(strategy.bytes_kept())
         return seen
-
-
-class Watch:
-    """As an Avalanche plugin: which parameters an update moves that it must not."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, Tensor] = {}
-        self._moved: dict[str, None] = {}
-        #: By task, the parameters that its updates may move.
-        self.listed: dict[str, set[str]] = {}
-
-    def before_update(self, strategy: Any, **_: Any) -> None:
-        """Note what must stay."""
-        task, trained = strategy.task, strategy.training.trained
-        free = {id(parameter) for parameter in (*trained.touched, *trained.parameters, *strategy.training.readout)}
-        parameters = dict(strategy.model.named_parameters())
-        self.listed[task.name] = {name for name, parameter in parameters.items() if id(parameter) in free}
-        self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
-
-    def after_update(self, strategy: Any, **_: Any) -> None:
-        """Compare the tensors with what may have moved."""
-        now = dict(strategy.model.named_parameters())
-        self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
-
-    def report(self, faults: Breaches) -> None:
-        """What moved."""
-        if self._moved:
-            faults.add(
-                "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "
-                f"{listed(self._moved)} moved. List it there, or look at trained.write()."
-            )

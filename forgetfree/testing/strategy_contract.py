@@ -29,7 +29,7 @@ from forgetfree.testing.outcomes import (
     check_restored,
     check_stale,
 )
-from forgetfree.testing.runs import Breaches, Observer, Run, Watch, learn, tensors
+from forgetfree.testing.runs import Breaches, Observer, Run, learn, tensors
 from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
@@ -91,22 +91,22 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, di
     """Make all checks where the task is known; return whether the stream could be learned at all."""
     stream = three_tasks()
     pre_trained = tensors(stream.model)
-    watch, observer = Watch(), Observer(faults)
+    observer = Observer(faults)
     store = StateStore(directory / "fine-tuned")
     run = None
     with faults.catching(
         "run: three tasks trained and evaluated", "The hook is in the traceback that this error was raised from."
     ):
-        run = learn(cls, options, stream, observe=observer, rows_after=(1, 2, 3), watch=watch, store=store)
+        run = learn(cls, options, stream, observe=observer, rows_after=(1, 2, 3), store=store)
     if run is None:
         return False
-    watch.report(faults)
+    run.watch.report(faults)
     check_answers(run, faults)
-    check_bytes(run, observer.bytes, watch.listed, faults)
+    check_bytes(run, observer.bytes, faults)
     check_stream_rows(stream, faults)
     check_forgetting(run, faults)
     check_stale(run, faults)
-    check_readouts(run, watch.listed, faults)
+    check_readouts(run, faults)
     check_ledger(run, faults)
     check_loaded(cls, options, run, three_tasks(), store, directory / "saved", faults)
     check_restored(stream, pre_trained, run, faults)

@@ -231,24 +231,6 @@ def test_two_passes_before_one_step() -> None:
 # -- Heads -------------------------------------------------------------------------------------------------
 
 
-def test_each_task_has_its_own_head() -> None:
-    model = classifier()
-    ledger, before, seen = Ledger.of_model(model), state_of(model), {}
-    assert not ledger.space.tensors[0].name.startswith("bert.")
-    for task in ("one", "two"):
-        with learning(model, ledger, task, batches=labelled(1), sparsity=0.01, heads=["bert.pooler", "classifier"]):
-            train(model, labelled(len(seen)))
-        assert_same(model, before)
-        seen[task] = logits(model, ledger, task, labelled(9)[0])
-    for task, expected in seen.items():
-        assert torch.equal(logits(model, ledger, task, labelled(9)[0]), expected)
-    weights = [record.readout["classifier.weight"] for record in ledger.records]
-    assert not torch.equal(weights[0], before["classifier.weight"]) and not torch.equal(*weights)
-    assert sorted(ledger.records[0].readout)[0] == "bert.pooler.dense.bias"
-    with learning(model, ledger, "by default", batches=labelled(1), sparsity=0.01) as skill:
-        assert skill.heads == ("classifier",)
-
-
 class Normalised(BertForSequenceClassification):
     """A classifier with a norm outside of body and head, whose running statistics follow the rows."""
 
@@ -261,13 +243,24 @@ class Normalised(BertForSequenceClassification):
         return super().forward(input_ids, labels=labels)
 
 
-def test_buffers_outside_of_the_body_are_what_they_were() -> None:
+def test_each_task_has_its_own_head() -> None:
+    """And buffers outside of the body are what they were."""
     model = pre_trained(lambda: Normalised(bert_config(60)))
-    ledger, before = Ledger.of_model(model), state_of(model)
-    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01, heads=["classifier"]):
-        train(model, labelled(2))
-        assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
-    assert_same(model, before)
+    ledger, before, seen = Ledger.of_model(model), state_of(model), {}
+    assert not ledger.space.tensors[0].name.startswith("bert.")
+    for task in ("one", "two"):
+        with learning(model, ledger, task, batches=labelled(1), sparsity=0.01, heads=["bert.pooler", "classifier"]):
+            train(model, labelled(len(seen)))
+            assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
+        assert_same(model, before)
+        seen[task] = logits(model, ledger, task, labelled(9)[0])
+    for task, expected in seen.items():
+        assert torch.equal(logits(model, ledger, task, labelled(9)[0]), expected)
+    weights = [record.readout["classifier.weight"] for record in ledger.records]
+    assert not torch.equal(weights[0], before["classifier.weight"]) and not torch.equal(*weights)
+    assert sorted(ledger.records[0].readout)[0] == "bert.pooler.dense.bias"
+    with learning(model, ledger, "by default", batches=labelled(1), sparsity=0.01) as skill:
+        assert skill.heads == ("classifier",)
 
 
 def test_a_ledger_is_the_same_with_any_head() -> None:
@@ -398,6 +391,7 @@ def test_what_cannot_be_learned() -> None:
     quantised, offloaded = language_model(), language_model()
     quantised.is_quantized = True
     offloaded.transformer.ln_f.to_empty(device="meta")
+    refused(lambda: Ledger.of_model(offloaded), ModelError, "is not in memory")
     for action, error, words in (
         (learn("known"), TaskError, ("'known' is already in the ledger",)),
         (learn(batches=None), UsageError, ("batches=…",)),
