@@ -37,7 +37,7 @@ from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, re
 from forgetfree.data.tables import Columns
 from forgetfree.display import Screen, counted, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
-from forgetfree.kinds.kind import kind_of
+from forgetfree.kinds.kind import kind_of, probability_column
 from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.
@@ -289,6 +289,7 @@ class _Csv:
 
     def __call__(self, row: Row, extra: Extra, answer: Any) -> None:
         self.begin()
-        cells, missing = self._kind.cells(self._task, answer), [""] * (len(self._texts) - len(row))
+        cells, missing = self._kind.json(self._task, answer), [""] * (len(self._texts) - len(row))
+        cells |= {probability_column(name): share for name, share in cells.get("probabilities", {}).items()}
         answered = [cells.get(column, "") for column in self._columns]
         self._table.writerow([*extra.values(), *row, *missing, *answered])

@@ -20,7 +20,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError
-from forgetfree.kinds.kind import Form, Kind, Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text, probability_column, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
@@ -242,16 +242,6 @@ class Classification(Kind):
     def columns(self, task: TaskDefinition) -> tuple[str, ...]:
         """Return task, label, and a column for the probability of each label."""
         return ("task", "label", "probability", *map(probability_column, task.labels))
-
-    def cells(self, task: TaskDefinition, answer: Answer) -> dict[str, Any]:
-        """Return task, label and probabilities."""
-        shares = {probability_column(label): share for label, share in answer.probabilities.items()}
-        return {"task": answer.task, "label": answer.label, "probability": answer.probability, **shares}
-
-
-def probability_column(label: str) -> str:
-    """Return the name of the column for the probability of a label."""
-    return f"probability of {label}"
 
 
 def _word_faults(task: TaskDefinition) -> list[str]:

@@ -320,13 +320,6 @@ class Kind(ABC):
             UsageError: one is no text, or does not fit the task.
         """
 
-    def check_options(self, task: TaskDefinition, options: GenerationOptions) -> None:
-        """Raise ``FieldError`` or ``UsageError`` for options that the task's answers do not have."""
-        if options != AS_LEARNED:
-            raise UsageError(
-                f"Task {task.name!r} is answered by labels, and max_tokens and stop are for texts. Leave them out."
-            )
-
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> Text:
         """Return a chat as a text of the task.
 
@@ -359,7 +352,10 @@ class Kind(ABC):
         Raises:
             UsageError: the options are not for this task.
         """
-        self.check_options(task, options)
+        if options != AS_LEARNED:
+            raise UsageError(
+                f"Task {task.name!r} is answered by labels, and max_tokens and stop are for texts. Leave them out."
+            )
         found: Tensor = rows.answered(logits())
         return found
 
@@ -397,16 +393,17 @@ class Kind(ABC):
         """Return an answer as an object of JSON, with what was asked, if that is given."""
 
     def columns(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the columns of a table of answers.
+        """Return the columns of a table of answers, which `json` has: see `probability_column`.
 
         Raises:
             UsageError: an answer is no row of a table.
         """
         raise UsageError(f"The answers of task {task.name!r} are no rows of a table. Use --json.")
 
-    def cells(self, task: TaskDefinition, answer: Any) -> Mapping[str, Any]:
-        """Return an answer as a row of a table, by column."""
-        return {}
+
+def probability_column(label: str) -> str:
+    """Return the name of the column for the probability of a label."""
+    return f"probability of {label}"
 
 
 def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:

@@ -11,7 +11,7 @@ A strategy's folder in a run holds one of these files, and each has a class that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,7 +26,6 @@ from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.ledger import rows_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore, load_checkpoint
-from forgetfree.registry import WEIGHTS
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
@@ -194,16 +193,6 @@ class ModelWeights(RunWeights):
             state.check_fits(self._loaded.model, [])
             self._states[key] = state
         return self._states[key]
-
-
-def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
-    """Return what a file that is no ledger holds, for its base model.
-
-    Raises:
-        RunError, ModelError: it is damaged, or of another model or run.
-    """
-    weights_class: Callable[[Source, LoadedModel], RunWeights] = WEIGHTS[source.file.name].load()
-    return weights_class(source, loaded)
 
 
 def _check_keys(keys: Any) -> None:

@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -230,7 +229,7 @@ def test_a_fine_tuned_model_with_an_extra_layer_is_refused(classifier: Path, mod
     assert "has no place for 16 of their tensors, e.g. 'bert.encoder.layer.1.attention.output.LayerNorm.bias'" in text
     change_config(classifier, num_hidden_layers=0)
     text = message(lambda: load_fine_tuned(str(classifier), str(model_directory("bert")), TASK))
-    assert "says num_hidden_layers = 0, and a network needs one layer at least" in text
+    assert "has no place for 32 of their tensors" in text
 
 
 # -- Weights that are none -------------------------------------------------------------------------------
@@ -277,25 +276,14 @@ def test_a_single_nan_or_infinite_entry_is_refused(copy: ModelDirectory, value: 
 # -- safetensors alone -----------------------------------------------------------------------------------
 
 
-def test_pickled_weights_are_refused_with_the_command_that_converts_them(
-    copy: ModelDirectory, model_directory: ModelDirectory
-) -> None:
-    for kind, architecture in (("bert-mlm", "BertForMaskedLM"), ("gpt2", "GPT2Model")):
-        directory = copy(kind)
-        pickle_weights(directory)
-        text = message(lambda directory=directory: load_model(str(directory)))
-        command = (
-            f"python -c 'from transformers import {architecture}; "
-            f'{architecture}.from_pretrained("{directory}").save_pretrained("{directory}")\''
-        )
-        assert text == (
-            f"Model {str(directory)!r} has its weights pickled (pytorch_model.bin), and reading such a file may run any code, "
-            f"so safetensors alone are read. If you trust the file, convert it once: {command} writes model.safetensors."
-        )
-        python, flag, code = shlex.split(command)
-        assert (python, flag) == ("python", "-c")
-        exec(code, {})
-        assert load_model(str(directory)).fingerprint == load_model(str(model_directory(kind))).fingerprint
+def test_pickled_weights_are_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert-mlm")
+    pickle_weights(directory)
+    assert message(lambda: load_model(str(directory))) == (
+        f"Model {str(directory)!r} has its weights pickled (pytorch_model.bin), and reading such a file may run any code, so "
+        "safetensors alone are read. If you trust the file, load it by transformers once, and save_pretrained writes "
+        "model.safetensors."
+    )
 
 
 def test_a_pickle_beside_safetensors_is_not_opened(copy: ModelDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,10 +328,6 @@ def test_names_on_the_hub_are_read_from_the_cache_of_a_machine_without_a_connect
     assert (sound, headed, done.stderr) == ("linear", "prompt", "")
     assert "'nobody/nothing' cannot be loaded: " in unknown and unknown.endswith("hub names need a connection.")
     assert "Model 'owner/name' has its weights pickled (pytorch_model.bin)" in pickled
-    assert (
-        'python -c \'from transformers import BertModel, AutoTokenizer; BertModel.from_pretrained("owner/name")'
-        '.save_pretrained("owner-name"); AutoTokenizer.from_pretrained("owner/name").save_pretrained("owner-name")\''
-    ) in pickled
     assert "Model 'owner/none' has no weights: expected model.safetensors" in none
 
 
