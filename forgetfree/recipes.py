@@ -131,14 +131,13 @@ def recipe_of(
     that are made by hand.
 
     The options of the region belong together as well: nothing is left of them where ``region_from`` is set otherwise, or an
-    option of the search for a mask is, which wants that search. Where only some strategies set it so, the others keep theirs,
-    ``STRATEGY.OPTION``. Options of the search are left where there is one.
+    option of the search for a mask is, which wants that search. Options of the search are left where there is one.
 
     Args:
         model: as ``--model``.
         settings: the options that are set.
         strategies: that run. Where these are `GRAFT` alone, it is the recipe for a graft whose region is not trained.
-        strategy: whose; settings for others do not count. Default: for all.
+        strategy: whose; settings for others do not count. Default: for all, where settings for one alone do not count.
     """
     entry = MODELS.get(model)
     set_here = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
@@ -151,14 +150,7 @@ def recipe_of(
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
     if _has_other_region(own, set_here):
         own = {key: value for key, value in own.items() if not _is_of_region(key)}
-    elif strategy is None and (others := [name for name in strategies if _has_other_region(own, settings, name)]):
-        kept = {key: value for key, value in own.items() if _is_of_region(key)}
-        own = {key: value for key, value in own.items() if key not in kept}
-        for name in (name for name in strategies if name not in others):
-            scoped = {key.removeprefix(f"{name}."): value for key, value in kept.items()}
-            own |= {f"{name}.{key}": value for key, value in scoped.items() if "." not in key}
-    of_some = {value for key, value in set_here.items() if key.endswith(".region_from")}
-    if "mask" not in {set_here.get("region_from", own.get("region_from", "mask")), *of_some}:
+    if set_here.get("region_from", own.get("region_from", "mask")) != "mask":
         own = {key: value for key, value in own.items() if not _is_of_search(key)}
     return {
         key: value
@@ -167,10 +159,9 @@ def recipe_of(
     }
 
 
-def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any], strategy: str | None = None) -> bool:
-    """Say whether settings for all, or for one strategy, choose the region in another way than the recipe."""
-    named = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
-    named = {key: value for key, value in named.items() if "." not in key}
+def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Say whether settings choose the region in another way than the recipe."""
+    named = {key: value for key, value in settings.items() if "." not in key}
     searched = "mask" if any(map(_is_of_search, named)) else recipe.get("region_from")
     return bool(named.get("region_from", searched) != recipe.get("region_from"))
 

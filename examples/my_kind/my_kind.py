@@ -30,14 +30,8 @@ class Rating(Classification):
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows; the column of the labels is ``stars``, unless another is named."""
-        return super().read(self._with_stars(task))
-
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing."""
-        super().check_header(self._with_stars(task))
-
-    def _with_stars(self, task: TaskTables) -> TaskTables:
-        return replace(task, columns=replace(task.columns, label=task.columns.label or "stars"))
+        label = task.columns.label or "stars"
+        return super().read(replace(task, columns=replace(task.columns, label=label)))
 
 
 def weighted_kappa(answers: LabelAnswers) -> float:

@@ -322,8 +322,13 @@ class Job:
 
 def recipe_of(config: RunConfig) -> str:
     """Say what the model of a run brings; an empty text where it brings nothing, and the optimizer is set."""
-    if chosen := {key: value for key, value in config.recipe().items() if _is_an_option(key)}:
-        options = " ".join(f"{key}={value}" for key, value in chosen.items())
+    told: Json = {}
+    for name, cls in config.classes.items():
+        for key, value in config.recipe(name).items():
+            if key in cls.Options.__dataclass_fields__:
+                told[key if told.get(key, value) == value else f"{name}.{key}"] = value
+    if told:
+        options = " ".join(f"{key}={value}" for key, value in told.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"
     if config.model in recipes.MODELS and recipes.MODELS[config.model].recipe:
         return (
@@ -335,9 +340,3 @@ def recipe_of(config: RunConfig) -> str:
             "such as 1e-4, often needs fewer steps)"
         )
     return ""
-
-
-def _is_an_option(key: str) -> bool:
-    """Say whether a strategy has its option of a recipe, where the key names one of ours."""
-    strategy, _, name = key.rpartition(".")
-    return strategy not in registry.STRATEGIES or name in registry.strategy(strategy).Options.__dataclass_fields__

@@ -20,7 +20,7 @@ from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, counted, escaped, stderr
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import refuse_used
-from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, for_strategies, read_options, stream_of
+from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream_of
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import HelpGroup, option
 
@@ -161,9 +161,12 @@ def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: J
         flags = flags | {"strategy": recipes.GRAFT} | ({"stream": stream_of(subjects)} if subjects else {})
     elif subjects:
         flags = flags | {"stream": subjects[0]}
-    file = read_options(Path(how.config)) if how.config else {}
-    if file and "strategy" in flags:
-        file = for_strategies(file, flags["strategy"])  # no flag could take these away
+    file: Json = {}
+    if how.config:
+        from forgetfree.jobs.option_file import for_strategies, read_options
+
+        file = read_options(Path(how.config))
+        file = for_strategies(file, flags.get("strategy", ()))  # no flag could take these away
     config = RunConfig.of(file, flags).completed("graft-" if command == "graft" else "")
     if command == "graft" and len(config.names) > 1:
         raise UsageError(f"Expected one task, got the {len(config.names)} of {config.stream!r}. Give one of them.")

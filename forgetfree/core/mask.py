@@ -21,7 +21,7 @@ from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.readout_model import Precision
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, top
-from forgetfree.core.trained import Batch, BatchLoss, OnStep, check_loss, trainable
+from forgetfree.core.trained import Batch, CrossEntropy, OnStep, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded
 
@@ -120,7 +120,7 @@ class MaskSearch:
         theta_ft: Tensor,
         base: Region,
         options: MaskOptions,
-        loss: BatchLoss,
+        loss: CrossEntropy,
     ) -> None:
         self.tensors = space.parameters(model)
         self.device = self.tensors[0].device
@@ -212,7 +212,7 @@ def learn_region(
     theta_pre: Tensor,
     theta_ft: Tensor,
     batches: Iterable[Sequence[Batch]],
-    loss: BatchLoss,
+    loss: CrossEntropy,
     *,
     sparsity: float,
     base: Region,

@@ -7,7 +7,7 @@ what a model can afford that is too large to be fine-tuned as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import Batch, BatchLoss, CrossEntropy, check_loss, trainable
-from forgetfree.display import counted
+from forgetfree.core.trained import Batch, CrossEntropy, check_loss, trainable
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.recipes import Saliency
 
@@ -24,8 +23,6 @@ from forgetfree.recipes import Saliency
 SMALL = 1e-3
 #: The most scores of which one maximum is taken.
 _BLOCK = 32
-#: Regions of fewer entries are told as tiny, and how many entries are suggested in their place.
-_TINY, _ENOUGH = 20, 100
 
 
 def floor_share(share: float, total: int) -> int:
@@ -52,20 +49,6 @@ def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
             f"{name} {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
         )
     return entries
-
-
-def tiny_region_note(space_size: int, sparsities: Iterable[float]) -> str:
-    """Say that the smallest region has hardly any entries, where it has fewer than `_TINY`; else return an empty text."""
-    sparsity = min(sparsities, default=1.0)
-    entries = floor_share(sparsity, space_size)
-    if space_size < _ENOUGH or not 0 < entries < _TINY:
-        return ""
-    digit = 10.0 ** math.floor(math.log10(_ENOUGH / space_size))
-    enough = math.ceil(_ENOUGH / space_size / digit - 1e-9) * digit
-    return (
-        f"sparsity {sparsity:g} of {space_size:,} graftable entries is a region of {counted(entries, 'entry')}, which can hold "
-        f"little of a task. For {_ENOUGH} entries or more, set the sparsity to {enough:.1g}."
-    )
 
 
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
@@ -116,11 +99,8 @@ def _without_nan(scores: Tensor) -> Tensor:
     return scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
 
 
-def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
-    """Return the ``count`` entries with the largest |θ_ft − θ_pre| (``among`` a region); fewer if fewer moved."""
-    if among is not None:
-        at = among.indices.to(theta_pre.device)
-        return Region(among.indices[most_moved(theta_pre[at], theta_ft[at], count).indices])
+def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int) -> Region:
+    """Return the ``count`` entries with the largest |θ_ft − θ_pre|; fewer if fewer moved."""
     movement = moves(theta_pre, theta_ft).abs_()
     return top(movement.masked_fill_(movement == 0, -math.inf), count)
 
@@ -182,7 +162,7 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
 
 
 def mean_gradient(
-    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss, *, squared: bool = False
+    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: CrossEntropy, *, squared: bool = False
 ) -> tuple[Tensor, float]:
     """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
 

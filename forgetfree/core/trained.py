@@ -22,19 +22,10 @@ Batch = tuple[Tensor, Tensor, Tensor]
 OnStep = Callable[[int, float], None]
 
 
-class BatchLoss(Protocol):
-    """The loss that a step descends: the mean over the rows of a batch; its gradients are left in the model's tensors."""
-
-    @property
-    def scale(self) -> float:
-        """The factor that those gradients have."""
-
-    def __call__(self, batch: Sequence[Batch]) -> float:
-        """Return the loss over the mini-batches, and add their gradients to those in the tensors."""
-
-
 class CrossEntropy:
-    """The cross-entropy of ``forward``'s logits, see `BatchLoss`.
+    """The loss that a step descends: the mean over the rows of a batch of the cross-entropy of ``forward``'s logits.
+
+    Its gradients are left in the model's tensors, with the factor ``scale``.
 
     Args:
         forward: ``(x, t)`` to logits.
@@ -56,7 +47,7 @@ class CrossEntropy:
         self.scale = 1024.0 if precision == "fp16" else 1.0
 
     def __call__(self, batch: Sequence[Batch]) -> float:
-        """Return the loss over all rows of the mini-batches."""
+        """Return the loss over the mini-batches, and add their gradients to those in the tensors."""
         total, rows = 0.0, 1 if self._summed else sum(len(y) for _, y, _ in batch)
         for x, y, t in batch:
             with autocast(self._precision, self._device.type):

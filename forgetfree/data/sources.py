@@ -19,7 +19,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
+from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
 from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
@@ -448,27 +448,20 @@ def _of_its_own_columns(task: TaskTables) -> TaskTables:
         return task
     own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
     named, kind = (KIND_OF_FORM.get(each, each) for each in (task.source.get("kind", ""), task.registered.kind))
-    if named == kind or (not named and (_has_columns(task) or not _has_columns(own))):
+    if named:
+        return task if named == kind else own
+    is_named = kind != "classification" and task.columns != NO_COLUMN_NAMES
+    if kind not in registry.KINDS or is_named or _kind(task).recognises(task):
         return task
-    return own
-
-
-def _has_columns(task: TaskTables) -> bool:
-    try:
-        _kind(task).check_header(task)
-    except DataError:
-        return False
-    return True
+    return own if _kind(own).recognises(own) else task
 
 
 def _kind(task: TaskTables) -> Any:
     """Kind of a task: by ``source.json``, else as it is registered, else by its columns."""
-    named = task.source.get("kind") or (task.registered.kind if task.registered else None)
-    if named:
+    if named := task.source.get("kind") or (task.registered.kind if task.registered else None):
         return registry.kind(named)
-    ours = {name: registry.kind(name) for name in registry.KINDS}
-    alike = (kind for kind in ours.values() if kind.recognises(task))
-    return next(alike, ours["classification"])
+    others = [registry.kind(name) for name in registry.KINDS if name != "classification"]
+    return next((kind for kind in others if kind.recognises(task)), registry.kind("classification"))
 
 
 def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:

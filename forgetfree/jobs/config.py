@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
@@ -18,23 +16,14 @@ from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import brief, first_twice
-from forgetfree.errors import (
-    Faults,
-    ForgetfreeError,
-    OptionError,
-    ReportError,
-    UnknownNameError,
-    UsageError,
-    first_line,
-)
-from forgetfree.files import free_directory, read_bounded, read_json
+from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError
+from forgetfree.files import free_directory
 from forgetfree.options import Options, build, by_name, faults_in, name_of_function, option, read_value
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import located_places, portable_places
-from forgetfree.results.unit_folder import CONFIG
+from forgetfree.results.config_file import load_run, portable_places
 from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
-from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
+from forgetfree.training.training_options import LocalizationOptions
 
 if TYPE_CHECKING:
     from forgetfree.jobs.progress import Progress
@@ -106,9 +95,6 @@ class RunOptions(Options):
             raise OptionError(
                 f"graftable must be a regular expression, got {brief(self.graftable)}: {error}."
             ) from error
-        cores = os.cpu_count() or 1
-        if self.threads is not None and self.threads > cores:
-            raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
 
 
 #: Options of ``--set`` that have a flag of their own, too; in a file, they may stand beside the table ``set`` as well.
@@ -368,11 +354,9 @@ class RunConfig:
         named = zip(self.strategy_names, self.strategy, strict=True)
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
-        if len(classes) == len(resolved):  # else the options of one are unknown
-            for key in self.set:
-                attempt(
-                    _check_setting, key, {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
-                )
+        known = {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
+        for key in self.set if len(classes) == len(resolved) else ():  # else the options of one are unknown
+            attempt(_check_setting, key, known)
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
         if self.held_out in self.names:
@@ -398,33 +382,21 @@ class RunConfig:
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
             if value == () != each.default:  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
-        once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_column)))
         for named in self.kind:
             faults.attempt(registry.kind, named.rpartition("=")[2])
-        for name in self.names or ("",):
-            faults.attempt(once.columns, name)
-            faults.attempt(once.kind, name)
-            faults.attempt(once.metric, name)
-        faults.attempt(self.read_options.check, self.names)
-        if callable(self.set.get("optimizer")) and not isinstance(self.set["optimizer"], type):
-            for key in ("learning_rate", "readout_learning_rate", "weight_decay"):
-                if key in self.set:
-                    faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
+        read = self.read_options
+        for name, look in product(self.names or ("",), (read.columns, read.kind, read.metric)):
+            faults.attempt(look, name)
+        faults.attempt(read.check, self.names)
         return faults
 
     def _check_fine_tuned(self, faults: Faults) -> None:
         """Add what does not go with a model that is fine-tuned already."""
-        if not Path(str(self.fine_tuned)).is_dir():
-            faults.add(f"--fine-tuned {self.fine_tuned!r} is no directory. Give one that save_pretrained wrote.")
         if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
             faults.add(
                 f"--fine-tuned is a model of one task, for {' and '.join(recipes.GRAFT)}, got {self.stream} and "
                 f"{', '.join(self.strategy_names)}. Leave it out, or the others."
             )
-        # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
-        still_read = {"steps", "batch_size", "precision", "evaluation_batch_size"}
-        for key in (TrainingOptions.__dataclass_fields__.keys() - still_read) & self.set.keys():
-            faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
         for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):
             if self.set.get(key, usual) not in (usual, str(usual)):
                 faults.add(f"{key}={self.set[key]} does not go with --fine-tuned. Leave it out.")
@@ -554,7 +526,10 @@ def with_precision(config: RunConfig) -> RunConfig:
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
     if not keys:
         return config
-    begun = _begun_with(config)
+    try:
+        begun = load_run(Path(config.out))["run"]["set"]
+    except ForgetfreeError:  # nothing was, or the run itself tells what is wrong with it
+        begun = {}
     taken = {key: begun[key] for key in keys if key in begun}
     if left := [key for key in keys if key not in taken]:
         taken |= dict.fromkeys(left, _measured(config.check()))
@@ -576,76 +551,10 @@ def _measured(config: RunConfig) -> str:
         return faster_precision(loaded.model.to(device))
 
 
-def _begun_with(config: RunConfig) -> Mapping[str, Any]:
-    """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
-    try:
-        settings = read_json(Path(config.out) / "config.json", ReportError, "")["run"]["set"]
-    except (ReportError, LookupError, TypeError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
 def stream_of(tasks: Iterable[str]) -> str:
     """Return tasks as one text; a comma after a name that is a registered stream's, too, says that it is the task's."""
     stream = ",".join(map(str, tasks))
     return f"{stream}," if stream in registry.streams() else stream
-
-
-def read_options(path: Path) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
-
-    Args:
-        path: the file, or a directory with a config.json.
-
-    Raises:
-        UsageError: the file cannot be read, or says something else.
-    """
-    remedy = "Give a TOML or JSON file of options, or the config.json of a run."
-    if os.path.isdir(path):  # a Path raises where a name is too long
-        path /= CONFIG
-    if path.suffix == ".json":
-        values = read_json(path, UsageError, remedy)
-    else:
-        try:
-            values = tomllib.loads(read_bounded(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
-    if begun := isinstance(values, dict) and "run" in values:
-        if values.get("objects"):
-            raise UsageError(
-                f"{path} cannot be repeated from this file alone: the run was called from Python with "
-                f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
-            )
-        values = values["run"]
-    if not isinstance(values, dict) or not isinstance(values.get("set", {}), dict):
-        raise UsageError(f"{path}: the options and their set must be tables, got {brief(values)}. {remedy}")
-    config = RunConfig.of(values)
-    if faults := faults_in(config):
-        raise UsageError(f"{path}: {'; '.join(faults)}. {remedy}")
-    named = OF_RUN if begun else OF_RUN.keys() & values.keys()
-    section = {key: getattr(config, key) for key in named} | {"set": config.set}
-    return located_places(section, path.parent) if begun else section
-
-
-def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a file without those that only its own strategies have.
-
-    Args:
-        section: the options by their names, of which ``strategy`` may be missing.
-        strategies: those asked for in the place of its own; where one is not known, which the job tells, all options stay.
-    """
-    try:
-        gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
-    except ForgetfreeError:
-        return dict(section)
-    return {**section, "set": {key: value for key, value in section["set"].items() if key not in gone}}
-
-
-def _names_of(strategies: Sequence[str]) -> set[str]:
-    """Return the names of all options of strategies, with their prefix and without."""
-    classes = RunConfig(strategy=tuple(strategies)).classes
-    names = {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
-    return {f"{name}.{key}" for name, keys in names.items() for key in keys}.union(*names.values())
 
 
 def _check_setting(key: str, known_of: Mapping[str, set[str]]) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.core.precision import faster_precision
-from forgetfree.core.selection import budget, tiny_region_note
+from forgetfree.core.selection import budget
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.rows import TaskRows, evenly, few_rows_note
@@ -215,8 +215,6 @@ class _Look:
         space = loaded.model.space()
         for sparsity in self._sparsities:
             attempt(budget, len(space), sparsity)
-        if note := tiny_region_note(len(space), self._sparsities):
-            self._notes.append(note)
         if config.held_out is not None:
             limit = self._common.test_limit
             aside = attempt(HeldOutTexts.of, config.held_out, config.rows, loaded, limit, config.read_options)

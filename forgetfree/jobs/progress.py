@@ -20,7 +20,7 @@ from forgetfree import registry
 from forgetfree.display import counted, escaped
 from forgetfree.results.metrics import scale_of
 from forgetfree.results.unit_folder import Score
-from forgetfree.training.monitor import PHASE_NAMES, Monitor, Phase
+from forgetfree.training.monitor import Monitor, Phase
 
 #: Seconds between two messages about the steps of a phase.
 _OFTEN = 0.1
@@ -40,7 +40,8 @@ class Step:
     loss: float = math.nan
 
     def __str__(self) -> str:
-        return escaped(f"{self.unit} · {self.task} · {PHASE_NAMES[self.phase]}")
+        phase = self.phase.replace("_", "-")
+        return escaped(f"{self.unit} · {self.task} · {phase}")
 
     @property
     def numbers(self) -> str:

@@ -23,8 +23,9 @@ from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import RunConfig, for_strategies, prepared, read_options, stream_of
+from forgetfree.jobs.config import RunConfig, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
+from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
 from forgetfree.kinds.kind import readout_for
@@ -99,8 +100,7 @@ class FinishedRun:
 
     def config_of(self, tasks: Sequence[str], out: Path, options: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a run of some tasks, with options in the place of its own."""
-        strategies = options.get("strategy", self.section["strategy"])
-        section = for_strategies(self.section, strategies) | dict(options)
+        section = for_strategies(self.section, options.get("strategy", ())) | dict(options)
         # Where both have a task, the new rows are meant.
         section["data"] = [*dict.fromkeys([*_listed(options.get("data")), *_listed(self.section["data"])])]
         section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}

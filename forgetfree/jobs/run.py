@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.core.selection import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
 from forgetfree.display import json_text, tell_note
 from forgetfree.errors import RunError, UsageError
@@ -184,10 +183,6 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     for unit in done:  # a kill right after unit.json leaves one
         remove_checkpoint(unit.directory)
     missing = [unit for unit in units_in(out, config.units) if unit not in done]
-    if missing:
-        sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
-        space = loader.stream(config.seed[0]).model.space()
-        tell_note(tiny_region_note(len(space), [each for each in sparsities if each is not None]))
     for unit in missing:
         if (record := unit.record()) and record["status"] == "done":
             tell_note(f"files of {unit} have changed or are lost: it begins again.")

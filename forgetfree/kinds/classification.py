@@ -20,7 +20,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError
-from forgetfree.kinds.kind import Form, Kind, Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text, probability_column, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
@@ -64,13 +64,12 @@ class Classification(Kind):
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing."""
-        columns, _ = _chosen(task)
-        faults = DataFaults()
-        for head in task.tables.values():
-            faults.attempt(head.check_columns, columns)
-        faults.report()
+    def recognises(self, task: TaskTables) -> bool:
+        """Return whether there are columns of texts and of labels."""
+        try:
+            return bool(_chosen(task))
+        except DataError:
+            return False
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows: columns and labels are named, or found out."""
@@ -78,7 +77,7 @@ class Classification(Kind):
         chosen = faults.attempt(_chosen, task) if train.columns else None  # else of all rows none could be read
         if chosen is None:
             for table in task.tables.values():
-                faults.add(table.bad, len(table.good().numbers), task.skip_bad_rows)
+                faults.add_rows(table.bad, len(table.good().numbers), task.skip_bad_rows)
             faults.report()
         assert chosen is not None
         columns, recognised = chosen
@@ -111,7 +110,7 @@ class Classification(Kind):
                 notes += each.notes(labels, split)
         for split, whole in task.tables.items():
             left = len(rows[split]) if split in rows else len(whole.good().numbers)
-            faults.add(whole.bad, left, task.skip_bad_rows)
+            faults.add_rows(whole.bad, left, task.skip_bad_rows)
         if labels is None:
             faults.report()
         assert labels is not None
@@ -243,16 +242,6 @@ class Classification(Kind):
     def columns(self, task: TaskDefinition) -> tuple[str, ...]:
         """Return task, label, and a column for the probability of each label."""
         return ("task", "label", "probability", *map(probability_column, task.labels))
-
-    def cells(self, task: TaskDefinition, answer: Answer) -> dict[str, Any]:
-        """Return task, label and probabilities."""
-        shares = {probability_column(label): share for label, share in answer.probabilities.items()}
-        return {"task": answer.task, "label": answer.label, "probability": answer.probability, **shares}
-
-
-def probability_column(label: str) -> str:
-    """Return the name of the column for the probability of a label."""
-    return f"probability of {label}"
 
 
 def _word_faults(task: TaskDefinition) -> list[str]:

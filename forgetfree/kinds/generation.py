@@ -36,8 +36,17 @@ from forgetfree.data.tables import TaskTables, plain
 from forgetfree.display import brief, escaped
 from forgetfree.errors import DataError, FieldError, UsageError
 from forgetfree.files import check, parse_json
-from forgetfree.kinds.classification import probability_column
-from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Text, Wrote, check_texts, text_rows
+from forgetfree.kinds.kind import (
+    AS_LEARNED,
+    Form,
+    GenerationOptions,
+    Kind,
+    Text,
+    Wrote,
+    check_texts,
+    probability_column,
+    text_rows,
+)
 from forgetfree.results.answers import TextAnswers
 from forgetfree.tasks import MOST_NEW_TOKENS, Scenario, TaskDefinition
 
@@ -104,13 +113,6 @@ class Generation(Kind):
         """Return whether the columns are those of prompts and answers, or of chats."""
         return are_prompts(task)
 
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing."""
-        faults = DataFaults()
-        for head in task.tables.values():
-            faults.attempt(PromptReader, head, task)
-        faults.report()
-
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows."""
         faults, rows, phrases = DataFaults(), dict[str, Rows](), dict[str, str]()
@@ -118,7 +120,7 @@ class Generation(Kind):
             if reader := faults.attempt(PromptReader, table, task):
                 phrases.setdefault(reader.form, reader.phrase)
                 rows[split] = reader.rows()
-                faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
+                faults.add_rows(table.bad, len(rows[split]), task.skip_bad_rows)
         if not phrases:
             faults.report()
         if len(phrases) > 1:
@@ -338,15 +340,6 @@ class Generation(Kind):
         rows = text_rows(prompts, 1, f"Task {task.name!r}")
         return replace(rows, labels=((),) * len(rows))
 
-    def check_options(self, task: TaskDefinition, options: GenerationOptions) -> None:
-        """Raise ``FieldError`` where a closed answer, which is chosen, is to be cut."""
-        if task.closed_answers and options.stop:
-            raise FieldError(
-                f"Task {task.name!r} has closed answers, of which the likeliest is given whole: stop would change nothing. "
-                "Leave it out.",
-                "stop",
-            )
-
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> str:
         """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
         turns = chat.turns
@@ -382,8 +375,13 @@ class Generation(Kind):
         most = task.max_new_tokens if options.max_tokens is None else options.max_tokens
         if not 1 <= most <= MOST_NEW_TOKENS:
             raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
-        self.check_options(task, options)
         if task.closed_answers:
+            if options.stop:
+                raise FieldError(
+                    f"Task {task.name!r} has closed answers, of which the likeliest is given whole: stop would change "
+                    "nothing. Leave it out.",
+                    "stop",
+                )
             longest = max(map(len, rows.allowed))
             if most < longest and options.max_tokens is not None:
                 raise FieldError(
@@ -429,12 +427,6 @@ class Generation(Kind):
         """Return task, text, and the probabilities of closed answers."""
         closed = task.closed_answers
         return ("task", "text", *(["probability"] if closed else []), *map(probability_column, closed))
-
-    def cells(self, task: TaskDefinition, answer: WrittenText) -> dict[str, Any]:
-        """Return task, text, and the probabilities of closed answers."""
-        shares = answer.probabilities
-        more = {"probability": shares[answer.text]} if shares else {}
-        return {"task": answer.task, "text": answer.text, **more, **{probability_column(a): shares[a] for a in shares}}
 
 
 def _asked(prompt: str, task: TaskDefinition) -> str:

@@ -2,7 +2,7 @@
 
 A kind reads rows, draws samples of them, encodes them, answers and scores them, has floors, and is asked about new texts. It
 holds no task: every method gets the definition. Other rooms find it by `kind_of`, and ask it instead of asking which one it is.
-Its file imports no torch when it is read: the header of a data file is checked before that takes its seconds.
+Its file imports no torch when it is read: rows are checked before that takes its seconds.
 """
 
 from __future__ import annotations
@@ -95,10 +95,6 @@ class Kind(ABC):
     def recognises(self, task: TaskTables) -> bool:
         """Return whether tables look like those of this kind, where nothing names the kind; asked of our own kinds alone."""
         return False
-
-    @abstractmethod
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing; the tables have their first lines alone."""
 
     @abstractmethod
     def read(self, task: TaskTables) -> TaskRows:
@@ -324,13 +320,6 @@ class Kind(ABC):
             UsageError: one is no text, or does not fit the task.
         """
 
-    def check_options(self, task: TaskDefinition, options: GenerationOptions) -> None:
-        """Raise ``FieldError`` or ``UsageError`` for options that the task's answers do not have."""
-        if options != AS_LEARNED:
-            raise UsageError(
-                f"Task {task.name!r} is answered by labels, and max_tokens and stop are for texts. Leave them out."
-            )
-
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> Text:
         """Return a chat as a text of the task.
 
@@ -363,7 +352,10 @@ class Kind(ABC):
         Raises:
             UsageError: the options are not for this task.
         """
-        self.check_options(task, options)
+        if options != AS_LEARNED:
+            raise UsageError(
+                f"Task {task.name!r} is answered by labels, and max_tokens and stop are for texts. Leave them out."
+            )
         found: Tensor = rows.answered(logits())
         return found
 
@@ -401,16 +393,17 @@ class Kind(ABC):
         """Return an answer as an object of JSON, with what was asked, if that is given."""
 
     def columns(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the columns of a table of answers.
+        """Return the columns of a table of answers, which `json` has: see `probability_column`.
 
         Raises:
             UsageError: an answer is no row of a table.
         """
         raise UsageError(f"The answers of task {task.name!r} are no rows of a table. Use --json.")
 
-    def cells(self, task: TaskDefinition, answer: Any) -> Mapping[str, Any]:
-        """Return an answer as a row of a table, by column."""
-        return {}
+
+def probability_column(label: str) -> str:
+    """Return the name of the column for the probability of a label."""
+    return f"probability of {label}"
 
 
 def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:

@@ -58,10 +58,11 @@ class TagAnswers(LabelAnswers):
     lengths: npt.NDArray[Any]
     kind: str = field(default="tagging", kw_only=True)
 
-    @property
-    def sentences(self) -> Sentences:
-        """How the words make up sentences."""
-        return Sentences(self.names, self.lengths)
+    def tags(self, labels: npt.NDArray[Any]) -> list[list[str]]:
+        """Return the names of labels of all words, sentence by sentence."""
+        ends = [0, *accumulate(self.lengths.tolist())]
+        named = [self.names[label] for label in labels.tolist()]
+        return [named[begin:end] for begin, end in pairwise(ends)]
 
     def more_scores(self) -> dict[str, float]:
         """Return the calibration, and the share of words that are labelled rightly."""
@@ -70,13 +71,6 @@ class TagAnswers(LabelAnswers):
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return logits, labels, and the lengths of the sentences."""
         return {**super().tensors(), "lengths": self.lengths}
-
-
-#: F1 of all entities.
-ENTITY_F1 = Metric(
-    lambda answers: entity_f1(logits_of(answers.logits).argmax(axis=1), answers.labels, answers.sentences),
-    constant=lambda answers: constant_entity_f1(answers.labels, answers.sentences),
-)
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class Tagging(Kind):
 
     def metric(self, name: str) -> Metric:
         """Return F1 of entities for ``f1``, else a registered metric."""
-        return ENTITY_F1 if name == "f1" else super().metric(name)
+        return Metric(entity_f1, constant=constant_entity_f1) if name == "f1" else super().metric(name)
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
@@ -156,13 +150,6 @@ class Tagging(Kind):
             return label in _TAGS or isinstance(next(iter(table.columns.get(label, ())), None), list)
         labelled = names & {"text", "text_a"} and any(map(is_label, names))
         return bool(names & set(_TAGS)) and not labelled
-
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` if the column of the words or that of the tags is missing."""
-        faults = DataFaults()
-        for head in task.tables.values():
-            faults.attempt(_columns, head, task.columns)
-        faults.report()
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows.
@@ -188,7 +175,7 @@ class Tagging(Kind):
                 raise DataError(f"{task.folder / 'source.json'}: {wrong[0]}.")
             rows = {split: sentences.rows(definition) for split, sentences in read.items()}
         for split, table in task.tables.items():
-            faults.add(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
+            faults.add_rows(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
         if "train" not in rows:
             faults.report()
         notes = [f"{split} rows of task {task.name!r}: {note}." for split, each in read.items() for note in each.notes]
@@ -270,10 +257,9 @@ class Tagging(Kind):
         """Return the answers to all words; those that were cut off are answered by O."""
         if rows is None:
             return LabelAnswers(logits.numpy(), labels.numpy())
-        words, answered_words = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
-        return TagAnswers(
-            answered_words.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind
-        )
+        sentences: Any = rows
+        lengths, answered = sentences.words.diff().numpy(), sentences.answered(logits).numpy()
+        return TagAnswers(answered, rows.labels.numpy(), task.labels, lengths, kind=task.kind)
 
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
@@ -507,25 +493,6 @@ def bio(tags: Sequence[str]) -> list[str]:
 Span = tuple[str, int, int]
 
 
-@dataclass(frozen=True, eq=False)
-class Sentences:
-    """How words that are labelled make up sentences.
-
-    Attributes:
-        names: of the labels, in BIO: ``O``, ``B-PER``, ``I-PER``, ….
-        lengths: of the sentences in words, shape (n_sentences,); their sum is the number of words.
-    """
-
-    names: Sequence[str]
-    lengths: npt.NDArray[Any]
-
-    def tags(self, labels: npt.NDArray[Any]) -> list[list[str]]:
-        """Return the names of the labels of all words, sentence by sentence."""
-        ends = [0, *accumulate(self.lengths.tolist())]
-        named = [self.names[label] for label in labels.tolist()]
-        return [named[begin:end] for begin, end in pairwise(ends)]
-
-
 def entities_of(tags: Sequence[str]) -> list[Span]:
     """Return the entities of one sentence as seqeval, and CoNLL's own script before it, find them.
 
@@ -547,20 +514,15 @@ def entities_of(tags: Sequence[str]) -> list[Span]:
     return entities
 
 
-def entity_f1(predicted: npt.NDArray[Any], labels: npt.NDArray[Any], sentences: Sentences) -> float:
+def entity_f1(answers: TagAnswers) -> float:
     """Return the F1 of all entities of all kinds together (micro average), as seqeval computes it.
-
-    Args:
-        predicted: numbers of the labels that words are given, shape (n_words,).
-        labels: numbers of the labels that they have, same shape.
-        sentences: that the words make up.
 
     Returns:
         A fraction in [0, 1]; 0.0 where no entity is found.
     """
     right, found = (
-        {(number, *entity) for number, tags in enumerate(sentences.tags(each)) for entity in entities_of(tags)}
-        for each in (labels, predicted)
+        {(number, *entity) for number, tags in enumerate(answers.tags(each)) for entity in entities_of(tags)}
+        for each in (answers.labels, logits_of(answers.logits).argmax(axis=1))
     )
     if not (both := len(right & found)):
         return 0.0
@@ -568,14 +530,14 @@ def entity_f1(predicted: npt.NDArray[Any], labels: npt.NDArray[Any], sentences: 
     return 2 * precision * recall / (precision + recall)
 
 
-def constant_entity_f1(labels: npt.NDArray[Any], sentences: Sentences) -> float:
+def constant_entity_f1(answers: TagAnswers) -> float:
     """Return the best entity F1 that one and the same label for every word can have.
 
     ``O`` finds nothing. ``B-X`` finds the X of one word, ``I-X`` those that are whole sentences, each among as many guesses
     as there are words, or sentences.
     """
     entities, single, whole = 0, Counter[str](), Counter[str]()
-    for tags in sentences.tags(labels):
+    for tags in answers.tags(answers.labels):
         for kind, first, last in entities_of(tags):
             entities += 1
             single[kind] += first == last
@@ -583,5 +545,5 @@ def constant_entity_f1(labels: npt.NDArray[Any], sentences: Sentences) -> float:
     right = (max(counts.values(), default=0) for counts in (single, whole))
     return max(
         2 * hits / (guesses + entities)
-        for hits, guesses in zip(right, (len(labels), len(sentences.lengths)), strict=True)
+        for hits, guesses in zip(right, (len(answers.labels), len(answers.lengths)), strict=True)
     )

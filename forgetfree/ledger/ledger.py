@@ -30,7 +30,7 @@ from forgetfree.core.parameters import ParameterSpace, not_finite
 from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, index_dtype, region_of
 from forgetfree.display import brief
-from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
+from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
 from forgetfree.files import StrPath, check, checked
 from forgetfree.hub import HubFile
 from forgetfree.ledger.binding import Binding
@@ -363,19 +363,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     def overlap(self) -> list[list[float]]:
         """Return ``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
-        regions = [record.region.indices for record in self._records]
-        count = len(regions)
-        sizes = torch.tensor([len(indices) for indices in regions], dtype=torch.int64, device="cpu")
-        entries, order = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *regions]).sort(stable=True)
-        tasks = torch.repeat_interleave(torch.arange(count, device="cpu"), sizes)[order]
-        # Tasks that share an entry stand side by side now: first neighbours, then those at a distance of two, …
-        common, apart = torch.diag(sizes), 1
-        while bool((same := entries[apart:] == entries[:-apart]).any()):
-            pairs = tasks[:-apart][same] * count + tasks[apart:][same]
-            shared = torch.bincount(pairs, minlength=count * count).view(count, count)
-            common, apart = common + shared + shared.T, apart + 1
-        shares: list[list[float]] = (common.double() / sizes.clamp(min=1)).tolist()
-        return shares
+        regions = [record.region for record in self._records]
+        return [[len(one & other) / max(1, len(other)) for other in regions] for one in regions]
 
     def append(self, record: Record) -> None:
         """Commit a task. Nothing in a ledger changes afterwards.
@@ -482,13 +471,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             LedgerError: with the reason; a damaged file is never half-read.
         """
         path = Path(path)
-        try:
-            return FILE.load(path, cls._of)
-        except MemoryError as error:
-            raise LedgerError(
-                f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
-                "machine; if no such model was trained, restore the file from a copy."
-            ) from error
+        return FILE.load(path, cls._of)
 
     def facts(self) -> list[dict[str, Any]]:
         """Return fingerprint, tasks and labels, for the card on the hub."""

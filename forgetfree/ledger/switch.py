@@ -245,7 +245,6 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
         fingerprint: the model's, if it is known already.
     """
     backbone = part_named(model, ledger.space)
-    _check_names(ledger, backbone)
     try:
         ledger.space.check_dtypes(backbone)
         buffers = persistent_buffers(backbone)
@@ -280,22 +279,6 @@ def check_head(ledger: Ledger, model: nn.Module) -> None:
         raise LedgerError(
             "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
             "are not. Load the very weights the tasks were learned from."
-        )
-
-
-def _check_names(ledger: Ledger, backbone: nn.Module) -> None:
-    """Raise ``LedgerError`` where the ledger is of a model with a head, and this is a body, which names tensors otherwise."""
-    own = {name for name, _ in backbone.named_parameters(remove_duplicate=False)}
-    names = [spec.name for spec in ledger.space.tensors]
-    if names[0] in own:
-        return
-    prefix = names[0].partition(".")[0] + "."
-    if all(name.startswith(prefix) and name.removeprefix(prefix) in own for name in names):
-        raise LedgerError(
-            f"The ledger is of a model with a head, whose tensors are named {prefix}…, expected the names of its body, a "
-            f"{type(backbone).__name__}. Make one of the body and append each of ledger.records to it, for entries keep their "
-            "numbers: Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model), ledger.composition), with "
-            "body_fingerprint of forgetfree.core.readout_model."
         )
 
 

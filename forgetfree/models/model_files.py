@@ -6,9 +6,7 @@ loaded from a model's own files.
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,8 +33,6 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 #: The implementations of attention that transformers itself has.
 _ATTENTION = ("eager", "sdpa", "flex_attention")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
-#: The names of the number of layers in configurations.
-_LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 #: The most layers of any kind that a config.json may ask for, and the most labels, for which transformers makes a name each.
 MOST_LAYERS, MOST_LABELS = 1000, 100_000
 
@@ -55,14 +51,6 @@ def read_config(path: str, name: str) -> Any:
         read_json(file, ModelError, "Put back the config.json that was saved with the weights.", _check_config)
     with explained(name), quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-    for layers in _LAYERS:
-        count = getattr(config, layers, None)
-        if isinstance(count, int) and count < 1:
-            key = config.attribute_map.get(layers, layers)
-            raise ModelError(
-                f"The config.json of model {name!r} says {key} = {count}, and a network needs one layer at least. Put back "
-                "the config.json that was saved with the weights."
-            )
     parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
     for attention in filter(None, (getattr(part, "_attn_implementation", None) for part in parts)):
         if attention not in _ATTENTION:
@@ -197,7 +185,7 @@ def weight_files(path: str, name: str) -> list[str]:
     if pickled:
         raise ModelError(
             f"Model {name!r} has its weights pickled ({', '.join(pickled)}), and reading such a file may run any code, so "
-            f"safetensors alone are read. If you trust the file, convert it once: {_conversion(path, name)} writes "
+            f"safetensors alone are read. If you trust the file, load it by transformers once, and save_pretrained writes "
             f"{WEIGHTS}."
         )
     raise ModelError(
@@ -212,19 +200,6 @@ def _find(path: str, file: str) -> str | None:
 
     place: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
     return place
-
-
-def _conversion(path: str, name: str) -> str:
-    """Return the command that writes pickled weights as safetensors: of a directory in place, of a hub name in a new one."""
-    import transformers
-
-    architectures = [each for each in read_config(path, name).architectures or () if hasattr(transformers, each)]
-    kind = (architectures or ["AutoModel"])[0]
-    out = path if Path(path).is_dir() else path.replace("/", "-")
-    saved = [kind] if out == path else [kind, "AutoTokenizer"]
-    lines = [f"from transformers import {', '.join(saved)}"]
-    lines += [f"{each}.from_pretrained({json.dumps(path)}).save_pretrained({json.dumps(out)})" for each in saved]
-    return f"python -c {shlex.quote('; '.join(lines))}"
 
 
 def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str], name: str) -> None:

@@ -416,13 +416,9 @@ class Results:
 
     def hold(self) -> None:
         """Read ledgers and grafts into memory, because their files will be removed."""
-        self._held = {place: self._kept(*place) for place in self._places()}
-
-    def _places(self) -> list[tuple[str, str, int]]:
-        """Return of which strategies and seeds there is a ledger or a graft."""
         units = [(label, seed, run) for label, runs in self.units.items() for seed, run in runs.items()]
         every = [(kind, label, seed) for label, seed, run in units for kind in _KEPT if _file(run, kind).is_file()]
-        return [*self._held, *every]
+        self._held = {place: self._kept(*place) for place in every}
 
     def _kept(self, kind: str, strategy: str, seed: int) -> Any:
         run, place = self._run(strategy, seed), (kind, strategy, seed)
@@ -430,8 +426,7 @@ class Results:
             return self._held[place]
         path = _file(run, kind)
         if not path.is_file():
-            there = "; ".join(f"{kind} of {label}, seed {number}" for kind, label, number in self._places())
-            raise ReportError(f"There is no {kind} of {strategy} with seed {seed}. There are: {there or 'none'}.")
+            raise ReportError(f"There is no {kind} of {strategy} with seed {seed}. Take a strategy that keeps one.")
         from forgetfree.ledger import Ledger  # with torch, which scores do not need
         from forgetfree.ledger.graft import Graft
 

@@ -16,15 +16,16 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows, by_length
 from forgetfree.device import find_device
 from forgetfree.display import brief, counted
-from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
+from forgetfree.errors import LedgerError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
+from forgetfree.registry import WEIGHTS
 from forgetfree.serve.source import Source
-from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
+from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import predict, share_of_entropy
 from forgetfree.training.task_features import TaskFeatures
@@ -106,32 +107,25 @@ class Predictor:
     @classmethod
     def of_source(cls, source: Source, device: str = "auto", deterministic: bool = False) -> Predictor:
         """Return the predictor of a file that a strategy saved: see `of_run`."""
-        try:
-            ledger = Ledger.load(source.file) if source.is_ledger else None
-            if ledger is not None:
-                loaded = load_bound(source.model, ledger.binding, ledger.space)
-            else:
-                assert source.binding is not None
-                readout, length = source.binding.readout, source.binding.max_length
-                options: dict[str, Any] = {"graftable": source.graftable, "dtype": source.dtype}
-                loaded = load_model(source.model, readout, max_length=length, **options)
-            loaded.model.to(find_device(device))
-            features = None
-            if source.task_inference == "lda":  # the model holds θ_pre now
-                features = TaskFeatures(loaded.model, loaded.fingerprint)
-                features.load(source.file.parent)
-            weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger)
-            return cls(
-                loaded,
-                weights,
-                routed=source.task_inference != "last",
-                deterministic=deterministic or source.deterministic,
-                features=features,
-            )
-        except (LedgerError, ModelError, RunError) as error:
-            if not source.run_model:
-                raise
-            raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
+        weights: TaskWeights
+        if source.is_ledger:
+            ledger = Ledger.load(source.file)
+            loaded = load_bound(source.model, ledger.binding, ledger.space)
+        else:
+            assert source.binding is not None
+            readout, length = source.binding.readout, source.binding.max_length
+            options: dict[str, Any] = {"graftable": source.graftable, "dtype": source.dtype}
+            loaded = load_model(source.model, readout, max_length=length, **options)
+        loaded.model.to(find_device(device))
+        features = None
+        if source.task_inference == "lda":  # the model holds θ_pre now
+            features = TaskFeatures(loaded.model, loaded.fingerprint)
+            features.load(source.file.parent)
+        weights = (
+            LedgerWeights(loaded, ledger) if source.is_ledger else WEIGHTS[source.file.name].load()(source, loaded)
+        )
+        routed, deterministic = source.task_inference != "last", deterministic or source.deterministic
+        return cls(loaded, weights, routed=routed, deterministic=deterministic, features=features)
 
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:

@@ -36,7 +36,6 @@ class Source:
     Attributes:
         file: the file; one of another name than `FILES` is a ledger.
         model: name or directory of the base model now.
-        run_model: its name in the run, where ``model`` is another's choice; else empty.
         strategy: the name of the strategy; empty where there is no run.
         graftable: the run's ``--set graftable``.
         dtype: the run's ``--set dtype``.
@@ -50,7 +49,6 @@ class Source:
 
     file: Path
     model: str
-    run_model: str = ""
     strategy: str = ""
     graftable: str | None = None
     dtype: ModelDtype = "float32"
@@ -92,14 +90,12 @@ class Source:
                 f"forgetfree apply {place} --out DIR."
             )
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
-        name = located(config["model"]["name"], place)
         task_inference = "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last")
         if task_inference == "lda":
             check_own(file.with_name(FEATURES))
         return cls(
             file=file,
-            model=model or name,
-            run_model="" if model is None else name,
+            model=model or located(config["model"]["name"], place),
             strategy=file.parts[-3],
             graftable=settings.get("graftable"),
             dtype="bfloat16" if settings.get("dtype") == "bfloat16" else "float32",

@@ -1,4 +1,4 @@
-"""Progress of training, phase by phase and step by step, as a monitor logs it; `Monitor` itself logs nothing."""
+"""Progress of training, phase by phase and step by step; `Monitor` itself logs nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from forgetfree.results.unit_folder import Score
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
 
-PHASE_NAMES: dict[Phase, str] = {
-    "fine_tune": "fine-tune",
-    "localize": "localize",
-    "train": "train",
-    "evaluate": "evaluate",
-}
-
 
 class Monitor:
-    """Takes the progress of phases and steps, and logs nothing."""
+    """Takes the progress of phases and steps, and passes everything on to another monitor, if it is given one."""
+
+    _monitor: Monitor | None = None
+
+    def __init__(self, monitor: Monitor | None = None) -> None:
+        self._monitor = monitor
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
@@ -37,59 +35,38 @@ class Monitor:
         Yields:
             A callback for each step, with its number and its loss (NaN if there is none).
         """
-        yield lambda step, loss: None
+        if self._monitor is None:
+            yield lambda step, loss: None
+        else:
+            with self._monitor.phase(task, phase, steps) as on_step:
+                yield on_step
 
     def log_rate(self, of_step: Callable[[int], float]) -> None:
         """Log the learning rate of each step of the phase that has begun, by its number."""
+        if self._monitor is not None:
+            self._monitor.log_rate(of_step)
 
     def log_tokens(self, tokens: int, most: int) -> None:
         """Log how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
+        if self._monitor is not None:
+            self._monitor.log_tokens(tokens, most)
 
     def log_reused(self, task: str, steps: int) -> None:
         """Log that the fine-tuned model of a task was there already, made by so many updates."""
+        if self._monitor is not None:
+            self._monitor.log_reused(task, steps)
 
     def log_scores(self, scores: Sequence[Score]) -> None:
         """Log scores: of a stream, on every task before the first is learned, and after each."""
+        if self._monitor is not None:
+            self._monitor.log_scores(scores)
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint of the phases."""
-        return Checkpoint()
+        return Checkpoint() if self._monitor is None else self._monitor.checkpoint()
 
 
-class Relay(Monitor):
-    """Passes everything on to another monitor."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Pass on a phase of a task."""
-        with self._monitor.phase(task, phase, steps) as on_step:
-            yield on_step
-
-    def log_rate(self, of_step: Callable[[int], float]) -> None:
-        """Pass it on."""
-        self._monitor.log_rate(of_step)
-
-    def log_tokens(self, tokens: int, most: int) -> None:
-        """Pass it on."""
-        self._monitor.log_tokens(tokens, most)
-
-    def log_reused(self, task: str, steps: int) -> None:
-        """Pass it on."""
-        self._monitor.log_reused(task, steps)
-
-    def log_scores(self, scores: Sequence[Score]) -> None:
-        """Pass them on."""
-        self._monitor.log_scores(scores)
-
-    def checkpoint(self) -> Checkpoint:
-        """Return that of the other monitor."""
-        return self._monitor.checkpoint()
-
-
-class Follower(Relay):
+class Follower(Monitor):
     """Passes everything on to another monitor, and logs every step with its learning rate."""
 
     def __init__(self, monitor: Monitor) -> None:
@@ -117,7 +94,7 @@ class Follower(Relay):
         super().log_rate(of_step)
 
 
-class Stopwatch(Relay):
+class Stopwatch(Monitor):
     """Passes everything on to another monitor, and sums up the seconds of each phase and the updates of each task.
 
     Attributes:

@@ -45,7 +45,6 @@ from forgetfree.core.selection import (
 )
 from forgetfree.core.trained import (
     Batch,
-    BatchLoss,
     CrossEntropy,
     RegionParameters,
     TrainedParameters,
@@ -116,7 +115,7 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
     return max(1, floor_share(options.base_fraction, count))
 
 
-def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
+def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> CrossEntropy:
     """Return the loss of θ(γ) over a batch of `mask_batches`."""
     device = next(model.parameters()).device
     return CrossEntropy(model, device, options.precision)

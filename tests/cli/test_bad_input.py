@@ -365,7 +365,8 @@ CASES = [
     Case("graft", "No stream is given. data holds ag_news, qnli, sst2."),
     Case("graft qnli,sst2", "Expected one task, got the 2 of 'qnli,sst2'"),
     Case(
-        "graft sst2 --fine-tuned nosuch", "--fine-tuned 'nosuch' is no directory. Give one that save_pretrained wrote."
+        "graft sst2 --fine-tuned nosuch",
+        "--fine-tuned 'nosuch' is no model. Expected a directory in Hugging Face layout",
     ),
     Case("graft sst2 --fine-tuned model", "--fine-tuned 'model' is BertModel without a head"),
     Case(

@@ -204,8 +204,6 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run("sst2", **asked, optimizer=made)
     with pytest.raises(UsageError, match="resume=True needs out"):
         forgetfree.run("sst2", **asked, resume=True)
-    with pytest.raises(UsageError, match=r"optimizer is a function, which sets learning_rate itself"):
-        forgetfree.run("sst2", **asked, strategies=[Naive], optimizer=lambda p: None, learning_rate=0.1)
     with pytest.raises(UsageError, match=r"the strategy Naive \(a class\). Leave jobs at 1"):
         forgetfree.run("sst2", **asked, strategies=[Naive], jobs=2)
 
@@ -226,9 +224,7 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
     for mine, other in zip(ours.records, theirs.records, strict=True):
         assert torch.equal(mine.owned.values, other.owned.values)
     assert repr(ours).startswith("Ledger(union; entries owned: qnli ")
-    with pytest.raises(
-        ReportError, match=r"no ledger of fine-tune with seed 3\. There are: ledger of grafting-continual, seed 3\."
-    ):
+    with pytest.raises(ReportError, match=r"no ledger of fine-tune with seed 3\. Take a strategy that keeps one\."):
         results.ledger("fine-tune", 3)
     with pytest.raises(UnknownNameError):
         results.ledger("wsn")

@@ -196,15 +196,6 @@ def test_a_graft_knows_how_far_its_rows_were_read(graft: GraftCommand, tmp_path:
 # -- Fine-tuned elsewhere --------------------------------------------------------------------------------
 
 
-def test_what_would_train_has_no_effect_on_a_model_that_is_trained(
-    graft: GraftCommand, bert: nn.Module, tmp_path: Path, capsys: Any
-) -> None:
-    classifier(bert, LABELS).save_pretrained(tmp_path)
-    more = ["--fine-tuned", str(tmp_path), "--set", "learning_rate=99", "--set", "optimizer=adamw"]
-    error = refused(graft, capsys, *more)
-    assert "--set learning_rate has no effect with --fine-tuned" in error and "--set optimizer has no effect" in error
-
-
 def moved(model: nn.Module, pre: nn.Module | None = None, seed: int = 0, everything: bool = False) -> nn.Module:
     """``model`` with the tensors of ``pre`` where it has them, its encoder (or ``everything``) moved a little."""
     generator = torch.Generator().manual_seed(seed)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from forgetfree import cli
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
@@ -19,7 +17,6 @@ from forgetfree.core.selection import (
     most_moved,
     most_salient,
     saliency,
-    tiny_region_note,
 )
 from forgetfree.core.trained import Batch, CrossEntropy
 from forgetfree.data.examples import DatasetExamples
@@ -153,25 +150,3 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.precision == "bf16"
     assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
-
-
-# -- Tiny regions ----------------------------------------------------------------------------------------
-
-
-def test_a_tiny_region_is_told_with_a_larger_sparsity() -> None:
-    note = tiny_region_note(67_000, [0.5, 1e-4])
-    assert note.startswith("sparsity 0.0001 of 67,000 graftable entries is a region of 6 entries,")
-    assert note.endswith("For 100 entries or more, set the sparsity to 0.002.")
-    for size, sparsities in ((85_000_000, [1e-4]), (67_000, [1e-3]), (67_000, []), (50, [0.1])):
-        assert tiny_region_note(size, sparsities) == ""
-
-
-def test_a_run_and_its_plan_tell_it(
-    model_directory: Any, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["run", "sst2", "--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4"]
-    words += ["--steps", "1", "--strategy", "grafting-continual", "--out", str(tmp_path / "out"), "--sparsity", "0.001"]
-    assert cli.main([*words, "--check"]) == 0
-    assert "is a region of 4 entries" in "".join(capsys.readouterr())
-    assert cli.main(words) == 0
-    assert capsys.readouterr().err.count("is a region of 4 entries") == 1

@@ -12,7 +12,8 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.config import RunConfig, read_options
+from forgetfree.jobs.config import RunConfig
+from forgetfree.jobs.option_file import read_options
 from forgetfree.results.config_file import load_run, located, portable
 
 QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]

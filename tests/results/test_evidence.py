@@ -10,11 +10,12 @@ from edited import change_outcome
 from handmade import results_of, run_of, together
 from reported import edit_about, make_run
 
-from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
+from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
-from forgetfree.results.table import load_results
+from forgetfree.results.report.run_report import lay_out
+from forgetfree.results.table import Results, load_results
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:
@@ -224,38 +225,29 @@ def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
 # -- In a report -----------------------------------------------------------------------------------------
 
 
-def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def rows_of(results: Results, title: str) -> dict[str, tuple[str, ...]]:
+    """The rows of a table of the report, by their names; its header is that of the corner."""
+    (table,) = [each for each in lay_out(results).tables if each.title.startswith(title)]
+    return {cells[0]: cells[1:] for cells in (table.header, *table.rows)}
+
+
+def test_a_report_says_what_its_averages_are_worth(tmp_path: Path) -> None:
     loss = {"fine-tune": 0.0, "continual-ft": 0.1, "grafting-continual": 0.0}
-    make_run(tmp_path / "run", ["a", "b", "c"], loss)
-    assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    table = said[said.index("## Averages with their 95 % intervals") :].split("\n## ")[0]
-    header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
-    assert header == ["strategy", "average", "forgetting", "minus fine-tune", "minus continual-ft"]
-    by_name = {row[0]: row[1:] for row in rows}
-    assert list(by_name) == list(loss) and by_name["fine-tune"][1] == "0.0" and "[" in by_name["continual-ft"][1]
-    assert by_name["fine-tune"][2] == "—" and by_name["fine-tune"][3].endswith("undecided")  # of two seeds
-    assert by_name["continual-ft"][2].endswith("undecided") and by_name["continual-ft"][3] == "—"
-    table = said[said.index("## Kept above the floor") :].split("\n## ")[0]
-    header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
-    assert header == ["strategy", "a", "b", "c", "average"]
-    by_name = {row[0]: row[1:] for row in rows}
-    assert list(by_name) == ["the floor", *loss]
-    assert by_name["fine-tune"][3] == "100.0"
-    results = load_results(tmp_path / "run")
-    constant = results.constant
-    assert constant
-    assert by_name["the floor"][0] == f"{100 * constant[0]:.1f} (a constant answer)"
-    scores = {name: np.mean(results.matrices(name)[:, -1]) for name in loss}
-    floor = np.mean(constant)
+    results = load_results(make_run(tmp_path / "run", ["a", "b", "c"], loss))
+    found = rows_of(results, "Averages with their 95 % intervals")
+    assert found.pop("strategy") == ("average", "forgetting", "minus fine-tune", "minus continual-ft")
+    assert list(found) == list(loss) and found["fine-tune"][1] == "0.0" and "[" in found["continual-ft"][1]
+    assert found["fine-tune"][2] == "—" and found["fine-tune"][3].endswith("undecided")  # of two seeds
+    found = rows_of(results, "Kept above the floor")
+    assert found.pop("strategy") == ("a", "b", "c", "average")
+    assert list(found) == ["the floor", *loss] and found["fine-tune"][3] == "100.0"
+    assert results.constant and found["the floor"][0] == f"{100 * results.constant[0]:.1f} (a constant answer)"
+    scores, floor = {name: np.mean(results.matrices(name)[:, -1]) for name in loss}, np.mean(results.constant)
     kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
-    assert by_name["continual-ft"][3].startswith(f"{100 * kept:.1f} ")
-    (tmp_path / "run" / "fine-tune" / "seed-0" / "predictions.safetensors").write_bytes(b"damaged")
-    assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 1
-    assert "predictions.safetensors is not the file that its unit made" in capsys.readouterr().err
+    assert found["continual-ft"][3].startswith(f"{100 * kept:.1f} ")
 
 
-def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_floor_of_each_task_counts(tmp_path: Path) -> None:
     """A bag of words that scores more than a constant answer is the floor, and takes away from what was kept."""
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
     edit_about(out, floors={"constant": [0.5, 0.4]})
@@ -264,14 +256,13 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.Captu
         floors = {"bag_of_words": bag, "linear_probe": probe}
         change_outcome(out / "fine-tune" / f"seed-{seed}", lambda outcome, its=floors: outcome.update(floors=its))
     merged = load_results(out)
-    assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.3))
     assert merged.learned_floors["a linear probe"][0] is None  # one seed lacks it
     assert merged.best_floors == [("a bag of words", pytest.approx(0.55)), ("a linear probe", pytest.approx(0.6))]
-    assert cli.main(["report", str(out), "--format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    assert "| the floor | 55.0 (a bag of words) | 60.0 (a linear probe) | 57.5 |" in said
-    assert "| a bag of words | 55.0 | 30.0 | 42.5 | — | — | — |" in said
-    assert "| a linear probe | — | 60.0 | — | — | — | — |" in said
+    found = rows_of(merged, "Kept above the floor")
+    assert found["the floor"] == ("55.0 (a bag of words)", "60.0 (a linear probe)", "57.5")
+    found = rows_of(merged, "After the last task")
+    assert found["a bag of words"] == ("55.0", "30.0", "42.5", "—", "—", "—")
+    assert found["a linear probe"] == ("—", "60.0", "—", "—", "—", "—")
     edit_about(out, floors={"constant": [0.5]})
-    assert cli.main(["report", str(out), "--format", "markdown"]) == 1
-    assert "floors.constant must be 2 numbers" in capsys.readouterr().err
+    with pytest.raises(ReportError, match=r"floors\.constant must be 2 numbers"):
+        load_results(out)

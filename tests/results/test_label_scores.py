@@ -29,17 +29,6 @@ def test_scores_of_labels_are_worked_by_hand() -> None:
     assert scores["f1"].tolist() == pytest.approx([4 / 7, 1 / 2, 0, (4 / 7 + 1 / 2) / 2])
 
 
-def test_results_have_them(tmp_path: Path) -> None:
-    out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
-    results = forgetfree.load_results(out)
-    tables = [results.label_scores("continual-ft", "b", seed) for seed in (0, 1)]
-    counts = [results.confusion("continual-ft", "b", seed) for seed in (0, 1)]
-    for seed, (table, taken) in enumerate(zip(tables, counts, strict=True)):
-        assert list(table.index) == ["no", "yes", "maybe", "macro average"]
-        assert taken.to_numpy().sum() == table.loc["macro average", "rows"] == 120
-        assert np.diag(taken).sum() / 120 == results.matrix("continual-ft", seed).iloc[-1]["b"]
-
-
 def test_what_has_no_answers_is_refused(tmp_path: Path) -> None:
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0})
     results = forgetfree.load_results(out)

@@ -115,11 +115,6 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     )
 
 
-def test_scores_of_other_bounds_are_not_called_fractions() -> None:
-    with pytest.raises(MetricError, match=r"^matrix must hold numbers; got nan\.$"):
-        metrics.summarize([[0.5], [np.nan]], metrics=["accuracy"])
-
-
 # -- Scores of a trainer of one's own --------------------------------------------------------------------
 
 

@@ -93,13 +93,6 @@ def test_agreement_is_the_share_of_equal_predictions() -> None:
     assert metrics.agreement(binary([0, 1, 1, 0]), 7.0 * binary([0, 1, 0, 1])) == 0.5
 
 
-def test_agreement_is_between_predictions_of_the_same_examples() -> None:
-    with pytest.raises(MetricError, match=r"^agreement needs .* got shapes \(2, 2\) and \(1, 2\)\.$"):
-        metrics.agreement(binary([0, 1]), binary([0]))
-    with pytest.raises(MetricError, match=r"^other_logits must be finite; 1 of 2 rows"):
-        metrics.agreement(binary([0, 1]), [[0.0, 1.0], [np.nan, 0.0]])
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed: int) -> None:
     """To the bit but for calibration, whose sums have another order; no confidence lies at an edge of a bin."""
@@ -169,16 +162,6 @@ def test_a_confidence_at_an_edge_belongs_to_the_bin_below() -> None:
 def test_the_last_bin_holds_a_confidence_of_one() -> None:
     """Softmax of (1000, 0) is exactly (1, 0), with no overflow; one right, one wrong: |1 − 2| / 2 = 0.5."""
     assert metrics.expected_calibration_error([[1000.0, 0.0], [1000.0, 0.0]], [0, 1]) == 0.5
-
-
-def test_gaps_of_one_bin_cancel_and_gaps_of_two_bins_do_not() -> None:
-    """Confidences 0.6 (right, +0.4) and 0.8 (wrong, −0.8).
-
-    One bin: |0.4 − 0.8| / 2 = 0.2. Fifteen bins, so two occupied: (0.4 + 0.8) / 2 = 0.6.
-    """
-    logits = logits_of([[0.6, 0.4], [0.8, 0.2]])
-    assert metrics.expected_calibration_error(logits, [0, 1], bins=1) == pytest.approx(0.2)
-    assert metrics.expected_calibration_error(logits, [0, 1]) == pytest.approx(0.6)
 
 
 def test_calibration_is_computed_in_float64() -> None:

@@ -55,13 +55,6 @@ def test_outcome_table_is_mean_and_deviation_over_seeds(two_seeds: Results) -> N
     )
 
 
-def test_one_seed_has_no_deviation_and_zero_has_no_sign() -> None:
-    """80 → 80: forgetting 0, and a BWT of −0.00001 is 0.0, not -0.0."""
-    run = run_of("grafting-continual", 0, [0.8 - 1e-7, 0.7])
-    table = table_of(page_of(run), "After the last task")
-    assert table.rows == (("grafting-continual", "80.0", "70.0", "75.0", "0.0", "0.0", "20.0"),)
-
-
 def test_updates_stand_beside_scores_where_they_are_known() -> None:
     """300 + 100 = 400 for fine-tuning, twice that with a region; not for an older run, floors, or without those of a task."""
     runs = [run_of("fine-tune", 0, [0.8, 0.7], updates=[300, 100])]
@@ -74,10 +67,16 @@ def test_updates_stand_beside_scores_where_they_are_known() -> None:
 
 
 def test_the_final_union_has_a_row_of_its_own() -> None:
-    """Average (75 + 65) / 2 = 70, ECE (20 + 10) / 2 = 15; it has no history, so nothing else."""
-    run = run_of("grafting-continual", 0, [0.8, 0.7], union_accuracy=[0.75, 0.65], union_ece=[0.2, 0.1])
+    """Average (75 + 65) / 2 = 70, ECE (20 + 10) / 2 = 15; it has no history, so nothing else.
+
+    One seed has no deviation, and forgetting of 0.00001 is 0.0, its negative not -0.0.
+    """
+    run = run_of("grafting-continual", 0, [0.8 - 1e-7, 0.7], union_accuracy=[0.75, 0.65], union_ece=[0.2, 0.1])
     table = table_of(page_of(run), "After the last task")
-    assert table.rows[1] == ("grafting-continual (one final union)", "75.0", "65.0", "70.0", "—", "—", "15.0")
+    assert table.rows == (
+        ("grafting-continual", "80.0", "70.0", "75.0", "0.0", "0.0", "20.0"),
+        ("grafting-continual (one final union)", "75.0", "65.0", "70.0", "—", "—", "15.0"),
+    )
 
 
 def test_a_constant_answer_has_the_last_row() -> None:
@@ -156,11 +155,10 @@ def test_notes_name_the_set_up_and_the_seeds(two_seeds: Results) -> None:
     assert page_of(*runs).notes[-1] == "a: 2 seeds (0, 3); b: 1 seed (0)."
 
 
-@pytest.mark.parametrize("done", [0, 1])
-def test_notes_name_what_is_left_out(done: int) -> None:
-    cut, failed = {"strategy": "continual-ft", "seed": 4, "after": done}, {"strategy": "h", "seed": 3, "error": "Odd."}
+def test_notes_name_what_is_left_out() -> None:
+    cut, failed = {"strategy": "continual-ft", "seed": 4, "after": 1}, {"strategy": "h", "seed": 3, "error": "Odd."}
     one = results_of(run_of("fine-tune", 0, [0.8, 0.7]), unfinished=[cut], failed=[failed], source="runs/a")
-    expected = f"Unfinished and left out: continual-ft, seed 4, after {done} of 2 tasks"
+    expected = "Unfinished and left out: continual-ft, seed 4, after 1 of 2 tasks"
     assert lay_out(together([one])).notes[-2:] == (f"{expected}.", "Failed and left out: h, seed 3: Odd.")
     other = results_of(run_of("ewc", 0, [0.8, 0.7]), source="runs/b")
     assert lay_out(together([one, other])).notes[-2] == f"{expected} (runs/a)."
@@ -176,7 +174,7 @@ def test_a_stream_of_one_task_and_results_without_runs_are_reported() -> None:
     ]
     empty = together([results_of()])
     assert lay_out(empty).tables[0].rows == ()
-    assert all(render(empty, name) for name in FORMATS)
+    assert all(render(empty, name) for name in FORMATS) and "<svg" not in render(empty, "html")
 
 
 # ---- merging --------------------------------------------------------------------------------------------
@@ -217,29 +215,25 @@ def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) 
         together(results)
 
 
-def test_models_stand_side_by_side_on_the_same_rows() -> None:
-    """By name, or where names are equal by the first digits of fingerprints."""
-
-    def of(name: str, fingerprint: str, last: float) -> Json:
-        model = {"name": name, "fingerprint": fingerprint, "readout": "prompt", "graftable": len(name)}
-        return results_of(run_of("a", 0, [0.6, last]), model=model, source=f"{name}-{fingerprint}")
-
-    merged = together([of("small", "abc", 0.7), of("larger", "def", 0.8)])
-    assert merged.strategies == ["a (model=small)", "a (model=larger)"] and "model" not in merged.settings
-    assert merged.learned_floors == {}
-    twins = together([of("small", "0123456789", 0.7), of("small", "9876543210", 0.8)])
-    assert twins.strategies == ["a (fingerprint=01234567)", "a (fingerprint=98765432)"]
-
-
-def test_runs_that_graft_other_tensors_of_one_model_stand_side_by_side() -> None:
-    """``graftable`` is no option of a strategy: the model alone tells them apart."""
-    results = [
-        results_of(
-            run_of("a", 0, [0.6, last]), model={"name": "m", "fingerprint": "f", "graftable": entries}, source=str(last)
-        )
-        for last, entries in ((0.7, 100), (0.8, 200))
-    ]
-    assert together(results).strategies == ["a (graftable=100)", "a (graftable=200)"]
+@pytest.mark.parametrize(
+    ("one", "other", "labels"),
+    [
+        ({"name": "small"}, {"name": "larger"}, ["a (model=small)", "a (model=larger)"]),
+        (
+            {"fingerprint": "0123456789"},
+            {"fingerprint": "9876543210"},
+            ["a (fingerprint=01234567)", "a (fingerprint=98765432)"],
+        ),
+        ({"graftable": 100}, {"graftable": 200}, ["a (graftable=100)", "a (graftable=200)"]),
+    ],
+)
+def test_models_stand_side_by_side_on_the_same_rows(one: Json, other: Json, labels: list[str]) -> None:
+    """Told apart by name, or where names are equal by the first digits of fingerprints, or by what may be grafted."""
+    common = {"name": "m", "fingerprint": "f", "readout": "prompt"}
+    merged = together(
+        [results_of(run_of("a", 0, [0.6, 0.7]), model=common | model, source=str(model)) for model in (one, other)]
+    )
+    assert merged.strategies == labels and merged.learned_floors == {}
 
 
 def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
@@ -382,14 +376,6 @@ def test_rich_breaks_cells_to_fit_the_terminal(two_seeds: Results, monkeypatch: 
     assert lines[number + 1].split() == ["(7.1)", "(14.1)", "(10.6)", "(7.1)", "(0.0)"]
 
 
-def test_rich_never_drops_a_column(two_seeds: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    words = render(two_seeds, "rich").split()
-    for table in lay_out(two_seeds).tables:
-        for cell in (*table.header, *(cell for row in table.rows for cell in row)):
-            assert all(word in words for word in cell.split()), cell
-
-
 def test_markdown_tables_are_proper(hostile: Results) -> None:
     text = render(hostile, "markdown")
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
@@ -407,17 +393,3 @@ def test_json_holds_the_runs(two_seeds: Results) -> None:
     content = json.loads(render(two_seeds, "json"))
     assert content["tasks"] == TASKS
     assert content["runs"][1]["matrix"][-1] == [0.7, 0.9]
-
-
-def test_html_is_escaped_and_needs_no_other_file(hostile: Results) -> None:
-    text = render(hostile, "html")
-    assert text.startswith("<!doctype html>") and "<b>" not in text
-    assert (
-        '<th scope="row">a &amp; &lt;b&gt;|[red]_\\{x}</th>' in text
-        and "<td>-20.0</td>" in text
-        and "<td>—</td>" in text
-    )
-    for tag in ("table", "tr", "td", "th", "figure", "svg"):
-        assert len(re.findall(rf"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
-    assert not re.findall(r"""src=|<link|url\(http|@import|href=["'](?!#|data:image/png)""", text)
-    assert "default-src 'none'" in text  # and the browser holds it to that

@@ -95,16 +95,6 @@ def test_a_difference_is_decided_where_its_interval_leaves_zero_out(tmp_path: Pa
     assert results.compare("b", "a").loc["qnli", "verdict"] == "lower"
 
 
-@pytest.mark.parametrize("ends", [{"a": (0.9,), "b": (0.6,)}, {"a": (0.82, 0.72), "b": (0.80, 0.70)}])
-def test_one_seed_or_equal_differences_decide_nothing(ends: dict[str, tuple[float, ...]], tmp_path: Path) -> None:
-    """Neither says how much other seeds would differ, however many tasks there are; 0.82 − 0.80 is 0.72 − 0.70 but for bits."""
-    runs = [run_of(name, seed, [end, end - 0.1]) for name, each in ends.items() for seed, end in enumerate(each)]
-    found = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs))).compare("a", "b")
-    assert found["difference"].tolist() == pytest.approx([ends["a"][0] - ends["b"][0]] * 3)
-    assert found[["low", "high"]].isna().all(axis=None)
-    assert found["verdict"].tolist() == ["undecided"] * 3 and found["pairs"].tolist() == [len(ends["a"])] * 3
-
-
 def test_a_plot_has_a_panel_for_each_task_and_a_line_for_each_strategy(four_runs: Path) -> None:
     axes = forgetfree.load_results(four_runs).plot().axes
     assert [ax.get_title() for ax in axes] == TASKS
@@ -140,19 +130,16 @@ def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
     ):
         with pytest.raises(UnknownNameError, match=r"^Unknown metric 'acuracy'\. .*Known: accuracy, ece, f1, score\.$"):
             read()
-
-
-def test_nothing_is_not_drawn() -> None:
-    nothing = Results([record_of(results_of())])
     with pytest.raises(ReportError, match=r"^There are no scores to draw\. Load results of a run"):
-        nothing.plot()
-    with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'ewc'"):
-        nothing.matrix("ewc")
+        Results([record_of(results_of())]).plot()
 
 
 def test_what_is_no_directory_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"holds no results: it has no config\.json\. Give the directory that"):
         forgetfree.load_results(tmp_path)
+    for name in ("nowhere", "nowhere.csv"):
+        with pytest.raises(ReportError, match=rf"{name} does not exist"):
+            forgetfree.load_results(tmp_path / name)
 
 
 def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
@@ -238,15 +225,12 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
     ("change", "message"),
     [
         (lambda text: text.replace(",0.8,", ",8.0,"), r"accuracy of qnli must be in \[0, 1\], got \[0\.5, 8\.0"),
-        (lambda text: text.replace(",0.8,", ",nan,"), r"accuracy of qnli must be in \[0, 1\]"),
         (lambda text: "\n".join(text.splitlines()[:-1]), r"ewc with seed 0: scores of mrpc are missing after a task"),
         (lambda text: text + text.splitlines()[-1] + "\n", "a score stands twice"),
         (lambda text: text.replace("# {", "# ["), "Expecting"),
-        (lambda text: text.replace("task,", "tusk,"), "task"),
         (lambda text: text.replace(",mrpc,", ",other,"), "a score is of no task of the stream"),
         (lambda text: text.replace('"seed": 0', '"seed": "x"'), "seed must be an integer"),
         (lambda text: text.replace('"accuracy"', '"theirs"'), "Unknown metric 'theirs'|scores of qnli"),
-        (lambda text: "#" + text, "must begin with a line"),
     ],
 )
 def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: str, tmp_path: Path) -> None:
@@ -261,9 +245,3 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
     said = str(caught.value)
     assert said.startswith(str(file)) and said.count(str(file)) == 1
     assert not any(each in said for each in ("\n", "np.", "--resume"))  # no run is there to go on with
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere", tmp_path / "nowhere.csv"):
-        with pytest.raises(ReportError, match=r"nowhere(\.csv)? does not exist"):
-            forgetfree.load_results(path)

@@ -47,10 +47,10 @@ def test_the_run_chooses_grafting_then_a_ledger(run: Path) -> None:
 def test_a_source_says_what_its_run_says(run: Path, model_directory: Callable[[str], Path]) -> None:
     source = Source.of(run)
     assert (source.file, source.strategy, source.is_ledger) == (saved_file(run), "grafting-continual", True)
-    assert (source.model, source.run_model) == (str(model_directory("bert")), "")
+    assert source.model == str(model_directory("bert"))
     assert (source.tasks, source.task_inference) == ((), "last")  # a ledger says them itself
     moved = Source.of(run, strategy="continual-ft", model="elsewhere")
-    assert (moved.model, moved.run_model, moved.is_ledger) == ("elsewhere", source.model, False)
+    assert (moved.model, moved.is_ledger) == ("elsewhere", False)
     assert [task.name for task in moved.tasks] == ["qnli", "sst2"]
     assert not moved.shared_labels
     for strategy, seed, message in (

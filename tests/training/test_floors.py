@@ -20,7 +20,7 @@ from forgetfree import registry
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
-from forgetfree.kinds.tagging import Sentences, entity_f1
+from forgetfree.kinds.tagging import TagAnswers, entity_f1
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import floors
@@ -139,8 +139,8 @@ def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
     for i, length in enumerate(lengths):
         found = fitted.predict(scale.transform(read(task.test, i))).tolist()
         predicted += found + [0] * (length - len(found))  # words that were cut off are answered by O
-    sentences = Sentences(task.definition.labels, np.array(lengths))
-    expected = entity_f1(np.array(predicted), task.test.labels.numpy(), sentences)
+    names = task.definition.labels
+    expected = entity_f1(TagAnswers(np.eye(len(names))[predicted], task.test.labels.numpy(), names, np.array(lengths)))
     (score,) = linear_probes([task], stream.model)["linear_probe"]
     assert score is not None and score == pytest.approx(expected, abs=0.06)  # one word may fall otherwise in a batch
 

@@ -1,0 +1,78 @@
+"""Options in a file: TOML or JSON that somebody wrote, or the config.json of a run."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forgetfree.display import brief
+from forgetfree.errors import ForgetfreeError, UsageError, first_line
+from forgetfree.files import read_bounded, read_json
+from forgetfree.jobs.config import OF_RUN, RunConfig
+from forgetfree.options import faults_in
+from forgetfree.registry import DEFAULT_STRATEGIES
+from forgetfree.results.config_file import located_places
+from forgetfree.results.unit_folder import CONFIG
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
+
+    Args:
+        path: the file, or a directory with a config.json.
+
+    Raises:
+        UsageError: the file cannot be read, or says something else.
+    """
+    remedy = "Give a TOML or JSON file of options, or the config.json of a run."
+    if os.path.isdir(path):  # a Path raises where a name is too long
+        path /= CONFIG
+    if path.suffix == ".json":
+        values = read_json(path, UsageError, remedy)
+    else:
+        try:
+            values = tomllib.loads(read_bounded(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
+    if begun := isinstance(values, dict) and "run" in values:
+        if values.get("objects"):
+            raise UsageError(
+                f"{path} cannot be repeated from this file alone: the run was called from Python with "
+                f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
+            )
+        values = values["run"]
+    if not isinstance(values, dict) or not isinstance(values.get("set", {}), dict):
+        raise UsageError(f"{path}: the options and their set must be tables, got {brief(values)}. {remedy}")
+    config = RunConfig.of(values)
+    if faults := faults_in(config):
+        raise UsageError(f"{path}: {'; '.join(faults)}. {remedy}")
+    named = OF_RUN if begun else OF_RUN.keys() & values.keys()
+    section = {key: getattr(config, key) for key in named} | {"set": config.set}
+    return located_places(section, path.parent) if begun else section
+
+
+def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a file without those that only its own strategies have.
+
+    Args:
+        section: the options by their names, of which ``strategy`` may be missing.
+        strategies: those asked for in the place of its own, if any; where one is not known, which the job tells, all options
+            stay.
+    """
+    if not strategies:
+        return dict(section)
+    try:
+        gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
+    except ForgetfreeError:
+        return dict(section)
+    return {**section, "set": {key: value for key, value in section["set"].items() if key not in gone}}
+
+
+def _names_of(strategies: Sequence[str]) -> set[str]:
+    """Return the names of all options of strategies, with their prefix and without."""
+    classes = RunConfig(strategy=tuple(strategies)).classes
+    names = {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
+    return {f"{name}.{key}" for name, keys in names.items() for key in keys}.union(*names.values())
