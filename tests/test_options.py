@@ -132,7 +132,7 @@ def test_types_have_names_for_readers(hint: Any, name: str) -> None:
 
 
 def test_every_option_is_described() -> None:
-    described = {d.name: (d.type, d.default, d.help) for d in describe(Own)}
+    described = {d["name"]: (d["type"], d["default"], d["help"]) for d in describe(Own)}
     assert list(described) == ["rate", "steps", "nesterov", "optimizer", "note"]
     assert described["rate"] == ("a number", "0.1", "how fast")
     assert described["steps"] == ("a whole number or none", "none", "how long")
