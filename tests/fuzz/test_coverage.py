@@ -13,7 +13,7 @@ PARSERS = {
     "gpu/results": "measurements of the kit: what is damaged is measured again",
     "gpu/unpacking": "the kit's manifest, whose files are compared with their SHA-256",
     "data/chats": "a turn that was written in the same call",
-    "files": "JSON files and JSON in them",
+    "json_file": "JSON files and JSON in them",
     "models/model_files": "weights in Hugging Face layout: tests/models/test_model_files.py",
     "ledger/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "results/runs": "answers for figures, compared with unit.json: tests/results/test_evidence.py",
