@@ -17,7 +17,7 @@ import pytest
 import torch
 from tiny import write_data
 
-from forgetfree.benchmarks.gpu import packing, promises, running, superni, table
+from forgetfree.benchmarks.gpu import packing, promises, running, table
 from forgetfree.benchmarks.gpu.__main__ import main
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
@@ -176,48 +176,11 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert {each["device"] for each in records} == {"a CPU"} and {each["size"] for each in records} == {"tiny"}
 
 
-def test_what_is_finished_is_kept_when_a_run_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = sections(monkeypatch, one=1, two=1)
-    finished = SectionResults.add
-
-    def cut_off(self: SectionResults, measurement: Measurement, *rest: Any) -> Any:
-        if measurement.name == "two":
-            raise KeyboardInterrupt
-        return finished(self, measurement, *rest)
-
-    monkeypatch.setattr(SectionResults, "add", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path)
-    monkeypatch.setattr(SectionResults, "add", finished)
-    assert run(tmp_path)[0] and begun == ["one", "two", "two"]
-
-
 def test_nothing_begins_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = sections(monkeypatch, long=300, short=1)
     assert "own: long: left for the next run, it takes about 300 s" in run(tmp_path)[1]
     assert begun == ["short"]
     assert run(tmp_path, 301)[0] and begun == ["short", "long"]
-
-
-def test_another_card_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = sections(monkeypatch, one=1)
-    run(tmp_path)
-    monkeypatch.setattr(Bench, "here", property(lambda self: {"device": "Card B", "size": "tiny", "versions": "x"}))
-    run(tmp_path)
-    run(tmp_path)
-    assert begun == ["one", "one"]
-
-
-def test_a_rate_is_chosen_before_naive_training_is_compared(tmp_path: Path) -> None:
-    bench = Bench(torch.device("cpu"), False, tmp_path)
-    section = SectionResults(tmp_path / "superni.json", bench.here)
-    first = [each.name for each in superni.measurements(bench, section)]
-    assert "superni, lora, seed 0" in first and "superni, continual-ft, seed 0" not in first
-    for name, average in zip([name for name in first if "rate" in name], (30.0, 40.0, 20.0), strict=True):
-        section.add(Measurement(name, 1, tuple), 1.0, [Value("average", average, "%")])
-    asked = {each.name: each.measure for each in superni.measurements(bench, section)}
-    chosen: Any = asked["superni, continual-ft, seed 2"]
-    assert chosen.args[2]["learning_rate"] == superni.RATES[1]
 
 
 # -- Promises that are broken -----------------------------------------------------------------------------
@@ -239,11 +202,6 @@ def test_a_switch_that_leaves_entries_behind_is_reported(monkeypatch: pytest.Mon
     monkeypatch.setattr(promises.LedgerSwitch, "to", lambda self, stage: to(self, stage) if stage else None)
     found = broken(promises.switches(BENCH, "alone"))
     assert "θ_pre is back after nine switches, bit for bit" in found
-
-
-def test_training_outside_the_region_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promises, "RegionParameters", lambda *_: None)
-    assert broken(promises.region(BENCH)) == ["training a region moves entries, and none outside it"]
 
 
 def test_a_resume_that_loses_a_state_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,12 +238,6 @@ def record(name: str, device: str, *values: Value, size: str = "full") -> dict[s
         "took": 1.0,
         "values": [vars(each) for each in values],
     }
-
-
-def test_the_table_says_what_is_not_measured(tmp_path: Path) -> None:
-    made = table.table(tmp_path)
-    assert [row[0] for row in made.rows] == ["promises", "times", "memory", "main-job", "superni"]
-    assert {row[-1] for row in made.rows} == {"not yet measured"} and made.header[-1] == "any card"
 
 
 def test_the_table_names_each_card(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from forgetfree.benchmarks.paper.ood import target_rows
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS
 from forgetfree.benchmarks.paper.where import Where
 from forgetfree.core.regions import Region
-from forgetfree.errors import ModelError, TrainingError
+from forgetfree.errors import TrainingError
 from forgetfree.results.report.page import render_page
 
 pytestmark = pytest.mark.long
@@ -167,19 +167,6 @@ def test_another_setting_other_data_or_another_model_are_refused(
         assert "was begun otherwise: these differ: " in error and told in error and "Give another --out." in error
 
 
-def test_without_the_data_of_a_task_the_others_are_measured(run: Run, data: Path, tmp_path: Path, capsys: Any) -> None:
-    assert run("where", tmp_path / "where", "--task", "trec", seeds=(0,)) == 0
-    assert {row["task"] for row in rows_of(tmp_path / "where")} == {"sst2"}
-    assert "no data at hand for: trec" in (tmp_path / "where" / "report.md").read_text()
-    less = Path(shutil.copytree(data, tmp_path / "less", ignore=shutil.ignore_patterns("snli")))
-    assert run("ood", tmp_path / "ood", seeds=(0,), data=less) == 0
-    assert {row["target"] for row in rows_of(tmp_path / "ood")} == {"qnli", "mnli"}
-    assert run("ood", tmp_path / "ood", seeds=(0, 1)) == 1  # a seed with the target and one without are not mixed
-    assert "data of snli" in capsys.readouterr().err
-    assert run("continual", tmp_path / "continual", "--task", "trec") == 1
-    assert "trec" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
@@ -203,12 +190,6 @@ def test_what_is_wrong_is_told_in_one_paragraph(
     assert error.startswith(f"{name}: error: ") and message in error
 
 
-def test_one_task_alone_is_refused_where_several_are_learned(data: Path, tmp_path: Path, capsys: Any) -> None:
-    words = ["--data", str(data), "--out", str(tmp_path / "out"), "--task", "sst2"]
-    assert main(EXPERIMENTS["multi-task"], words) == 2
-    assert "multi-task needs two tasks or more, got sst2." in capsys.readouterr().err
-
-
 # -- What is measured ------------------------------------------------------------------------------------
 
 
@@ -219,14 +200,6 @@ def test_the_shares_of_a_region_add_up(measured) -> None:
             those = [row for row in rows if row["seed"] == seed and row["by"] == by]
             assert sum(row["share"] for row in those) == pytest.approx(1)
             assert sum(row["of_model"] for row in those) == pytest.approx(1)
-
-
-def test_wise_starts_at_the_same_model(measured) -> None:
-    """At α = 0 both curves are θ_pre under the fine-tuned readout."""
-    rows = rows_of(measured("ood"))
-    starts = [(r["seed"], r["target"], r["score"], r["ece"]) for r in rows if r["alpha"] == 0.0]
-    assert len(starts) == 2 * len(set(starts)) == 12
-    assert {row["target"] for row in rows} == {"qnli", "mnli", "snli"}
 
 
 def test_the_reliability_diagram_is_that_of_the_answers(measured) -> None:
@@ -308,13 +281,6 @@ def test_bottlenecks_change_nothing_at_first_and_nothing_of_the_backbone_ever(
     assert torch.equal(bench.space.flatten(backbone), bench.pre.theta)
 
 
-def test_a_network_of_another_kind_has_no_place_for_bottlenecks() -> None:
-    network = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    refused = pytest.raises(ModelError, match="Sequential has no layer to put adapters after")
-    with refused, bottlenecks(network, "Pfeiffer", 1, seed=0):
-        pass
-
-
 def test_a_region_by_the_models_own_labels_is_that_of_rows_with_these_labels(context) -> None:
     here = context("model-labels")
     bench = here.bench({"task": "sst2", "shots": 4, "seed": 0})
@@ -339,15 +305,3 @@ def test_a_graft_of_everything_is_the_fine_tuned_model(run: Run, tmp_path: Path)
     assert run("localization", tmp_path / "out", *more, seeds=(0,)) == 0
     (row,) = [row for row in rows_of(tmp_path / "out") if row["model"] == "grafted" and row["sparsity"] == 1.0]
     assert row["agreement"] == 1.0
-
-
-def test_label_words_have_no_readout_alone(run: Run, model_directory: Any, tmp_path: Path) -> None:
-    more = ["--model", str(model_directory("bert-mlm")), "--readout", "prompt"]
-    assert run("localization", tmp_path / "out", *more, seeds=(0,)) == 0
-    assert {row["model"] for row in rows_of(tmp_path / "out")} == {"pre-trained", "fine-tuned", "grafted"}
-
-
-def test_models_without_biases_are_measured_all_the_same(run: Run, tmp_path: Path) -> None:
-    assert run("what-fails", tmp_path / "out", "--graftable", "weight$", seeds=(0,)) == 0
-    models = {row["model"] for row in rows_of(tmp_path / "out")}
-    assert {"fine-tuned", "grafted"} < models and "biases" not in models
