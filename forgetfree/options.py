@@ -114,11 +114,10 @@ class Description:
 def describe(options: type[Options]) -> list[Description]:
     """Return every option with type, default and meaning, as a user would type them."""
     hints = typing.get_type_hints(options)
-    described = []
-    for field in dataclasses.fields(options):
-        default = str(field.default).lower() if field.default in (None, True, False) else str(field.default)
-        described.append(Description(field.name, type_name(hints[field.name]), default, field.metadata.get("help", "")))
-    return described
+    return [
+        Description(each.name, type_name(hints[each.name]), typed(each.default), each.metadata.get("help", ""))
+        for each in dataclasses.fields(options)
+    ]
 
 
 def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:

@@ -225,7 +225,7 @@ def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> Task
     if not skip_bad_rows or not all(map(len, splits.values())):
         faults = DataFaults()
         for file, each in of_files.items():
-            faults.add(each, good[file])
+            faults.add_rows(each, good[file])
         faults.report()
     counts = {split: each.summary(rows.left_out.get(split, {})) for split, each in bad.items()}
     note = f"Task {rows.task.name!r}: {left_out_note(bad.items())}."

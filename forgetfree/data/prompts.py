@@ -303,7 +303,7 @@ class PromptEncoder(Encoder):
             one = next(iter(bad.values()))
             raise DataError(f"Prompt {one.row}: {one.fault}. {one.remedy}".rstrip())
         faults = DataFaults()
-        faults.add(BadRows(bad.values()), len(read))
+        faults.add_rows(BadRows(bad.values()), len(read))
         faults.report()
         for row in read:
             self.count(row.lost)

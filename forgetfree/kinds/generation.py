@@ -120,7 +120,7 @@ class Generation(Kind):
             if reader := faults.attempt(PromptReader, table, task):
                 phrases.setdefault(reader.form, reader.phrase)
                 rows[split] = reader.rows()
-                faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
+                faults.add_rows(table.bad, len(rows[split]), task.skip_bad_rows)
         if not phrases:
             faults.report()
         if len(phrases) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,6 +150,12 @@ def _state_of(stored: StoredTasks, key: str) -> ModelState:
 
 def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}, {name}": tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_keys(keys: Any) -> None:
+    """Raise ``ValueError`` unless fine-tuned.json holds names of models by tasks."""
+    right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
+    check("the content", keys, right, "an object of task names with the names of their models")
 
 
 class StateStore:

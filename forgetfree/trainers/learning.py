@@ -237,18 +237,11 @@ def check_plain(model: nn.Module) -> None:
 
 
 def _stands_alone(composition: str, ledger: Ledger) -> bool:
-    """Return whether a record of the ledger says that its task stands alone.
-
-    Raises:
-        UnknownNameError: there is no such composition.
-        UsageError: the ledger, of a run, has another one for all its tasks.
-    """
-    if composition not in ("union", "alone"):
-        raise UnknownNameError("composition", composition, ("union", "alone"))
-    if ledger.composition not in ("auto", composition):
+    """Return whether a record of the ledger says that its task stands alone."""
+    if composition not in ("union", "alone") or ledger.composition not in ("auto", composition):
         raise UsageError(
-            f"composition={composition!r} does not fit this ledger, whose composition is {ledger.composition!r} for all tasks. "
-            "Begin a ledger of its own by Ledger.of_model(model)."
+            f"composition={composition!r} does not fit this ledger: expected union or alone, and the composition of a run's "
+            f"ledger, got one of {ledger.composition!r}. Begin a ledger of its own by Ledger.of_model(model)."
         )
     return composition == "alone" and ledger.composition == "auto"
 
@@ -267,14 +260,11 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
     modules = dict(model.named_modules())
     graftable = {id(each) for name, each in body.named_parameters()}
     for name in names:
-        if name not in modules or not name:
+        known = name in modules and name != ""
+        if not known or (any(id(each) in graftable for each in modules[name].parameters()) and "pooler" not in name):
             raise UsageError(
-                f"heads names {name!r}, and the model has no such module.{nearest(name, modules)} Outside of its body it has: "
-                f"{', '.join(outside) or 'none'}."
-            )
-        if any(id(each) in graftable for each in modules[name].parameters()) and "pooler" not in name:
-            raise UsageError(
-                f"heads names {name!r}, which lies in the body, and of the body a task trains its region. Leave it out."
+                f"heads names {name!r}, expected modules outside of the body, of which a task trains its region: "
+                f"{', '.join(outside) or 'none'}.{nearest(name, outside)}"
             )
     return {name: modules[name] for name in names}
 

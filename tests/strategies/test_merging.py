@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft.utils.merge_utils import task_arithmetic as peft_task_arithmetic
-from peft.utils.merge_utils import ties as peft_ties
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -117,7 +115,7 @@ def test_bad_options_are_refused_before_training(name: str, changes: dict[str, A
         make(name, tiny_stream(TASKS), **changes)
 
 
-# -- Grafts: by hand, and by PEFT's own functions ---------------------------------------------------------
+# -- Grafts, by hand -------------------------------------------------------------------------------------
 
 #: θ_pre of six entries, and three grafts on it. Task vectors, 0 where a graft holds nothing:
 #:     entry       0     1     2     3     4     5
@@ -160,7 +158,11 @@ def merge(
         ("stitch", {}, [2.0, 3.0, 13 / 3, -3.0]),
     ],
 )
-def test_by_hand(rule: Any, settings: dict[str, float], values: list[float]) -> None:
+@pytest.mark.parametrize("stretch", [2**20, 3])  # at once, and in pieces
+def test_by_hand(
+    rule: Any, settings: dict[str, float], values: list[float], stretch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "_STRETCH", stretch)
     merged = merge(GRAFTS, PRE, rule, **settings)
     assert merged.region == Region.of([0, 1, 3, 4])
     assert torch.equal(merged.values, torch.tensor(values))
@@ -171,43 +173,11 @@ def test_an_elected_sign_without_a_majority_is_plus() -> None:
     assert merge(even, PRE, "ties", 1.0).values.tolist() == [5.0]
 
 
-def random_grafts(count: int, size: int, seed: int) -> tuple[list[Graft], Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    pre, grafts = torch.randn(size, generator=generator), []
-    for number in range(count):
-        region = Region.from_mask(torch.rand(size, generator=generator) < 0.2 + 0.2 * number)
-        moved = torch.randn(len(region), generator=generator) * 0.1
-        grafts.append(Graft(region, pre[region.indices] + moved))
-    return grafts, pre
-
-
-@pytest.mark.parametrize("stretch", [2**20, 7])  # at once, and in pieces
-def test_as_peft_merges_its_adapters(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_STRETCH", stretch)
-    grafts, pre = random_grafts(3, 400, 5)
-    vectors = []
-    for graft in grafts:
-        vector = torch.zeros(400)
-        vector[graft.region.indices] = graft.values - pre[graft.region.indices]
-        vectors.append(vector)
-    for merged, change in (
-        (
-            merge(grafts, pre, "task-arithmetic", weight=0.6),
-            peft_task_arithmetic(vectors, torch.full((3,), 0.6)),
-        ),
-        (merge(grafts, pre, "ties", weight=0.6, density=0.25), peft_ties(vectors, torch.full((3,), 0.6), 0.25)),
-    ):
-        theta = pre.clone()
-        theta[merged.region.indices] = merged.values
-        assert torch.allclose(theta, pre + change, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dtype: torch.dtype) -> None:
-    (graft,), pre = random_grafts(1, 300, 3)
-    pre, values = pre.to(dtype), graft.values.to(dtype)
-    one = merge([Graft(graft.region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
+    pre, values = (PRE / 3).to(dtype), (GRAFTS[0].values / 7).to(dtype)
+    one = merge([Graft(GRAFTS[0].region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
     empty = Graft(Region.empty(), values[:0])
     settings = {"weight": 1.0} if rule != "stitch" else {}
     settings |= {"density": 1.0} if rule == "ties" else {}
