@@ -12,7 +12,7 @@ from forgetfree.data.bad_rows import RowError
 from forgetfree.data.encoding import token_ids
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, is_text
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 
 #: What a chat template reads of one turn: role, content, and whatever else it knows, such as tool_calls.
 Turn = dict[str, Any]
