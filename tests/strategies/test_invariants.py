@@ -389,17 +389,18 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes", "message"),
     [
-        ({"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no region"),
-        ({"sparsity": 1e-9}, "leaves no entry"),
+        ("grafting-continual", {"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no"),
+        ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
+        ("merge-ties", {"density": 1e-9}, "leaves no entry"),
     ],
 )
 def test_options_that_cannot_go_together_are_refused_at_once(
-    tiny_stream: MakeStream, changes: dict[str, Any], message: str
+    tiny_stream: MakeStream, name: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        make("grafting-continual", tiny_stream(), **changes)
+        make(name, tiny_stream(), **changes)
 
 
 def test_the_final_union_is_the_last_tasks_model_for_all(tiny_stream: MakeStream) -> None:

@@ -168,9 +168,6 @@ def test_another_head_of_a_language_model_is_refused(tmp_path: Path) -> None:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.5)
     ledger = Ledger.of_model(model)
     learn(model, ledger, "say", texts_of(tokenizer), kind="generation", tokenizer=tokenizer, template="{prompt}")
-    ids = tokenizer("say:", return_tensors="pt")
-    with answering(model, ledger, "say"):
-        model(**ids)
     for place, factor in (("same", 1.0), ("other", 2.0)):
         with torch.no_grad():
             model.lm_head.weight.mul_(factor)
