@@ -29,7 +29,6 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import load_tensors_, weight_matrices
 from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
@@ -40,6 +39,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
