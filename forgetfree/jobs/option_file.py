@@ -10,8 +10,8 @@ from typing import Any
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
-from forgetfree.files import read_bounded, read_json
 from forgetfree.jobs.config import OF_RUN, RunConfig
+from forgetfree.json_file import read_bounded, read_json
 from forgetfree.options import faults_in
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.config_file import located, with_places

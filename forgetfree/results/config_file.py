@@ -10,7 +10,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import check, check_fields, read_json
+from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import TaskDefinition
 
