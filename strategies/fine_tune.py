@@ -18,7 +18,8 @@ from forgetfree.continual.strategy import (
 from forgetfree.continual.strategy_parts import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
-from forgetfree.files import read_json, write_json
+from forgetfree.files import write_json
+from forgetfree.json_file import read_json
 from forgetfree.models.state import ModelState, StateStore, check_keys
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from forgetfree import files
+from forgetfree import json_file
 from forgetfree.errors import ReportError
-from forgetfree.files import MOST_DEPTH, check_fields, checked, is_number, parse_json, read_json
+from forgetfree.json_file import MOST_DEPTH, check_fields, checked, is_number, parse_json, read_json
 
 
 def nested(depth: int) -> str:
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_read_is_the_readers_own_error(tmp_path: Path, mon
     assert message() == ": a must be an integer, got True. Make it again."
     path.write_text("{}")
     assert message() == ": a is missing, it must be an integer. Make it again."
-    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    monkeypatch.setattr(json_file, "MOST_BYTES", 1000)
     path.write_text(" " * 1001)
     assert message() == " cannot be read: it has 1,001 bytes, and at most 1,000 are read. Make it again."
 

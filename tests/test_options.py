@@ -95,7 +95,7 @@ def test_several_values_are_read_and_checked_one_by_one() -> None:
 
 
 def test_every_option_is_described() -> None:
-    described = {d.name: (d.type, d.default, d.help) for d in describe(Own)}
+    described = {d["name"]: (d["type"], d["default"], d["help"]) for d in describe(Own)}
     assert list(described) == ["rate", "steps", "nesterov", "optimizer", "note"]
     assert described["rate"] == ("a number", "0.1", "how fast")
     assert described["steps"] == ("a whole number or none", "none", "how long")

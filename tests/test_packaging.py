@@ -140,9 +140,11 @@ COMMON = {
     "errors",
     "files",
     "hub",
+    "json_file",
     "options",
     "recipes",
     "registry",
+    "seeds",
     "tasks",
     "tensor_file",
 }

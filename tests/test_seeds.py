@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forgetfree.checkpoint import derive_seed
+from forgetfree.seeds import derive_seed
 
 
 def test_a_seed_is_the_same_on_every_machine() -> None:

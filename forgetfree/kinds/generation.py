@@ -35,7 +35,7 @@ from forgetfree.data.rows import Rows, TaskRows, evenly, read_rows
 from forgetfree.data.tables import TaskTables, plain
 from forgetfree.display import brief, escaped
 from forgetfree.errors import DataError, FieldError, UsageError
-from forgetfree.files import check, parse_json
+from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import (
     AS_LEARNED,
     Form,

@@ -25,7 +25,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text
 from forgetfree.errors import DataError, UsageError
-from forgetfree.files import check, parse_json
+from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import Form, Kind, Text, check_texts
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import Metric, accuracy, logits_of

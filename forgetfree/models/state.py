@@ -15,7 +15,8 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, check, locked, parse_json, remove_unfinished
+from forgetfree.files import StrPath, locked, remove_unfinished
+from forgetfree.json_file import check, parse_json
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
 _FILE = TaskFile(

@@ -19,7 +19,7 @@ from torch import Tensor
 from forgetfree.core.parameters import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
-from forgetfree.files import read_json
+from forgetfree.json_file import read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.ledger import rows_of

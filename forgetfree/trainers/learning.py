@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import ParameterSpace, align_, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, part_named
 from forgetfree.core.regions import Region, grafted
@@ -23,6 +22,7 @@ from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNam
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.switch import has_weights
+from forgetfree.seeds import derive_seed
 from forgetfree.trainers.definition import meaning_of, word_head
 from forgetfree.trainers.vector import NAME, RegionVector
 

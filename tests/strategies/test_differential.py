@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree import registry
-from forgetfree.checkpoint import derive_seed
+from forgetfree.seeds import derive_seed
 from forgetfree.training.step import plan
 from forgetfree.training.training_options import TrainingOptions
 

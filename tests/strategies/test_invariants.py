@@ -29,7 +29,6 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import load_tensors_, weight_matrices
 from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
@@ -40,6 +39,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
@@ -389,17 +389,18 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes", "message"),
     [
-        ({"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no region"),
-        ({"sparsity": 1e-9}, "leaves no entry"),
+        ("grafting-continual", {"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no"),
+        ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
+        ("merge-ties", {"density": 1e-9}, "leaves no entry"),
     ],
 )
 def test_options_that_cannot_go_together_are_refused_at_once(
-    tiny_stream: MakeStream, changes: dict[str, Any], message: str
+    tiny_stream: MakeStream, name: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        make("grafting-continual", tiny_stream(), **changes)
+        make(name, tiny_stream(), **changes)
 
 
 def test_the_final_union_is_the_last_tasks_model_for_all(tiny_stream: MakeStream) -> None:
