@@ -92,6 +92,5 @@ def test_a_report(runs: Path, read: Any, capsys: Any) -> None:
         "grafting-continual (shots=2)",
         "grafting-continual (shots=4)",
     ]
-    assert told["report"]["tables"][0]["rows"][0][0] == "grafting-continual (shots=2)"
     assert all(each["options"]["mask_steps"] == 1 for each in told["runs"])
-    assert read("report", runs / "graft", "--json")["report"]["tables"]
+    assert read("report", runs / "graft", "--json")["runs"]
