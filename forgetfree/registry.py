@@ -273,7 +273,7 @@ def unknown_names(task: TaskDefinition) -> list[str]:
 
 def faults_of(task: TaskDefinition) -> list[str]:
     """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
-    from forgetfree.files import checked
+    from forgetfree.json_file import checked
     from forgetfree.tasks import TaskDefinition
 
     try:

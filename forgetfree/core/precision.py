@@ -22,7 +22,8 @@ from torch import Tensor
 from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
 from forgetfree.device import hardware_of
 from forgetfree.errors import RunError
-from forgetfree.files import cache_directory, read_json, write_json
+from forgetfree.files import cache_directory, write_json
+from forgetfree.json_file import read_json
 
 #: bf16 is taken where it needs at most this share of the time of fp32, so that noise does not decide.
 AT_MOST = 0.85

@@ -16,7 +16,8 @@ from typing import Any
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.tables import Columns, Table, check_names, of_arrow, of_records, shown, stored_features
 from forgetfree.errors import DataError, first_line
-from forgetfree.files import parse_json, size_of
+from forgetfree.files import size_of
+from forgetfree.json_file import parse_json
 
 #: How the names of packed files end.
 PACKED = (".gz", ".zst")

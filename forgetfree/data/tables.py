@@ -16,7 +16,7 @@ from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
 from forgetfree.display import first_twice, with_invisible
 from forgetfree.errors import DataError, first_line
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import TaskDefinition
 
 #: The names of splits, ours first.

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import new_directory, parse_json, read_json, write_json
+from forgetfree.files import new_directory, write_json
+from forgetfree.json_file import parse_json, read_json
 from forgetfree.results.answers import Answers
 from forgetfree.results.unit_folder import described_files
 from forgetfree.tensor_file import TensorFile, checksum

@@ -14,11 +14,11 @@ import torch
 
 from forgetfree.data.rows import representative
 from forgetfree.errors import RunError
-from forgetfree.files import read_json
 from forgetfree.jobs.checkpoints import LearnedStream, Row, StreamCheckpoint
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, History, Unit, ledger_summary, why_it_failed
+from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import recorded

@@ -33,8 +33,9 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import is_full, parse_json, write_atomically, write_json
+from forgetfree.files import is_full, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
+from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import (
     HISTORY,
     OUTCOME,

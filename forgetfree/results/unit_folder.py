@@ -19,7 +19,8 @@ from typing import Any
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, first_line
-from forgetfree.files import check_fields, read_json, sha256, size_of, write_atomically
+from forgetfree.files import sha256, size_of, write_atomically
+from forgetfree.json_file import check_fields, read_json
 
 Json = dict[str, Any]
 RECORD, OUTCOME, CONFIG = "unit.json", "outcome.json", "config.json"

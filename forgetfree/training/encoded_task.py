@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.readout_model import LINEAR, ReadoutModel, autocast, evaluating
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows, by_length, few_rows_note, k_shot, representative
@@ -19,6 +18,7 @@ from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import Kind, kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
 from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 

@@ -145,7 +145,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
         if nearest is None:
             scores.append(None)
         else:
-            right: Any = task.train.right  # type: ignore[attr-defined]
+            right: Any = task.train.right  # type: ignore[union-attr]
             texts = [right[chosen[row]][0] for row in nearest]  # as the model writes them, as those of test rows
             losses = torch.zeros(len(task.test.labels), device="cpu")
             answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)

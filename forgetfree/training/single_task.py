@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from forgetfree import __version__
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
 from forgetfree.core.readout_model import (
@@ -61,6 +60,7 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.recipes import Saliency
 from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import fine_tune, layer_checkpoints

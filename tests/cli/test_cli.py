@@ -298,11 +298,11 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--set", r"graftable=intermediate\.dense", stream="sst2") == 0
     capsys.readouterr()
-    assert cli.main(["ledger", "show", str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")]) == 0
-    shown = capsys.readouterr().out
-    assert "first feed-forward weight" in shown and "query weight" not in shown
-    assert cli.main(["ledger", "show", str(out)]) == 0
-    assert capsys.readouterr().out == shown
+    shown = []
+    for place in (out, out / "grafting-continual" / "seed-0" / "ledger.safetensors"):
+        assert cli.main(["ledger", "show", str(place), "--json"]) == 0
+        shown.append(json.loads(capsys.readouterr().out)["kinds"])
+    assert shown[0] == shown[1] and {key for key in shown[0][0] if "first feed-forward" not in key} == set()
     assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
     assert tiny_cli.run(tmp_path / "bad", "--set", "graftable=(", stream="sst2") == 2
     assert "graftable must be a regular expression" in capsys.readouterr().err
@@ -340,7 +340,7 @@ def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
     path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
     assert cli.main(["ledger", "show", path]) == 0
     shown = capsys.readouterr().out
-    for text in (*TASKS, "Who owns what", "by layer", "by kind", "bytes"):
+    for text in (*TASKS, "Who owns what", "bytes"):
         assert text in shown
     assert cli.main(["ledger", "verify", path, "--model", str(tiny_cli.model)]) == 0
     assert "sound" in capsys.readouterr().out
@@ -428,14 +428,13 @@ def test_list_strategies_in_full(capsys) -> None:
     parts = own.split("\n\n")
     own, shared = " ".join(own.split()), " ".join(shared.split())
     for option in describe(TrainingOptions):
-        line = f"{option.name} = {option.default} ({option.type}) {option.help}"
+        line = "{name} = {default} ({type}) {help}".format(**option)
         assert line in shared and line not in own
     for name in registry.strategies():
         cls = registry.strategy(name)
         assert (
             f"{name}: {registry.strategies()[name].summary} {'forget-free' if cls.forget_free else 'may forget'}" in own
         )
-        assert " ".join(cls.__doc__.split("\n")[0].split()) in own
     assert "sparsity = 0.0001 (a number) share of the graftable entries" in own
     bare = {name for name in registry.strategies() if registry.strategy(name).Options is TrainingOptions}
     assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare

@@ -18,7 +18,6 @@ def main() -> int:
     """Damage one file after the other, and count what its readers made of it."""
     parser = parser_of("fuzz", __doc__, "of the first file; each has the next seed, to go on in parts")
     parser.add_argument("--files", type=int, default=4000, help="how many files are damaged, one at a time")
-    parser.add_argument("--verbose", action="store_true", help="show every file")
     given = parser.parse_args()
     counts = Counter[str]()
     with campaign("fuzz") as here:
@@ -28,7 +27,7 @@ def main() -> int:
                 faulthandler.dump_traceback_later(10 * PATIENCE, exit=True)  # where no signal is heard
                 verdict = fuzz.judge(seed)
                 counts[verdict.outcome] += 1
-                if given.verbose or verdict.outcome in ("wrongly taken", "fault"):
+                if verdict.outcome in ("wrongly taken", "fault"):
                     print(
                         f"{seed}: {verdict.outcome}: {verdict.file} ({verdict.damage}): {verdict.reader}: {verdict.why}",
                         flush=True,

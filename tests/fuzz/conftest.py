@@ -10,12 +10,11 @@ import pytest
 from forgetfree import cli
 from forgetfree.results.report.run_report import to_csv
 from forgetfree.results.table import load_results
-from forgetfree.results.unit_folder import SCORES_FILE, read_scores, write_scores
 
 
 @pytest.fixture(scope="session")
 def samples(data_directory: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one small run, one graft, data, and the files of a run that are read alone."""
+    """A folder with one small run, one graft, data, and the run as one csv."""
     root = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(data_directory, root / "data")
     common = ["--data", str(root / "data"), "--model", str(model_directory("bert")), "--set", "mask_steps=1"]
@@ -24,6 +23,4 @@ def samples(data_directory: Path, model_directory, tmp_path_factory: pytest.Temp
     assert cli.main(["run", "qnli,ag_news", *common, *strategies, "--out", str(root / "run")]) == 0
     assert cli.main(["graft", "sst2", *common, "--out", str(root / "graft")]) == 0
     (root / "run.csv").write_text(to_csv(load_results(root / "run")), encoding="utf-8")
-    scores = read_scores(root / "run" / "grafting-continual" / "seed-0" / SCORES_FILE)
-    write_scores(root / "scores.csv", scores[:12])
     return root

@@ -131,44 +131,18 @@ def double_value(data: bytes, rng: random.Random) -> bytes:
     return _rewritten(data, rng, twice)
 
 
-def exchange_values(data: bytes, rng: random.Random) -> bytes:
-    """Two values of one list or object."""
-    root = [json.loads(data)]
-    containers = [each for each, _ in _places(root) if len(each) > 1]
-    if not containers:
-        return b"[]"
-    container = rng.choice(containers)
-    one, other = rng.sample(list(container) if isinstance(container, dict) else range(len(container)), 2)
-    container[one], container[other] = container[other], container[one]
-    return json.dumps(root[0]).encode()
-
-
 JSON: dict[str, Mutation] = {
     "replaced value": replace_value,
     "changed value": change_value,
     "dropped value": drop_value,
     "doubled value": double_value,
-    "exchanged values": exchange_values,
 }
 
 # -- Safetensors files, signed again ------------------------------------------------------------------------
 
 Header = dict[str, Any]
 _DTYPES = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-    "I64",
-    "I32",
-    "U32",
-    "U8",
-    "BOOL",
-    "F8_E4M3",
-    "F8_E8M0",
-    "F4",
-    "C64",
-    "X",
+    *(["F64", "F32", "F16", "BF16", "I64", "I32", "U32", "U8", "BOOL", "F8_E4M3", "F8_E8M0", "F4", "C64", "X"]),
     3,
     None,
 )

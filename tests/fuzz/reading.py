@@ -6,7 +6,6 @@ What is sound is told by other means than the readers' checks. What is read of a
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +20,14 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.data.folders import read_source
-from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, ModelError, ReportError
+from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, ReportError
 from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
-from forgetfree.models.state import ModelState
 from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import RunRecord, read_run
 from forgetfree.results.table import Results
-from forgetfree.results.unit_folder import read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
 
 
@@ -140,15 +137,6 @@ def sound_graft(graft: Graft, path: Path) -> None:
 # -- Others ----------------------------------------------------------------------------------------------
 
 
-def sound_state(state: ModelState, path: Path) -> None:
-    assert state.theta.dim() == 1 and state.theta.is_floating_point()
-    assert finite(
-        [state.theta, *state.buffers.values(), *(t for named in state.readouts.values() for t in named.values())]
-    )
-    state.save(path)
-    assert bits(ModelState.load(path)) == bits(state)
-
-
 def sound_results(results: Any, path: Path) -> None:
     table = Results([results])
     assert render(table, "markdown") and json.loads(render(table, "json"))
@@ -156,12 +144,6 @@ def sound_results(results: Any, path: Path) -> None:
         matrix = table.values(run.strategy, run.seed)
         assert matrix.shape == (len(table.tasks) + 1, len(table.tasks))
         assert not ((matrix < 0) | (matrix > 1)).any()
-
-
-def sound_scores(scores: Any, path: Path) -> None:
-    assert all(score.after >= 0 and score.rows >= 0 and math.isfinite(score.value) for score in scores)
-    write_scores(path.with_suffix(".csv"), scores)
-    assert bits(read_scores(path.with_suffix(".csv"))) == bits(scores)
 
 
 def read_task_notes(path: Path) -> Any:
@@ -184,58 +166,25 @@ class Kind:
     Attributes:
         file: pattern of the files of this kind below the folder of all samples; the first that is found is damaged.
         read: reads the file, as its user does.
-        content: all that was read, to compare; of tensors the bits.
         sound: asserts that what was read is sound; the path is for scratch.
-        errors: what the reader may raise.
+        error: what the reader may raise.
         signed: whether the file has a checksum.
+        content: all that was read, to compare; of tensors the bits.
     """
 
     file: str
     read: Callable[[Path], Any]
-    content: Callable[[Any], Any]
     sound: Callable[[Any, Path], None]
-    errors: tuple[type[ForgetfreeError], ...]
+    error: type[ForgetfreeError]
     signed: bool = False
+    content: Callable[[Any], Any] = bits
 
 
 KINDS: dict[str, Kind] = {
     "ledger": Kind(
-        "run/grafting-continual/seed-0/ledger.safetensors",
-        lambda path: Ledger.load(path),
-        ledger_content,
-        sound_ledger,
-        (LedgerError,),
-        signed=True,
+        "run/grafting-continual/seed-0/ledger.safetensors", Ledger.load, sound_ledger, LedgerError, True, ledger_content
     ),
-    "graft": Kind(
-        "graft/bare-graft/seed-0/graft.safetensors",
-        lambda path: Graft.load(path),
-        bits,
-        sound_graft,
-        (GraftError,),
-        signed=True,
-    ),
-    "state": Kind(
-        "graft/fine-tuned/*.safetensors",
-        lambda path: ModelState.load(path),
-        bits,
-        sound_state,
-        (ModelError,),
-        signed=True,
-    ),
-    "scores": Kind(
-        "scores.csv",
-        lambda path: read_scores(path),
-        bits,
-        sound_scores,
-        (ReportError,),
-    ),
-    "results of a run in one file": Kind("run.csv", lambda path: read_run(path), bits, sound_results, (ReportError,)),
-    "notes of a data directory": Kind(
-        "data/sst2/source.json",
-        read_task_notes,
-        bits,
-        sound_notes,
-        (DataError,),
-    ),
+    "graft": Kind("graft/bare-graft/seed-0/graft.safetensors", Graft.load, sound_graft, GraftError, True),
+    "results of a run in one file": Kind("run.csv", read_run, sound_results, ReportError),
+    "notes of a data directory": Kind("data/sst2/source.json", read_task_notes, sound_notes, DataError),
 }

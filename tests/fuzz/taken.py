@@ -18,7 +18,6 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,7 @@ TEXTS = {"sst2": "a good film", "qnli": "who is there\tit is a good film"}
 #: What no command reads back.
 _LEFT_OUT = ("report.md", "report.html", ".gitignore")
 #: What a page with figures reads of a run.
-_FIGURED = (
-    "config.json",
-    "results.json",
-    "unit.json",
-    "outcome.json",
-    "predictions.safetensors",
-    "history.jsonl",
-)
+_FIGURED = ["config.json", "results.json", "unit.json", "outcome.json", "predictions.safetensors", "history.jsonl"]
 #: How long one reader may take, in seconds, and how much memory it may add, in kilobytes.
 PATIENCE, ROOM = 60, 2**20
 #: What was given, and what was said beside it.
@@ -185,25 +177,6 @@ def _exported(words: Sequence[str], out: Path) -> Given:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _served(run: Path, strategy: str, seed: int) -> Given:
-    from fastapi.testclient import TestClient
-
-    from forgetfree.cli.arguments import predictor_of
-    from forgetfree.serve.server import application
-
-    try:
-        predictor, _ = predictor_of(run, seed, strategy, None)
-    except ForgetfreeError as error:
-        raise Refused(f"forgetfree: error: {error}\n") from error
-    with TestClient(application(predictor)) as client:
-        answers = [client.get("/tasks").text]
-        for task, text in TEXTS.items():
-            parts = text.split("\t")
-            asked = {"task": task, "texts": [parts[0] if len(parts) == 1 else parts]}
-            answers.append(client.post("/predict", json=asked).text)
-    return "\n".join(answers), ""
-
-
 def _resumed(words: Sequence[str], run: Path) -> Given:
     """Go on in a copy; return its figures, without seconds."""
     copy = run.with_name(f"{run.name}-resumed")
@@ -240,7 +213,7 @@ def readers(world: World, file: Path, rng: random.Random) -> dict[str, Reader]:
 
     if folder == "cut":
         return {
-            "load_results cut": lambda root: _loaded_scores(root / folder),
+            "load_results cut": lambda root: _loaded(root / folder),
             "resume cut": lambda root: _resumed(world.words[folder], root / folder),
         }
     if folder == "graft":
@@ -266,11 +239,9 @@ def _of_run(run: str, strategy: str, seed: int, task: str, out: Path) -> dict[st
         **_reports(run),
         f"load_results {unit}": lambda root: _loaded(root / run, *more),
         f"export {task} of {unit}": lambda root: _exported(["export", str(root / run), "--task", task, *which], out),
-        f"serve {unit}": lambda root: _served(root / run, strategy, seed),
     }
-    asked = task if run != "untold" else "auto"
-    words = ["--task", asked, *which, "--json", TEXTS[task]]
-    found[f"predict {task} by {unit}"] = partial(_predicted, run, words)
+    words = ["--task", task if run != "untold" else "auto", *which, "--json", TEXTS[task]]
+    found[f"predict {task} by {unit}"] = lambda root: _command("predict", str(root / run), *words)
     if _has_ledger(strategy):
         path = f"{run}/{strategy}/seed-{seed}/ledger.safetensors"
         found[f"verify {unit}"] = lambda root: _command("ledger", "verify", str(root / path), "--json")
@@ -278,34 +249,13 @@ def _of_run(run: str, strategy: str, seed: int, task: str, out: Path) -> dict[st
     return found
 
 
-def _predicted(run: str, words: Sequence[str], root: Path) -> Given:
-    return _command("predict", str(root / run), *words)
-
-
 def _of_graft(world: World, file: Path, seed: int, out: Path) -> dict[str, Reader]:
     place, found = f"graft/bare-graft/seed-{seed}/graft.safetensors", _reports("graft")
     found[f"load_results graft {seed}"] = lambda root: _loaded(root / "graft", lambda results: _graft(results, seed))
-    found[f"apply {place}"] = partial(_applied, place, out)
-    if _is_of_unit(file):
+    found[f"apply {place}"] = lambda root: _exported(["apply", str(root / place)], out)
+    if file.name == "config.json" or "fine-tuned" in file.parts or any(part.startswith("seed-") for part in file.parts):
         found["resume graft"] = lambda root: _resumed(world.words["graft"], root / "graft")
     return found
-
-
-def _applied(place: str, out: Path, root: Path) -> Given:
-    return _exported(["apply", str(root / place)], out)
-
-
-def _is_of_unit(file: Path) -> bool:
-    return (
-        any(part.startswith("seed-") for part in file.parts) or file.name == "config.json" or "fine-tuned" in file.parts
-    )
-
-
-def _loaded_scores(path: Path) -> Given:
-    try:
-        return load_results(path).scores.to_string(), ""
-    except ForgetfreeError as error:
-        raise Refused(f"forgetfree: error: {error}\n") from error
 
 
 def _has_ledger(strategy: str) -> bool:

@@ -36,7 +36,7 @@ def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Pat
             if this.content(found) != expected:
                 assert family not in BYTES or not this.signed, "damage was read as other content"
                 this.sound(found, tmp_path / path.name)
-        except this.errors as error:
+        except this.error as error:
             text = str(error)
             if not re.fullmatch(r"[^\n]+\.", text) or len(text) > 4000:
                 faults.append(f"seed {seed}: the message is no paragraph: {text[:200]}")

@@ -13,8 +13,6 @@ import transformers
 from cards import written_texts
 
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.cli.predict import _columns_of_run, rows_of_file
-from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.kinds.generation import chat_of
@@ -167,30 +165,6 @@ def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys:
     (tmp_path / "rows.csv").write_text("id,question\n7,\n8\n")
     assert cli.main(words) == 1
     assert capsys.readouterr().out == ""  # no table is begun
-
-
-def test_predict_reads_the_columns_that_the_run_named(
-    apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the file has them, and nothing else is named."""
-    assert _columns_of_run(apart).texts == _columns_of_run(apart / "config.json").texts == ()
-    config = json.loads((apart / "config.json").read_text())
-    config["run"]["text_column"] = ["first=review", "body"]
-    monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
-    task = TaskDefinition("first", "generation", ())
-    usual = _columns_of_run(tmp_path)
-    assert {name: usual.columns(name).texts for name in ("first", "last")} == {
-        "first": ("review",),
-        "last": ("body",),
-    }
-    (tmp_path / "rows.csv").write_text("review,prompt\na,b\n")
-    (tmp_path / "other.csv").write_text("prompt\nb\n")
-
-    def read(file: str, named: str | None = None) -> list[tuple[str, ...]]:
-        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=usual)
-        return [row.texts for row in rows]
-
-    assert (read("rows.csv"), read("other.csv"), read("rows.csv", "prompt")) == ([("a",)], [("b",)], [("b",)])
 
 
 def test_a_run_whose_tasks_are_withheld_is_answered_from(data: Path, tmp_path: Path, plain: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_router_of_the_run_finds_the_task(
     assert cli.main([*asked, "a film " * 80, "who\tit was"]) == 0
     shown = capsys.readouterr()
     said = [json.loads(line) for line in shown.out.splitlines()]
-    assert "warning: 1 text is longer than max_length=" in shown.err
+    assert "warning: 1 text longer than max_length=" in shown.err
     assert said[0]["cut_tokens"] > 0 == said[1]["cut_tokens"]
     assert f"{said[0]['cut_tokens']} tokens cut off and not read" in shown.err
     assert [set(each) - {"task", "label", "probability", "probabilities", "cut_tokens"} for each in said] == [
@@ -358,7 +358,7 @@ def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, t
         (7, {"name": "Ada"}, "a joy"),
         (None, "é", " "),
     ]
-    assert "1 text is empty" in said.err
+    assert "1 empty text" in said.err
     assert cli.main([*asked, "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0].startswith("id,text,task,label,probability,")
     assert cli.main([*asked, "--keep", "nosuch", "--csv"]) == 1

@@ -6,7 +6,6 @@ Nothing is compared with a tolerance but a gradient with that of its slow refere
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from compared import learn, logits
 from small_strategies import Watch, learned_rows, make
 from torch import Tensor, nn
 
-from forgetfree import Predictor
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.errors import LedgerError, ModelError
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
-from forgetfree.models.loading import load_model
 from forgetfree.strategies.wsn import WinningSubnetwork
 
 ISOLATING = ["packnet", "wsn", "bitfit", "graft-retrain"]
@@ -326,13 +322,3 @@ def test_a_ledger_of_another_composition_is_refused(tiny_stream: MakeStream, tmp
     learn(make("bitfit", tiny_stream()), 1).save(tmp_path)
     with pytest.raises(LedgerError, match=r"has composition alone, .*packnet.* needs union"):
         make("packnet", tiny_stream()).load(tmp_path)
-
-
-def test_rows_that_are_no_texts_are_not_predicted(
-    tiny_stream: MakeStream, model_directory: Callable[[str], Path]
-) -> None:
-    texts = learn(make("bitfit", tiny_stream()), 1).ledger
-    ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
-    ledger.append(replace(texts.records[0], definition=None))
-    with pytest.raises(LedgerError, match=r"does not say what task .* asks for: .* its rows are no texts"):
-        Predictor(load_model(str(model_directory("bert"))), ledger)

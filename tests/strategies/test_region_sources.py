@@ -136,10 +136,6 @@ def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: M
     assert by_base == by_name and isinstance(by_name, Region)
 
 
-def owned(strategy: Any) -> list[Any]:
-    return [record.owned for record in strategy.ledger.records]
-
-
 class Modes(SupervisedPlugin):
     """Whether the model dropped anything while regions were trained."""
 

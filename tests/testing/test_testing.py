@@ -425,7 +425,7 @@ class NeedsTheTask(Plain):
 
 QUERY = "backbone.encoder.layer.0.attention.self.query.weight"
 ALL = "the answers for qnli, ag_news, sst2"
-ANOTHER = "from the global generators, on a used stream, and with evaluations during training, got others, the answers for qnli, "
+ANOTHER = "from the global generators, on a used stream, and with evaluations during training, got others, the answers for qnli"
 #: Each damage with what the check says of it. Each message is that of one fault, which no other check needs to find.
 DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     Raises: ["got ZeroDivisionError: by nothing (test_testing.py:"],

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.regions import Region, biases, graft_theta
 from forgetfree.core.selection import most_moved
@@ -24,6 +23,7 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import StateStore
+from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import single_task
 from forgetfree.training.encoded_task import predict
