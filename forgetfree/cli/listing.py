@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from dataclasses import asdict
 from io import StringIO
 from typing import Annotated, Any, Literal
 
@@ -86,7 +85,7 @@ def _entries(what: str, verbose: bool, broken: set[str]) -> dict[str, dict[str, 
             fields |= {"higher_is_better": metric.higher_is_better, "bounds": list(metric.bounds)}
         elif verbose:
             cls = registry.strategy(name)
-            fields |= {"forget_free": cls.forget_free, "options": [asdict(each) for each in describe(cls.Options)]}
+            fields |= {"forget_free": cls.forget_free, "options": describe(cls.Options)}
     return entries
 
 
@@ -121,7 +120,7 @@ def _print_in_full(strategies: Mapping[str, Mapping[str, Any]]) -> None:
             write(f"{option['name']} = {option['default']} ({option['type']})", 4)
             write(option["help"], 8)
 
-    shared, of_run = ([asdict(each) for each in describe(cls)] for cls in (TrainingOptions, RunOptions))
+    shared = describe(TrainingOptions)
     for name, fields in strategies.items():
         write(f"{name}: {_text(fields)}", 0)
         if "options" in fields:
@@ -133,7 +132,7 @@ def _print_in_full(strategies: Mapping[str, Mapping[str, Any]]) -> None:
     print("what all strategies take:")
     write_options(shared)
     print("\nwhat a run takes:")
-    write_options(of_run)
+    write_options(describe(RunOptions))
     print()
     write(
         "Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE. A model may bring a recipe:", 0

@@ -170,11 +170,7 @@ def row_of_line(line: str, size: int | None) -> Row:
 
 
 def rows_of_stdin(size: int | None) -> Iterator[Row]:
-    """Yield a row a line, as they come.
-
-    Raises:
-        UsageError: they are not in UTF-8.
-    """
+    """Yield a row a line, as they come."""
     try:
         for line in sys.stdin:
             yield row_of_line(line.rstrip("\n"), size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,25 +15,15 @@ from cyclopts import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
-from rich.console import Console
 
-from forgetfree.display import brief, escaped_lines, stderr, tell
+from forgetfree.display import brief, escaped_lines, stderr
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
 
 
 def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:
-    """Raise ``UsageError`` for what the parser refused, after a line that says how the command is used.
-
-    Args:
-        app: the program.
-        error: what the parser says.
-        words: what was typed, but for texts that follow two dashes.
-    """
+    """Raise ``UsageError`` for what the parser refused of ``words``, those before two dashes."""
     chain = list(error.command_chain or ())
-    page = io.StringIO()
-    app.help_print(chain, console=Console(file=page, width=1000))
-    tell(page.getvalue().strip().partition("\n")[0])
     with app.app_stack(chain):  # where the parameters have the program's defaults
         refusal = _refusal(error, " ".join(["forgetfree", *chain]), words)
     raise refusal from error

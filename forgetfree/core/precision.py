@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
-from forgetfree.device import hardware_of
+from forgetfree.device import processor_of
 from forgetfree.errors import RunError
 from forgetfree.files import cache_directory, write_json
 from forgetfree.json_file import read_json
@@ -50,7 +50,7 @@ def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
     # What a pass computes, whatever the weights are.
     weights = [(name, str(each.dtype), *each.shape) for name, each in model.backbone.named_parameters()]
     about = {
-        "hardware": hardware_of(str(device)),
+        "hardware": processor_of(str(device)),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "model": hashlib.sha256(json.dumps([type(model.backbone).__qualname__, weights]).encode()).hexdigest(),

@@ -428,7 +428,7 @@ def test_list_strategies_in_full(capsys) -> None:
     parts = own.split("\n\n")
     own, shared = " ".join(own.split()), " ".join(shared.split())
     for option in describe(TrainingOptions):
-        line = f"{option.name} = {option.default} ({option.type}) {option.help}"
+        line = "{name} = {default} ({type}) {help}".format(**option)
         assert line in shared and line not in own
     for name in registry.strategies():
         cls = registry.strategy(name)

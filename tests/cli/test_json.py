@@ -86,11 +86,10 @@ def test_a_damaged_ledger_prints_nothing_on_stdout(runs: Path, tmp_path: Path, c
 
 
 def test_a_report(runs: Path, read: Any, capsys: Any) -> None:
-    told = read("report", runs / "few", runs / "many", "--json")
-    assert told == read("report", runs / "few", runs / "many", "--format", "json")
+    told = read("report", runs / "few", runs / "many", "--format", "json")
     assert list(dict.fromkeys(each["label"] for each in told["runs"])) == [
         "grafting-continual (shots=2)",
         "grafting-continual (shots=4)",
     ]
     assert all(each["options"]["mask_steps"] == 1 for each in told["runs"])
-    assert read("report", runs / "graft", "--json")["runs"]
+    assert read("report", runs / "graft", "--format", "json")["runs"]

