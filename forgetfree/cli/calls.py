@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
-from forgetfree.data.columns import named_metrics
+from forgetfree.data.columns import listed_names
 from forgetfree.data.sources import check_form, check_stream, tasks_of_files
 from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
@@ -37,7 +37,7 @@ def run(
     stream: str | Sequence[str] | None = None,
     *,
     data: Any = None,
-    metric: str | Mapping[str, str] | None = None,
+    metric: str | Sequence[str] | None = None,
     model: Any = None,
     tokenizer: Any = None,
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None = None,
@@ -66,7 +66,7 @@ def run(
     Args:
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
-        metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
+        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         model: ``minilm``, the default, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
         strategies: names, and classes of your own under development, which may have other names than theirs,
@@ -122,7 +122,7 @@ def run(
     arguments: Json = {
         "stream": stream if stream is None or isinstance(stream, str) else stream_of(stream),
         "data": data if rows is None else "in memory",
-        "metric": None if metric is None else named_metrics(metric),
+        "metric": None if metric is None else listed_names(metric),
         "model": model if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
         "strategy": names,
         "seed": seeds,
