@@ -226,19 +226,11 @@ def learn(
     evaluate_within: bool = False,
     **arguments: Any,
 ) -> Run:
-    """Learn ``stream`` by ``cls`` with ``options``.
+    """Learn ``stream`` by ``cls`` with ``options``; ``arguments`` are more for the constructor.
 
-    Args:
-        cls: the strategy.
-        options: its options.
-        stream: what it learns.
-        experiences: to train on; default: the stream's, one a task.
-        look_after: how many experiences it has learned when it is looked at; default: at every one, and before the first.
-        rows_after: how many it has learned when it is asked for their training rows, too.
-        observe: looks at the strategy.
-        drawn: the state of the global generators before.
-        evaluate_within: evaluate the second task before, during and after the training of each.
-        arguments: more for the constructor.
+    ``look_after`` are the numbers of learned tasks after which it is looked at by ``observe`` (default: all, 0 too), and
+    ``rows_after`` those after which it is asked for their training rows. ``drawn`` seeds the global generators before.
+    With ``evaluate_within`` the second task is evaluated before, during and after the training of each.
     """
     _draw_from(drawn)
     if evaluate_within:

@@ -15,7 +15,7 @@ from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.display import listed
-from forgetfree.errors import OptionError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
 from forgetfree.testing.outcomes import (
@@ -29,7 +29,7 @@ from forgetfree.testing.outcomes import (
     check_stale,
 )
 from forgetfree.testing.runs import Breaches, Observer, Run, learn, tensors
-from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
+from forgetfree.testing.tiny import other_rows, tiny_model, tiny_stream, tiny_task
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
 SMALL: dict[str, Any] = {
@@ -41,14 +41,17 @@ SMALL: dict[str, Any] = {
 }
 #: Labels are few, so that a memory of few rows has one for each.
 _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
-two_tasks = copies(tiny_stream)
 #: Other streams of two tasks, on which there is less to check.
 VARIANTS: dict[str, Callable[[], Stream]] = {
-    "scenario=class": partial(two_tasks, ("qnli", "ag_news"), scenario="class"),
-    "scenario=domain": partial(two_tasks, ("qnli", "sst2"), scenario="domain"),
-    "readout=prompt": partial(two_tasks, ("qnli", "ag_news"), readout="prompt"),
-    "readout=generate": partial(two_tasks, ("qnli", "sst2"), readout="generate"),
+    "scenario=class": partial(tiny_stream, ("qnli", "ag_news"), scenario="class"),
+    "scenario=domain": partial(tiny_stream, ("qnli", "sst2"), scenario="domain"),
+    "readout=prompt": partial(tiny_stream, ("qnli", "ag_news"), readout="prompt"),
+    "readout=generate": partial(tiny_stream, ("qnli", "sst2"), readout="generate"),
 }
+_VARIANT_REMEDY = (
+    "The task may be withheld at inference, a prompt's readout has no tensors, and a text has a label a token: look at "
+    "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
+)
 
 
 def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
@@ -78,7 +81,6 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     chosen = build(cls.Options, SMALL | options, cls.__name__)
     if options:
         cls.check(chosen, three_tasks())  # the caller's choice, not the strategy's fault
-    _check_defaults(cls, bool(options), faults)
     with TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
         if finished and not faults.messages:  # else they would say the same again
@@ -123,26 +125,14 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches
                 cls.check(options, stream)
             except UsageError:
                 continue
-        run = _learned(cls, options, stream, name, faults)
-        if run is not None and name != "scenario=domain":  # of which files say the same
-            check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
-
-
-def _learned(cls: type[ContinualStrategy], options: Any, stream: Stream, name: str, faults: Breaches) -> Run | None:
-    """Learn another stream than the usual."""
-    remedy = (
-        "The task may be withheld at inference, a prompt's readout has no tensors, and a text has a label a token: look at "
-        "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
-    )
-    with faults.catching(f"{name}: two tasks trained and evaluated", remedy):
-        texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
-        looks = range(3) if texts else (0, 2)
-        run = learn(cls, options, stream, look_after=looks, store=StateStore())
-        check_answers(run, faults, f"{name}: ")
-        if texts:
-            check_forgetting(run, faults, f"{name}: ")
-        return run
-    return None
+        with faults.catching(f"{name}: two tasks trained and evaluated", _VARIANT_REMEDY):
+            texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
+            run = learn(cls, options, stream, look_after=range(3) if texts else (0, 2), store=StateStore())
+            check_answers(run, faults, f"{name}: ")
+            if texts:
+                check_forgetting(run, faults, f"{name}: ")
+            if name != "scenario=domain":  # of which files say the same
+                check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
 
 
 # -- Before anything is run ------------------------------------------------------------------------------
@@ -168,28 +158,11 @@ def _check_class(cls: Any, faults: Breaches) -> None:
         )
 
 
-def _check_defaults(cls: type[ContinualStrategy], chosen: bool, faults: Breaches) -> None:
-    """Check that it can be made without options, unless the caller says that the defaults do not suit."""
-    remedy = "Look at check() and setup(): cls(stream=stream) must do."
-    with faults.catching("defaults: constructed without options", remedy):
-        try:
-            cls(stream=three_tasks(), device="cpu")
-        except OptionError:
-            if not chosen:  # else the caller says that the defaults do not suit so tiny a model
-                raise
-
-
 # -- What determines results, and what must not: seeds, draws, earlier use, evaluation, rows of others ----
 
 
-@copies
 def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
-    """Return three tiny tasks with a fresh model.
-
-    Args:
-        test: whether they have other test rows than usual.
-        later: tasks with other training and validation rows.
-    """
+    """Return three tiny tasks with a fresh model; with other rows than usual for ``test``, and of the tasks ``later``."""
 
     def rows_of(name: str) -> TaskRows:
         rows = tiny_task(name, _LABELS[name])

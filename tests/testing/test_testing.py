@@ -105,24 +105,6 @@ def test_an_option_that_there_is_not_is_the_callers_error() -> None:
         check_strategy(ContinualFT, setps=3)
 
 
-class Picky(Plain):
-    """Its defaults do not suit the tiny model."""
-
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        if options.batch_size > 7:
-            raise OptionError("batch_size must be less than 8.")
-
-
-@pytest.mark.sampled(share=0.3)
-def test_defaults_must_do_unless_others_are_given() -> None:
-    (fault,) = faults(Picky)
-    assert fault.startswith(
-        "defaults: constructed without options: expected no error, got OptionError: batch_size must"
-    )
-    check_strategy(Picky, batch_size=3)
-
-
 # -- What a strategy does --------------------------------------------------------------------------------
 
 
@@ -569,7 +551,6 @@ def broken_streams() -> dict[str, tuple[Stream, str]]:
     repeated = "expected no test row among the training rows, got 24 of 24. Drop them from the training rows."
     return {
         "no tasks": (replace(whole, tasks=()), "tasks: expected one at least, got none."),
-        "twice": (replace(whole, tasks=(task, task)), "tasks: expected each once, got ag_news more than once."),
         "metric": (
             stream_with(definition=replace(task.definition, metric="f1")),
             "ag_news: metric must be 'accuracy' or 'macro_f1' for 4 labels: 'f1' is that of label 1 of two.",
