@@ -188,7 +188,7 @@ CASES = [
     Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
     Case(
         "run --data data/sst2",
-        "data/sst2 holds one task, which may have any name without a comma or a slash. Give it one.",
+        "data/sst2 holds one task, which may have any name without a comma or a slash. Give task names",
     ),
     Case("run ,", "The stream names no task. Give a registered stream or task names"),
     Case(
@@ -229,7 +229,7 @@ CASES = [
     ),
     Case(
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
-        "--data names 'nosuch.csv', and there is no such file.",
+        "The data directory 'nosuch.csv' does not exist.",
     ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case(
