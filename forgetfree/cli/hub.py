@@ -1,4 +1,4 @@
-"""Whether the hub answers, where a model or data come from it: that is found out before the hub's client waits for it."""
+"""Whether the hub answers, found out before the hub's client waits for it."""
 
 from __future__ import annotations
 

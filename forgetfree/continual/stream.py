@@ -189,7 +189,7 @@ def load_stream(
     label_column: str | Sequence[str] | None = None,
     kind: str | Sequence[str] | None = None,
     skip_bad_rows: bool = False,
-    metric: str | Mapping[str, str] | None = None,
+    metric: str | Sequence[str] | None = None,
     readout: str = "auto",
     shots: int | None = None,
     seed: int = 0,
@@ -215,7 +215,7 @@ def load_stream(
         label_column: the column of the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
         kind: what the tasks ask for, such as ``generation``; ``TASK=KIND`` for one task; default: by its columns.
         skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
-        metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
+        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         shots: training rows per label, or sentences per kind of entity; default: all.
         seed: of the sample and of the readouts' first weights.

@@ -141,11 +141,6 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
     elif isinstance(stream, str):
-        if stream in streams and stream in ([source.usual_name] if source.is_nameless else source.names):
-            raise UsageError(
-                f"{stream!r} is both a task of the data and a registered stream: {', '.join(streams[stream])}. Write "
-                f"'{stream},' with a comma for the task, or these names for the stream."
-            )
         names = streams.get(stream) or tuple(filter(None, map(str.strip, stream.split(","))))
     else:
         names = tuple(stream)
@@ -202,11 +197,6 @@ class _Source:
     path: Path | None = None  # of a directory, or of what holds one task
     is_nameless: bool = False  # whether it is one task, which may have any name
     is_closed: bool = False  # whether no registered task can be added to it
-
-    @property
-    def usual_name(self) -> str:
-        """The name that the path gives a task."""
-        return format_of(self.path.name)[0] if self.path else ""
 
 
 def _open(data: Any, options: ReadOptions) -> _Source:

