@@ -62,18 +62,15 @@ def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPa
         RunConfig(set={"steps": 0}, device="cuda:1").faults().report()
 
 
-def test_a_cpu_that_rounds_otherwise_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, gelu, threads = processor_of("cpu"), torch.nn.functional.gelu, torch.get_num_threads()
-    torch.set_num_threads(3)
-    device._rounding.cache_clear()
-    assert processor_of("cpu") == here
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(threads)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.functional, "gelu", lambda x: gelu(x).double().mul(1 + 1e-7).to(x.dtype))
-        device._rounding.cache_clear()
-        assert processor_of("cpu") != here
-    device._rounding.cache_clear()
+def test_a_processor_is_told_from_another_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def processor(text: str) -> str:
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+        processor_of.cache_clear()
+        return processor_of("cpu")
+
+    one = processor("model name : A\ncpu MHz : 1\n\nmodel name : A\n")
+    assert processor("model name : A\ncpu MHz : 2\n") == one != processor("model name : B\ncpu MHz : 1\n")
+    processor_of.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from forgetfree.models.state import StateStore
 from forgetfree.testing.runs import Breaches, Look, Run, Untrained, differing, look
 from forgetfree.training.encoded_task import EncodedTask
 
-_COUNT_IT = "Count in storage.bytes_kept() what storage.save() writes and what the next task needs."
-
 
 def check_answers(run: Run, faults: Breaches, where: str = "") -> None:
     """Check that every test row of every task has a row of finite logits, and that something was learned."""
@@ -168,56 +166,12 @@ def check_loaded(
             )
 
 
-def check_bytes(run: Run, sizes: list[Any], faults: Breaches) -> None:
-    """Check what `bytes_kept` said before the first task and after each.
-
-    A memory that is full may hold shorter rows later, so it may fall. It may stay as it is, too, where it is large enough
-    for all numbers that were trained. Where it is smaller, numbers are kept in fewer bits, and more of them need more bytes.
-
-    Args:
-        run: a strategy that has learned the stream, looked at before the first task and after each.
-        sizes: by `bytes_kept` at every look.
-        faults: where faults are added.
-    """
+def check_bytes(sizes: list[Any], faults: Breaches) -> None:
+    """Check what `bytes_kept` said before the first task and after each: whole numbers, and some once a task is learned."""
     whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in sizes)
     if not whole or not all(sizes[1:]):
         faults.add(
             "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what "
-            f"is kept, got {', '.join(map(str, sizes))} before the first task and after each. {_COUNT_IT}"
+            f"is kept, got {', '.join(map(str, sizes))} before the first task and after each. Count in "
+            "storage.bytes_kept() what storage.save() writes and what the next task needs."
         )
-        return
-    before = 0
-    for count in range(1, len(sizes)):
-        numbers, names = _trained_numbers(run, count)
-        after = f"after {', '.join(run.tasks[:count])}"
-        what = f"{numbers} trained numbers other than θ_pre's answer the tasks learned (in {listed(names)})"
-        if 8 * sizes[count] < numbers:
-            fault = f"at least {numbers // 8} {after}, where {what}, one bit for each, got {sizes[count]}"
-        elif numbers > before and sizes[count] <= sizes[count - 1] and sizes[count] < 4 * numbers:
-            fault = (
-                f"more {after} than before, where {what}, up from {before}, and 4 bytes for each are more than is counted, "
-                f"got {sizes[count]} after {sizes[count - 1]}"
-            )
-        else:
-            before = numbers
-            continue
-        faults.add(f"bytes_kept: expected {fault}. {_COUNT_IT}")
-        return
-
-
-def _trained_numbers(run: Run, count: int) -> tuple[int, list[str]]:
-    """How many numbers other than θ_pre's answer the tasks learned after ``count``, in which of the trained tensors.
-
-    Of each entry, every value counts once, in however many tasks' models it is.
-    """
-    learned = run.learned[count]
-    untrained, models = run.looks[0].models, run.looks[count].models
-    total, names = 0, []
-    for name in dict.fromkeys(name for task in learned for name in sorted(run.watch.listed.get(task, ()))):
-        values = [model[name] for task in learned for model in (untrained[task], models[task]) if name in model]
-        if len({tensor.shape for tensor in values}) == 1:
-            # Of k values, k - 1 are not θ_pre's.
-            number = int(torch.stack(values).sort(0).values.diff(dim=0).count_nonzero())
-            total += number
-            names += [name] if number else []
-    return total, names

@@ -269,34 +269,28 @@ def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
     assert model.config.id2label != {0: "negative", 1: "positive"}
 
 
-def test_a_ledger_of_a_model_with_a_head_is_refused_with_the_way_to_its_body(
+def test_a_ledger_of_a_model_with_a_head_is_refused_and_one_of_its_body_is_taken(
     model_directory: Callable[[str], Path],
 ) -> None:
-    """The remedy's ledger holds the same records, and both switches and a predictor take it; the other way round, too."""
+    """By both switches and a predictor."""
     place = model_directory("bert")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(place)
     space, region = ParameterSpace.of(model), Region.of([3, 50])
     readout = {"weight": torch.ones(2, model.config.hidden_size), "bias": torch.zeros(2)}
-    definition = TaskDefinition("sst2", "single", ("negative", "positive"))
-    made = Record(
-        "sst2", region, Graft(region, torch.tensor([1.0, 2.0])), 0.1, readout, definition=definition, classes=(0, 1)
-    )
+    task = TaskDefinition("sst2", "single", ("negative", "positive"))
+    graft = Graft(region, torch.tensor([1.0, 2.0]))
     ledger = Ledger(space, fingerprint_of(model), "alone")
-    ledger.append(made)
+    ledger.append(Record("sst2", region, graft, 0.1, readout, definition=task, classes=(0, 1)))
     loaded = load_model(str(place), "linear")
     for make in (lambda: TaskSwitch(ledger, model), lambda: Predictor(loaded, ledger)):
-        with pytest.raises(
-            LedgerError, match=r"named bert\.…, expected .*ParameterSpace\.of\(model\.base_model\), body_fing"
-        ):
+        with pytest.raises(LedgerError, match="another layout"):
             make()
-    again = Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model), ledger.composition)
-    for record in ledger.records:
-        again.append(record)
-    with TaskSwitch(again, model).task("sst2"):
-        assert space.gather(model, region.indices).tolist() == [1.0, 2.0]
-    assert Predictor(loaded, again).answer("sst2", ["a lovely film"])[0].label in definition.labels
-    with LedgerSwitch(again, model).task("sst2"):
-        assert space.gather(model, region.indices).tolist() == [1.0, 2.0]
+    again = Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model), "alone")
+    again.append(*ledger.records)
+    assert Predictor(loaded, again).answer("sst2", ["a lovely film"])[0].label in task.labels
+    for switch in (TaskSwitch, LedgerSwitch):
+        with switch(again, model).task("sst2"):  # type: ignore[operator]
+            assert space.gather(model, region.indices).tolist() == [1.0, 2.0]
 
 
 def test_a_switch_takes_the_ledger_of_a_run_s_directory(
@@ -311,9 +305,7 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
         TaskSwitch(tmp_path, model)
     kept = tmp_path / "one run" / "lora" / "seed-0"
     kept.mkdir(parents=True)
-    with pytest.raises(
-        RunError, match=r"It was cut short: forgetfree run --config '.*' --out '.*one run' --resume goes on\."
-    ):
+    with pytest.raises(RunError, match=r"cut short: forgetfree run --config '.*' --out '.*one run' --resume goes on"):
         TaskSwitch(tmp_path / "one run", model)
     shutil.copy(run / "lora" / "seed-0" / "adapters.safetensors", kept)
     with pytest.raises(RunError, match="holds no ledger, but adapters"):
@@ -358,7 +350,6 @@ def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, t
         (7, {"name": "Ada"}, "a joy"),
         (None, "é", " "),
     ]
-    assert "1 empty text" in said.err
     assert cli.main([*asked, "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0].startswith("id,text,task,label,probability,")
     assert cli.main([*asked, "--keep", "nosuch", "--csv"]) == 1

@@ -163,13 +163,6 @@ def test_localizing_leaves_the_pre_trained_model_in_place_and_drops_nothing(tiny
     assert_same(everything(stream.model), before)
 
 
-def test_a_shared_fine_tuned_model_does_not_change_what_grafting_learns(tiny_stream: MakeStream) -> None:
-    """A run that finds θ_ft in the store ends in the same bits as the run that made it."""
-    first = learn(make("grafting-continual", tiny_stream("bert", "linear")))
-    second = learn(make("grafting-continual", tiny_stream("bert", "linear"), store=first.store))
-    assert_same(logits(first), logits(second))
-
-
 # -- What does not come to its end -----------------------------------------------------------------------
 
 
