@@ -20,24 +20,17 @@ from torch import Tensor, nn
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
-from forgetfree.errors import ConformanceError
+from forgetfree.errors import ConformanceError, Faults
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.encoded_task import EncodedTask
 
 Tensors = dict[str, Tensor]
 
 
-class Breaches:
+class Breaches(Faults):
     """What was found wrong so far."""
 
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self._cause: Exception | None = None
-
-    def add(self, fault: str) -> None:
-        """Add a fault, once even where it is found in several places."""
-        if fault not in self.messages:
-            self.messages.append(fault)
+    _cause: Exception | None = None
 
     @contextmanager
     def catching(self, what: str, remedy: str) -> Iterator[None]:
@@ -52,8 +45,8 @@ class Breaches:
 
     def raise_any(self, subject: str) -> None:
         """Raise ``ConformanceError`` with all of them, if there are any."""
-        if self.messages:
-            raise ConformanceError(subject, self.messages) from self._cause
+        if self:
+            raise ConformanceError(subject, self) from self._cause
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:

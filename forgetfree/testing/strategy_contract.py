@@ -83,7 +83,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
         cls.check(chosen, three_tasks())  # the caller's choice, not the strategy's fault
     with TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
-        if finished and not faults.messages:  # else they would say the same again
+        if finished and not faults:  # else they would say the same again
             _check_variants(cls, chosen, faults, Path(directory))
     faults.raise_any(subject)
 
@@ -103,7 +103,7 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, di
         return False
     run.watch.report(faults)
     check_answers(run, faults)
-    check_bytes(run, observer.bytes, faults)
+    check_bytes(observer.bytes, faults)
     check_forgetting(run, faults)
     check_stale(run, faults)
     check_readouts(run, faults)

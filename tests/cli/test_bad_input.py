@@ -161,7 +161,7 @@ CASES = [
     Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
     Case(
         "run --data data/sst2",
-        "data/sst2 holds one task, which may have any name without a comma or a slash. Give it one.",
+        "data/sst2 holds one task, which may have any name without a comma or a slash. Give task names",
     ),
     Case("run sst2 --strategy lora --set rank=1000000000", "rank must be at most 65,536, got 1000000000."),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
@@ -191,7 +191,7 @@ CASES = [
     ),
     Case(
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
-        "--data names 'nosuch.csv', and there is no such file.",
+        "The data directory 'nosuch.csv' does not exist.",
     ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case(

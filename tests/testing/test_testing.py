@@ -152,16 +152,6 @@ class KeepsNothing(Plain):
         self.storage = Saying(self)
 
 
-class KeepsOne(Plain):
-    """Says that a byte is enough for all weights."""
-
-    said = 1
-
-    def setup(self) -> None:
-        self.storage = kept = Saying(self)
-        kept.said = self.said
-
-
 def embeddings(strategy: Any) -> Tensor:
     found: Tensor = strategy.model.backbone.embeddings.word_embeddings.weight
     return found
@@ -401,9 +391,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     KeepsNothing: [
         "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
         "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
-    ],
-    KeepsOne: [
-        "trained numbers other than θ_pre's answer the tasks (in backbone.encoder.layer.0.attention.output.LayerNorm"
     ],
     MovesWhatIsFrozen: ["lists as trained.touched and readout, got backbone.embeddings.word_embeddings"],
     LeavesAnEmbedding: [
