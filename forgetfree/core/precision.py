@@ -11,10 +11,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,16 +34,7 @@ ROWS = 8
 _measured: dict[Path, Precision] = {}
 
 
-class Rows(Protocol):
-    """Rows of a task, as far as a model can be measured by them."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, labels and task labels of some rows."""
-
-
-def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision:
+def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
     """Return what was measured before, or measure it now.
 
     Args:

@@ -45,7 +45,7 @@ from forgetfree.results.unit_folder import (
     read_unit_json,
 )
 from forgetfree.tensor_file import TensorFile
-from forgetfree.training.monitor import Follower, Monitor, Phase
+from forgetfree.training.monitor import Monitor, Phase
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
@@ -164,7 +164,7 @@ def named(key: Mapping[str, Any], separator: str) -> str:
     return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
 
 
-class History(Follower):
+class History(Monitor):
     """Passes everything on to another monitor, and appends to history.jsonl the losses that do not stand there already.
 
     Args:
@@ -180,6 +180,7 @@ class History(Follower):
 
     def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
         super().__init__(monitor)
+        self._rate: Callable[[int], float] = lambda step: math.nan
         self._path, self._kept = directory / HISTORY, kept
         lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
         met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
@@ -203,11 +204,22 @@ class History(Follower):
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
         """Log the steps of a phase. From the first on, scores are new; an evaluation logs no step."""
         self._goes_on = False
-        with super().phase(task, phase, steps) as on_step:
+        self._rate = lambda step: math.nan  # until it is logged
+        with super().phase(task, phase, steps) as pass_on:
+
+            def on_step(step: int, loss: float) -> None:
+                pass_on(step, loss)
+                self.log_step(task, phase, step, steps, loss, self._rate(step))
+
             yield on_step
 
+    def log_rate(self, of_step: Callable[[int], float]) -> None:
+        """Remember it; pass it on."""
+        self._rate = of_step
+        super().log_rate(of_step)
+
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
-        """Log the step, if it is one of about a hundred."""
+        """Log the step, if it is one of about a hundred; its rate may be NaN."""
         if math.isfinite(loss) and is_logged(step, steps):
             line: Json = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate}
             line["seconds"] = self.seconds

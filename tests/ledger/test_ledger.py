@@ -385,10 +385,8 @@ def test_what_a_ledger_says_of_many_tasks_is_what_a_slow_count_says(composition:
         if k % 13 == 0:
             assert ledger.owned(held.task) == union
     assert ledger.owned() == union
-    regions = [held.region for held in ledger.records]
-    assert ledger.overlap() == [[len(a & b) / len(b) for b in regions] for a in regions]
     for index in range(0, 200_000, 9_973):
-        first = next((k for k, held in enumerate(ledger.records) if index in held.owned.region), -1)
+        first = next((k for k, held in enumerate(ledger.records) if index in held.owned.region.indices), -1)
         assert ledger.owners(Region.of([index])).tolist() == [first]
     ledger.save(tmp_path / "l.safetensors")
     assert_same_ledger(Ledger.load(tmp_path / "l.safetensors"), ledger)
@@ -693,7 +691,7 @@ def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str],
     path = tmp_path / "l.safetensors"
     composed(composition).save(path)
     text = render_ledger(Ledger.load(path), path)
-    assert f"composition {composition}: a task is inferred with" in text
+    assert f"composition {composition}\n" in f"{text}\n"
     cells = [re.split(r"\s{2,}", line.strip()) for line in text.partition("readout values")[2].splitlines()[2:6]]
     owned = {row[0]: row[1 if row[0] in ("all", "the union") else 2] for row in cells}
     names, every = list(REGIONS), {"all": "7"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from compared import learn, logits
+from compared import learn
 from small_strategies import Watch, learned_rows, make
 from torch import Tensor, nn
 
@@ -75,7 +75,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
             if len(spec.shape) < 2:
                 assert torch.equal(theta[entries], pre[entries])  # biases and LayerNorms do not train
                 continue
-            free = sorted(set(entries) - owned, key=lambda i: (-abs(float(theta[i]) - float(pre[i])), i))
+            free = set(entries) - owned
             ranked = sorted(free, key=lambda i: (-float((theta[i] - pre[i]).abs()), i))
             expected |= set(ranked[: int(0.3 * len(free) + 1e-6)])
         assert set(record.owned.region.indices.tolist()) == expected
@@ -251,16 +251,6 @@ def test_bitfit_trains_all_biases_and_nothing_else(tiny_stream: MakeStream) -> N
         assert held == biases
         assert len(record.owned.region) == sum(s.size for s in strategy.space.tensors if s.name in biases)
         assert bool((record.owned.values != strategy.pre_trained.theta[record.owned.region.indices]).any())
-
-
-@pytest.mark.sampled("bitfit")
-@pytest.mark.parametrize("name", ["bitfit", "graft-retrain"])
-def test_tasks_that_stand_alone_start_from_the_pre_trained_model(tiny_stream: MakeStream, name: str) -> None:
-    """Whatever was learned before: the second task ends as if it were the first."""
-    strategy = learn(make(name, tiny_stream(stream="qnli,sst2")))
-    alone = learn(make(name, tiny_stream(stream="sst2")))
-    assert torch.equal(strategy.ledger.records[1].owned.values, alone.ledger.records[0].owned.values)
-    assert torch.equal(logits(strategy)["sst2"], logits(alone)["sst2"])
 
 
 def test_graft_retrain_starts_from_the_pre_trained_values(tiny_stream: MakeStream) -> None:
