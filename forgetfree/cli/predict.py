@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -42,17 +42,11 @@ from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
-#: What a line of --json or --csv holds itself.
-_OURS = {
-    *("text", *PAIR, "prompt", "task", "label", "probability", "probabilities", "words", "tags"),
-    *("cut_tokens", "entities"),
-}
 #: Rows that are answered together.
 _ROWS = 256
 Row = tuple[str, ...]
 #: Other columns of a row, which are written beside the answer.
 Extra = Mapping[str, Any]
-Print = Callable[[Row, Extra, Any], None]
 
 
 def command(
@@ -104,8 +98,6 @@ def command(
         )
     if keep and not (as_json or as_csv):
         raise UsageError("--keep is for what --json or --csv writes. Give one of them, or leave it out.")
-    if taken := [name for name in keep if name in _OURS]:
-        raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     if task is None:
@@ -130,12 +122,11 @@ def command(
     else:
         lines = rows_of_texts(texts, size) if texts and not streaming else rows_of_stdin(size)
         rows = ((row, {}) for row in lines)
-    empty, cut = 0, list[int]()
+    cut = list[int]()
     for chunk in iter(lambda: list(islice(rows, 1 if streaming else _ROWS)), []):
         answers = answers_to([row for row, _ in chunk])
         for (row, extra), answer in zip(chunk, answers, strict=True):
             show(row, extra, answer)
-            empty += not any(text.strip() for text in row)
         cut += [answer.cut_tokens for answer in answers if answer.cut_tokens]
         sys.stdout.flush()
     if table is not None:
@@ -145,8 +136,6 @@ def command(
             f"warning: {counted(len(cut), 'text')} longer than max_length={predictor.loaded.max_length} allows: "
             f"{counted(sum(cut), 'token')} cut off and not read."
         )
-    if empty:
-        tell(f"warning: {counted(empty, 'empty text')}: what is answered there means nothing.")
 
 
 # -- What is asked ---------------------------------------------------------------------------------------
@@ -184,15 +173,7 @@ def rows_of_file(
     """Yield the rows of a file: of a table by its columns, of txt a text a line.
 
     Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
-
-    Args:
-        path: the file.
-        task: that is asked; ``None``: rows have one text or two, as the file has them.
-        columns: of the texts, where they are named.
-        keep: other columns that are wanted.
-
-    Raises:
-        DataError: it cannot be read, or a row is not as it must be; the message says which.
+    Without a task, rows have one text or two, as the file has them.
     """
     if not format_of(path.name)[1]:
         raise DataError(

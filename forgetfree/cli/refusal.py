@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 from cyclopts import (
-    App,
     CoercionError,
     CycloptsError,
     MissingArgumentError,
@@ -21,15 +19,9 @@ from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
 
 
-def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:
-    """Raise ``UsageError`` for what the parser refused of ``words``, those before two dashes."""
-    chain = list(error.command_chain or ())
-    with app.app_stack(chain):  # where the parameters have the program's defaults
-        refusal = _refusal(error, " ".join(["forgetfree", *chain]), words)
-    raise refusal from error
-
-
-def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageError:
+def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
+    """Return the error for what the parser refused of ``words``, those before two dashes."""
+    command = " ".join(["forgetfree", *(error.command_chain or ())])
     app, see = error.app, f"See '{command} --help'."
     assert app is not None
     arguments = list(app.assemble_argument_collection()) if app.default_command else []

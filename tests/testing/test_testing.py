@@ -105,24 +105,6 @@ def test_an_option_that_there_is_not_is_the_callers_error() -> None:
         check_strategy(ContinualFT, setps=3)
 
 
-class Picky(Plain):
-    """Its defaults do not suit the tiny model."""
-
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        if options.batch_size > 7:
-            raise OptionError("batch_size must be less than 8.")
-
-
-@pytest.mark.sampled(share=0.3)
-def test_defaults_must_do_unless_others_are_given() -> None:
-    (fault,) = faults(Picky)
-    assert fault.startswith(
-        "defaults: constructed without options: expected no error, got OptionError: batch_size must"
-    )
-    check_strategy(Picky, batch_size=3)
-
-
 # -- What a strategy does --------------------------------------------------------------------------------
 
 
@@ -168,16 +150,6 @@ class KeepsNothing(Plain):
 
     def setup(self) -> None:
         self.storage = Saying(self)
-
-
-class KeepsOne(Plain):
-    """Says that a byte is enough for all weights."""
-
-    said = 1
-
-    def setup(self) -> None:
-        self.storage = kept = Saying(self)
-        kept.said = self.said
 
 
 def embeddings(strategy: Any) -> Tensor:
@@ -420,9 +392,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
         "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
     ],
-    KeepsOne: [
-        "trained numbers other than θ_pre's answer the tasks (in backbone.encoder.layer.0.attention.output.LayerNorm"
-    ],
     MovesWhatIsFrozen: ["lists as trained.touched and readout, got backbone.embeddings.word_embeddings"],
     LeavesAnEmbedding: [
         "fresh start: expected the next strategy to find the pre-trained model, got backbone.embeddings.word_embeddings"
@@ -569,7 +538,6 @@ def broken_streams() -> dict[str, tuple[Stream, str]]:
     repeated = "expected no test row among the training rows, got 24 of 24. Drop them from the training rows."
     return {
         "no tasks": (replace(whole, tasks=()), "tasks: expected one at least, got none."),
-        "twice": (replace(whole, tasks=(task, task)), "tasks: expected each once, got ag_news more than once."),
         "metric": (
             stream_with(definition=replace(task.definition, metric="f1")),
             "ag_news: metric must be 'accuracy' or 'macro_f1' for 4 labels: 'f1' is that of label 1 of two.",
