@@ -20,7 +20,7 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows, by_length, representative
 from forgetfree.data.sources import load_tasks
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import mean_of_tokens

@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 from forgetfree.results.report.figures import style_sheet
 
 ROOT = Path(__file__).parent.parent

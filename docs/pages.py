@@ -16,7 +16,7 @@ from typing import Any
 import gallery
 
 from forgetfree.cli import app, main
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 
 ROOT = Path(__file__).parent.parent
 #: Pages that lie elsewhere, for a code host shows them there.

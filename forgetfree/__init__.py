@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from forgetfree.cli.calls import run as run
     from forgetfree.continual.stream import Stream as Stream
     from forgetfree.continual.stream import load_stream as load_stream
-    from forgetfree.core.mask import MaskOptions as MaskOptions
-    from forgetfree.core.mask import learn_region as learn_region
     from forgetfree.core.parameters import ParameterSpace as ParameterSpace
     from forgetfree.core.regions import Region as Region
     from forgetfree.ledger import Ledger as Ledger
@@ -39,7 +37,6 @@ _HOME = {
     "LearningMatrix": "forgetfree.results.learning_matrix",
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
-    "MaskOptions": "forgetfree.core.mask",
     "MixedBatchModel": "forgetfree.ledger.mixed_batch",
     "ParameterSpace": "forgetfree.core.parameters",
     "Predictor": "forgetfree.serve.inference",
@@ -50,7 +47,6 @@ _HOME = {
     "TrainingOptions": "forgetfree.training.training_options",
     "answering": "forgetfree.trainers.learning",
     "graft": "forgetfree.cli.calls",
-    "learn_region": "forgetfree.core.mask",
     "learning": "forgetfree.trainers.learning",
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.results.table",

@@ -1,4 +1,4 @@
-"""The seed of a phase of training, and where it stands, which is kept: if it is cut short, it goes on to the same bits.
+"""Where a phase of training stands: kept while it lasts, so that a phase that is cut short goes on to the same bits.
 
 A loop says what its steps change (`Resumable`), asks how many steps are done already, and tells of each further one:
 
@@ -10,20 +10,9 @@ A loop says what its steps change (`Resumable`), asks how many steps are done al
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 from typing import Any, Protocol
-
-
-def derive_seed(seed: int, *words: object) -> int:
-    """Return a 63-bit seed for one purpose: equal for equal ``seed`` and words, unrelated otherwise.
-
-    Because every phase draws from its own seed, ``fine-tune`` and the separate fine-tuning inside
-    ``grafting-continual`` are the same, and a resumed run ends as one that was not interrupted.
-    """
-    text = "\x1f".join([str(seed), *map(str, words)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 class Resumable(Protocol):

@@ -67,13 +67,6 @@ def kind_of_device(name: str) -> str:
     return name.partition(":")[0]
 
 
-def processor_of(device: str) -> str:
-    """Return what else than its kind the bits of a device depend on: how a CPU rounds, or the model of a GPU."""
-    if device == "cpu":
-        return f"{torch.backends.cpu.get_cpu_capability()}, rounding {_rounding()}"
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
 #: What /proc/cpuinfo says of a processor, and not of its clock or of one core; first on x86, then on ARM.
 _OF_A_PROCESSOR = {
     *("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"),
@@ -82,8 +75,8 @@ _OF_A_PROCESSOR = {
 
 
 @cache
-def hardware_of(device: str) -> str:
-    """Return what says how fast a device computes: the name of a GPU, or the processor with all its instructions."""
+def processor_of(device: str) -> str:
+    """Return what bits and speed of a device depend on: the name of a GPU, or the processor with all its instructions."""
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {torch.cuda.get_device_capability(device)}"
     try:
@@ -94,26 +87,3 @@ def hardware_of(device: str) -> str:
         about = [platform.processor(), torch.backends.cpu.get_cpu_capability()]
     digest = sha256(" ".join(about).encode()).hexdigest()[:16]
     return f"{kind_of_device(device)}, {platform.machine()}, {digest}"
-
-
-@cache
-def _rounding() -> str:
-    """Return a fingerprint of the bits that a CPU computes: two with the same instructions may add in different orders.
-
-    The products are as wide as a small model's, in float32 and bfloat16, on one thread.
-    """
-    threads, bits = torch.get_num_threads(), sha256()
-    generator = torch.Generator("cpu").manual_seed(0)
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            x, weight = (
-                torch.randn(rows, 384, generator=generator, dtype=torch.float32, device="cpu") for rows in (40, 1536)
-            )
-            for dtype in (torch.float32, torch.bfloat16):
-                product = torch.nn.functional.gelu(x.to(dtype) @ weight.to(dtype).T).float()
-                bits.update((product @ product.T).softmax(1).numpy().tobytes())
-                bits.update(product.numpy().tobytes())
-    finally:
-        torch.set_num_threads(threads)
-    return bits.hexdigest()[:8]

@@ -103,10 +103,14 @@ class Faults:
         try:
             return action(*arguments)
         except self._caught as error:
-            for fault in getattr(error, "faults", (str(error),)):
-                self.add(fault)
-            self._rows += getattr(error, "rows", ())
+            self.catch(error)
             return None
+
+    def catch(self, error: Any) -> None:
+        """Add what an error tells."""
+        for fault in getattr(error, "faults", (str(error),)):
+            self.add(fault)
+        self._rows += getattr(error, "rows", ())
 
     def report(self) -> None:
         """Raise ``UsageError`` with the fault, or `SeveralFaultsError` with all of them, if there is one."""

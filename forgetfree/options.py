@@ -101,24 +101,16 @@ class Options:
             raise OptionError(f"{'; '.join(faults)}.", faults)
 
 
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """One option as a reader sees it."""
-
-    name: str
-    type: str
-    default: str
-    help: str
-
-
-def describe(options: type[Options]) -> list[Description]:
-    """Return every option with type, default and meaning, as a user would type them."""
+def describe(options: type[Options]) -> list[dict[str, str]]:
+    """Return name, type, default and help of every option, as a user would type them."""
     hints = typing.get_type_hints(options)
-    described = []
-    for field in dataclasses.fields(options):
-        default = str(field.default).lower() if field.default in (None, True, False) else str(field.default)
-        described.append(Description(field.name, type_name(hints[field.name]), default, field.metadata.get("help", "")))
-    return described
+    return [
+        {
+            **{"name": each.name, "type": type_name(hints[each.name]), "default": typed(each.default)},
+            "help": each.metadata.get("help", ""),
+        }
+        for each in dataclasses.fields(options)
+    ]
 
 
 def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:

@@ -167,10 +167,8 @@ def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
 
 def _is_of_search(key: str) -> bool:
-    name = key.rpartition(".")[2]
-    return name == "base_fraction" or name.startswith("mask_")
+    return key.rpartition(".")[2].startswith(("base_fraction", "mask_"))
 
 
 def _is_of_region(key: str) -> bool:
-    name = key.rpartition(".")[2]
-    return name == "dropout" or name.startswith("region_")
+    return key.rpartition(".")[2].startswith(("dropout", "region_"))

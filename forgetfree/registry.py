@@ -273,7 +273,7 @@ def unknown_names(task: TaskDefinition) -> list[str]:
 
 def faults_of(task: TaskDefinition) -> list[str]:
     """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
-    from forgetfree.files import checked
+    from forgetfree.json_file import checked
     from forgetfree.tasks import TaskDefinition
 
     try:
@@ -435,11 +435,7 @@ def _plugins(group: Group) -> dict[str, Entry]:
 
 
 def _class_of_module(name: str) -> Any:
-    """Return the strategy class of a name ``package.module:Class``, of what can be imported or lies in the working directory.
-
-    Raises:
-        UsageError: there is no such module, it is broken, or the class is no strategy.
-    """
+    """Return the strategy class of a name ``module:Class``, of what can be imported or lies in the working directory."""
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)) or module.endswith(".py"):
         raise UsageError(

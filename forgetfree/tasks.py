@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from forgetfree.display import brief
-from forgetfree.files import checked
+from forgetfree.json_file import checked
 
 #: The kind of a task, as `forgetfree.registry.kind` knows it, by the form of its rows: a text, two, the words of a sentence, a
 #: prompt with the text that answers it, or a chat. The definition of a task of ours names the form; that of a task of another

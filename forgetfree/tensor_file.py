@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forgetfree.display import brief, first_twice
 from forgetfree.errors import ForgetfreeError, RegionError, first_line
-from forgetfree.files import checked, parse_json, replacing, size_of
+from forgetfree.files import replacing, size_of
+from forgetfree.json_file import checked, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor

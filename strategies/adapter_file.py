@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import RunError
-from forgetfree.files import check, check_fields, parse_json
+from forgetfree.json_file import check, check_fields, parse_json
 from forgetfree.ledger.binding import Binding
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.lora_adapters import LoraAdapters

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
 from forgetfree.continual.strategy import EncodedTask, Stream, Training
 from forgetfree.core.readout_model import LOWEST
-from forgetfree.errors import OptionError, UsageError
+from forgetfree.errors import OptionError
 from forgetfree.options import option
 from forgetfree.training.training_options import TrainingOptions
 
@@ -233,16 +233,9 @@ class _SIPlugin(avalanche.SynapticIntelligencePlugin):
             _detach(self.syn_data[name])
 
 
-def _single(options: Any, stream: Stream) -> None:
-    """Avalanche keeps importances in float32, and multiplies them with the weights."""
-    if wide := [spec.name for spec in stream.model.space().tensors if spec.dtype != torch.float32]:
-        raise UsageError(f"si needs weights in float32, got {wide[0]!r} in another dtype. Give the network in float32.")
-
-
 class SI(
     PluginStrategy,
     plugin=_SIPlugin,
-    requires=_single,
     si_lambda=option(1.0, "λ: strength of the penalty, twice the paper's c; importances go up to 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):

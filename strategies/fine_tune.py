@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -19,8 +18,9 @@ from forgetfree.continual.strategy import (
 from forgetfree.continual.strategy_parts import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
-from forgetfree.files import check, read_json, write_json
-from forgetfree.models.state import ModelState, StateStore
+from forgetfree.files import write_json
+from forgetfree.json_file import read_json
+from forgetfree.models.state import ModelState, StateStore, check_keys
 
 
 class FineTune(ContinualStrategy):
@@ -117,7 +117,7 @@ class TaskModels:
     def load(self, directory: Path) -> None:
         """Take the models from the store or the directory."""
         path, strategy = directory / "fine-tuned.json", self._strategy
-        keys = read_json(path, RunError, "Restore it from a copy, or run the stream again.", _check_keys)
+        keys = read_json(path, RunError, "Restore it from a copy, or run the stream again.", check_keys)
         sizes, readouts = dict[str, int](), dict[str, dict[str, Tensor]]()
         tasks = tasks_named(strategy.stream, keys, path)
         for task in tasks:
@@ -138,9 +138,3 @@ class TaskModels:
     def bytes_kept(self) -> int:
         """Count a model per task."""
         return sum(self._sizes.values())
-
-
-def _check_keys(keys: Any) -> None:
-    check("the content", keys, isinstance(keys, dict), "an object of task names with the names of their models")
-    for task, key in keys.items():
-        check(task, key, isinstance(key, str) and bool(key), "the name of a model")

@@ -79,20 +79,12 @@ class _GEMPlugin(_ProjectedUpdate, avalanche.GEMPlugin):
 
 
 def _a_sample_a_task(options: Any, stream: Stream) -> None:
-    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows.
-
-    And it flattens gradients by ``view``, which those in another layout, such as channels-last, do not have.
-    """
+    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows."""
     earlier = len(stream.tasks) - 1
     if options.sample_size < earlier:
         raise OptionError(
             f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
             f"{earlier} tasks. Set sample_size={earlier} or more."
-        )
-    if apart := [name for name, parameter in stream.model.named_parameters() if not parameter.is_contiguous()]:
-        raise UsageError(
-            f"agem flattens gradients, and {apart[0]!r} is not contiguous (channels-last, or a view). Give the network with "
-            "contiguous tensors, or use gem."
         )
 
 

@@ -14,7 +14,6 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy import (
     ContinualStrategy,
     EncodedTask,
@@ -30,6 +29,7 @@ from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
 from forgetfree.options import option
+from forgetfree.seeds import derive_seed
 from forgetfree.strategies.adapter_file import adapter_name, load_adapters, loaded_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.training_options import TrainingOptions

@@ -281,10 +281,10 @@ def body(name: str) -> torch.nn.Module:
     return tiny.pre_trained(lambda: transformers.AutoModel.from_config(config(name)))
 
 
-def write(name: str, directory: Path, *, headless: bool = False) -> Path:
-    """A tiny model with its LM head, or ``headless``, with its tokenizer, in Hugging Face layout."""
+def write(name: str, directory: Path) -> Path:
+    """A tiny model with its LM head and its tokenizer, in Hugging Face layout."""
     loader = getattr(transformers, FAMILIES[name].head)
-    model = body(name) if headless else tiny.pre_trained(lambda: loader.from_config(config(name)))
+    model = tiny.pre_trained(lambda: loader.from_config(config(name)))
     model.save_pretrained(directory)  # type: ignore[operator]
     tokenizer(name).save_pretrained(directory)
     return directory

@@ -31,10 +31,6 @@ def run_of(strategy: str, seed: int, last: list[float], **more: Any) -> Json:
     }
 
 
-def ledger_of(region: list[int], owned: list[int], overlap: list[list[float]]) -> Json:
-    return {"region_size": region, "owned_size": owned, "bytes": 12000, "overlap": overlap}
-
-
 def results_of(*runs: Json, **more: Any) -> Json:
     return {
         "stream": "qnli-mrpc",

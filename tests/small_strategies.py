@@ -25,6 +25,9 @@ OWN: dict[str, dict[str, Any]] = {
     "wsn": {"capacity": 0.2, "mask_every": 1},
     "lora": {"rank": 4, "lora_learning_rate": 0.5, "learning_rate": 0.01},
     "o-lora": {"rank": 4, "lora_learning_rate": 0.5, "learning_rate": 0.01},
+    "merge-task-arithmetic": {"weight": 0.5},
+    "merge-ties": {"density": 0.3},
+    "merge-stitch": {"sparsity": 0.4, "mask_steps": 2},
 }
 #: A model with its readout, and an optimiser: each once.
 SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 import torch
 
-import forgetfree
 from forgetfree import device
 from forgetfree.device import devices, find_device, give_device, processor_of
 from forgetfree.errors import UnknownNameError, UsageError
@@ -50,17 +48,12 @@ def test_what_is_not_there_is_refused_with_what_is(name: str, monkeypatch: pytes
         find_device(name)
 
 
-@pytest.mark.parametrize("name", ["", "cuda:x"])
+@pytest.mark.parametrize("name", ["cuda:x", "gpu"])
 def test_what_is_no_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "cuda", 1)
-    with pytest.raises(UnknownNameError, match="Known: auto, cpu, cuda:0"):
+    with pytest.raises(UnknownNameError, match=r"Known: auto, cpu, cuda:0") as caught:
         find_device(name)
-
-
-def test_a_gpu_is_told_its_names_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, "cuda", 1)
-    with pytest.raises(UnknownNameError, match="torch calls a GPU cuda, cuda:1, mps or xpu"):
-        find_device("gpu")
+    assert ("torch calls a GPU cuda, cuda:1, mps or xpu" in str(caught.value)) is (name == "gpu")
 
 
 def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,44 +62,15 @@ def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPa
         RunConfig(set={"steps": 0}, device="cuda:1").faults().report()
 
 
-def test_a_cpu_that_rounds_otherwise_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, gelu, threads = processor_of("cpu"), torch.nn.functional.gelu, torch.get_num_threads()
-    torch.set_num_threads(3)
-    device._rounding.cache_clear()
-    assert processor_of("cpu") == here
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(threads)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.functional, "gelu", lambda x: gelu(x).double().mul(1 + 1e-7).to(x.dtype))
-        device._rounding.cache_clear()
-        assert processor_of("cpu") != here
-    device._rounding.cache_clear()
+def test_a_processor_is_told_from_another_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def processor(text: str) -> str:
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+        processor_of.cache_clear()
+        return processor_of("cpu")
 
-
-#: Functions of torch that make a tensor on the caller's default device unless they are told where.
-MAKERS = {
-    *("arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"),
-    *("randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
-}
-
-
-def makers_without_device(path: Path) -> list[str]:
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    return [
-        f"{path.name}:{call.lineno}"
-        for call in calls
-        if isinstance(call.func, ast.Attribute)
-        and ast.unparse(call.func.value) == "torch"
-        and call.func.attr in MAKERS
-        and not {"device", "out", None} & {keyword.arg for keyword in call.keywords}
-    ]
-
-
-def test_no_tensor_is_made_on_the_default_device_of_a_caller() -> None:
-    root = Path(forgetfree.__file__).parent
-    modules = [path for folder in (root, root.parent / "strategies") for path in folder.rglob("*.py")]
-    assert len(modules) > 100
-    assert [found for path in modules for found in makers_without_device(path)] == []
+    one = processor("model name : A\ncpu MHz : 1\n\nmodel name : A\n")
+    assert processor("model name : A\ncpu MHz : 2\n") == one != processor("model name : B\ncpu MHz : 1\n")
+    processor_of.cache_clear()
 
 
 @pytest.mark.parametrize(

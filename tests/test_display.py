@@ -21,15 +21,14 @@ from forgetfree.jobs.progress import TaskLearned, make_progress
 
 ROOT = Path(__file__).parents[1]
 
+#: Also with combining accents, joiners, skin tones, flags, and a non-joiner.
 REAL = [
-    "plain English, with punctuation: \\ | * _ < > & ~",
-    "日本語 中文 한국어",
-    "Grüße, naïve café, e\u0301 with a combining accent",
-    "👩\u200d💻 👍🏽 🇨🇭 \u2764\ufe0f",  # joiners, skin tones, flags, presentation
-    "שלום עולם",
-    "مرحبا، می\u200cخواهم",
-    "ภาษาไทย हिन्दी",
-    "x² − γ·θ ≤ ½ … “quoted” — dashed",
+    "plain: \\ | * _ < > & ~",
+    "日本語",
+    "Grüße, cafe\u0301",
+    "👩\u200d💻 👍🏽 🇨🇭 \u2764\ufe0f",
+    "می\u200cخواهم",
+    "ภาษาไทย",
 ]
 
 
@@ -84,31 +83,12 @@ class Console:
         self.text += text
 
 
-class Asked(io.StringIO):
-    """A stream that raises where it is asked what it is."""
-
-    def isatty(self) -> bool:
-        raise OSError(5, "Input/output error")
-
-    def fileno(self) -> int:
-        raise RuntimeError("wrapped C/C++ object has been deleted")
-
-
-def closed() -> io.StringIO:
-    stream = io.StringIO()
-    stream.close()
-    return stream
-
-
 @pytest.mark.parametrize(
     ("make", "shown"),
     [
         pytest.param(lambda: None, None, id="none"),
-        pytest.param(closed, None, id="closed"),
         pytest.param(lambda: Console(BrokenPipeError()), None, id="pipe"),
-        pytest.param(lambda: Console(OSError(5, "Input/output error")), None, id="terminal-gone"),
         pytest.param(Console, "γ", id="write-alone"),
-        pytest.param(Asked, "γ", id="asked"),
         pytest.param(lambda: io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True), r"\u03b3", id="ascii"),
     ],
 )
@@ -124,7 +104,6 @@ def test_whatever_stands_for_stderr_costs_nothing_and_gets_what_it_takes(
         progress.hear(TaskLearned("γ seed 0", 1, []))
     assert fail("It failed: γ.", 3) == 3
     got = stream.buffer.getvalue().decode() if isinstance(stream, io.TextIOWrapper) else getattr(stream, "text", None)
-    got = stream.getvalue() if isinstance(stream, Asked) else got
     if shown:
         assert [line.split(":")[0] for line in str(got).splitlines() if shown in line] == [
             "a line",

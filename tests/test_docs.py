@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import runpy
 import shlex
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -75,17 +72,6 @@ def test_a_picture_shows_the_committed_runs(name: str) -> None:
     figures = ROOT / "docs" / "figures"
     drawn = runpy.run_path(str(figures / f"{name}.py"))["picture"]()
     assert (figures / f"{name.replace('_', '-')}.svg").read_text(encoding="utf-8") == drawn
-
-
-def test_the_recording_of_the_demo_is_small_and_loads_nothing() -> None:
-    recording = (ROOT / "docs" / "figures" / "demo.svg").read_text(encoding="utf-8")
-    assert len(recording.encode()) < 300_000
-    assert set(re.findall(r"https?://[^\"]*", recording)) == {"http://www.w3.org/2000/svg"}
-    assert "forgetfree&#160;run&#160;--config&#160;benchmarks/demo/demo.toml" in recording and "forgetting" in recording
-
-
-def test_there_are_commands_to_check() -> None:
-    assert len(commands(ROOT / "README.md")) >= 6
 
 
 @pytest.mark.parametrize("command", sorted({command for document in DOCUMENTS for command in commands(document)}))
@@ -178,36 +164,6 @@ def test_the_runs_of_experiments_are_complete_and_drawn() -> None:
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 
 
-def by_name(options: dict[str, Any]) -> dict[str, Any]:
-    """SGD with momentum 0.9 has a name of its own since these runs."""
-    momentum = {"optimizer": "momentum"} if options.get("momentum") == 0.9 else {}
-    return {key: value for key, value in options.items() if key != "momentum"} | momentum
-
-
-def test_the_committed_run_of_an_experiment_is_whole_and_of_its_setting() -> None:
-    from forgetfree.benchmarks.paper import overview
-    from forgetfree.benchmarks.paper.experiment import read_rows
-
-    for name, experiment in overview.EXPERIMENTS.items():
-        header, rows = read_rows(overview.RESULTS / f"{name}.csv")
-        measured, usual = header["setting"], experiment.setting
-        assert set(measured["seeds"]) >= set(usual.seeds), name  # there may be more
-        setting = json.loads(json.dumps(asdict(replace(usual, seeds=tuple(measured["seeds"])))))
-        still = setting["options"].keys() & measured["options"].keys()  # some of that time are gone, some are new
-        for each in (setting, measured):
-            each["options"] = {key: each["options"][key] for key in still}
-        optimizer, *arms_of = (by_name(options) for (options,) in (measured["grid"], *measured["arms"].values()))
-        arms = dict(zip(measured["arms"], arms_of, strict=True))
-        assert {**setting, "optimizer": optimizer, "arms": arms} == setting, name
-        assert {key: measured[key] for key in setting.keys() & measured.keys() - {"arms"}} == {
-            key: setting[key] for key in setting.keys() & measured.keys() - {"arms"}
-        }, name
-        assert set(header["skipped"]) <= {"trec", "subj", "rte"}
-        units = [unit for unit in experiment.units(replace(usual, seeds=tuple(measured["seeds"])))]
-        planned = {tuple(unit.items()) for unit in units if unit.get("task") not in header["skipped"]}
-        assert {tuple((key, row[key]) for key in units[0]) for row in rows} == planned, name
-
-
 def test_the_committed_runs_are_short() -> None:
     """Tables that one can read, and that a repository may hold."""
     files = [*RESULTS.rglob("*.*"), *(ROOT / "benchmarks" / "paper" / "results").rglob("*.*")]
@@ -215,23 +171,6 @@ def test_the_committed_runs_are_short() -> None:
     absolute = r"(?:--\w+ |=)[\"']?/"  # what only one machine has: --out /…, cache=/…
     assert [file.name for file in files if re.search(absolute, file.read_text(encoding="utf-8"))] == []
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files if file.suffix == ".csv") <= 10_000
-
-
-def test_files_named_in_documents_are_there() -> None:
-    """`core/regions.py` in a document is a file of the project; a strategy that the reader writes is named my_strategy."""
-    there = [
-        path.as_posix()
-        for folder in ("forgetfree", "strategies", "benchmarks", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
-    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    named = {
-        name for document in documents for name in re.findall(r"`([\w/]+\.py)`", document.read_text(encoding="utf-8"))
-    }
-    assert len(named) > 20
-    assert {
-        name for name in named if "my_" not in name and not any(path.endswith(f"/{name}") for path in there)
-    } == set()
 
 
 def test_functions_named_in_documents_are_in_their_files() -> None:

@@ -17,30 +17,21 @@ SENTENCE, EASY, SHARE = 60, 35, 0.06
 #: What a plain sentence does without.
 FORBIDDEN = (
     *(
-        "utilize",
-        "utilise",
-        "leverage",
-        "leverages",
-        "leveraging",
-        "seamless",
-        "seamlessly",
-        "effortless",
-        "effortlessly",
+        [
+            "utilize",
+            "utilise",
+            "leverage",
+            "leverages",
+            "leveraging",
+            "seamless",
+            "seamlessly",
+            "effortless",
+            "effortlessly",
+        ]
     ),
-    *("simply", "obviously", "basically", "robust", "powerful", "cutting-edge", "state-of-the-art", "game-changing"),
-    *(
-        "in order to",
-        "note that",
-        "please",
-        "e.g.",
-        "i.e.",
-        "etc.",
-        "via",
-        "whilst",
-        "aforementioned",
-        "therein",
-        "hereby",
-    ),
+    *(["simply", "obviously", "basically", "robust", "powerful", "cutting-edge", "state-of-the-art", "game-changing"]),
+    *(["please", "e.g.", "i.e.", "etc.", "via", "whilst", "aforementioned", "therein", "hereby"]),
+    *("in order to", "note that"),
 )
 
 

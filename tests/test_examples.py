@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE, KIND = ROOT / "examples" / "my_strategy", ROOT / "examples" / "my_kind"
+EXAMPLE = ROOT / "examples" / "my_strategy"
 
 
 @pytest.mark.parametrize(
@@ -37,32 +37,6 @@ def test_the_contract_table_names_hooks_that_there_are() -> None:
     assert len(hooks) > 18
     known = {*vars(ContinualStrategy), *ContinualStrategy.__annotations__, *Training.__dataclass_fields__, "Training"}
     assert [hook for hook in hooks if hook not in known] == []
-
-
-@pytest.mark.slow
-def test_the_kind_is_a_package_that_works(tmp_path: Path) -> None:
-    """Wheel → a folder of its own on the path → its tests, and `list kinds`."""
-    source = Path(shutil.copytree(KIND, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info")))
-    packages = tmp_path / "packages"
-    environment = {**os.environ, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"}
-
-    def call(*command: str | Path, cwd: Path = tmp_path) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *map(str, command)],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env=environment,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    call("pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", packages, source)
-    shutil.rmtree(source / "build", ignore_errors=True)
-    (source / "my_kind.py").unlink()  # its tests are to find the installed one
-    assert "2 passed" in call("pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=source)
-    assert "a text, and how many stars it gives; columns text, stars" in call("forgetfree", "list", "kinds")
 
 
 @pytest.mark.slow

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
 from forgetfree.errors import OptionError, UnknownNameError
-from forgetfree.options import Options, build, describe, option, type_name
+from forgetfree.options import Options, build, describe, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +19,6 @@ class Own(Options):
     nesterov: bool = option(False, "look ahead")
     optimizer: Literal["sgd", "adamw"] = option("sgd", "which")
     note: str = option("", "anything")
-
-
-def test_defaults_need_no_argument() -> None:
-    assert Own() == Own(rate=0.1, steps=None, nesterov=False, optimizer="sgd", note="")
-
-
-def test_options_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Own().rate = 0.2  # type: ignore[misc]
 
 
 def test_a_whole_number_serves_where_any_number_does() -> None:
@@ -42,15 +33,11 @@ def test_a_whole_number_serves_where_any_number_does() -> None:
         ({"rate": 0}, "rate must be above 0, got 0."),
         ({"rate": 1.5}, "rate must be at most 1, got 1.5."),
         ({"rate": float("nan")}, "rate must be finite, got nan."),
-        ({"rate": float("inf")}, "rate must be finite, got inf."),
         ({"rate": True}, "rate must be a number, got True."),
-        ({"rate": None}, "rate must be a number, got None."),
         ({"steps": 0}, "steps must be at least 1, got 0."),
         ({"steps": 2.0}, "steps must be a whole number or none, got 2.0."),
-        ({"steps": True}, "steps must be a whole number or none, got True."),
         ({"nesterov": 1}, "nesterov must be true or false, got 1."),
         ({"optimizer": "adam"}, "optimizer must be sgd or adamw, got 'adam'."),
-        ({"optimizer": ["sgd"]}, "optimizer must be sgd or adamw, got ['sgd']."),
         ({"note": 3}, "note must be a text, got 3."),
     ],
 )
@@ -71,15 +58,10 @@ def test_all_faults_are_told_together() -> None:
 def test_texts_are_read_as_the_options_type() -> None:
     values = {"rate": "5e-3", "steps": "12", "nesterov": "yes", "optimizer": "adamw", "note": "12"}
     assert build(Own, values, "own") == Own(rate=0.005, steps=12, nesterov=True, optimizer="adamw", note="12")
-
-
-@pytest.mark.parametrize(("text", "value"), [("none", None), ("NULL", None), ("3", 3)])
-def test_none_is_a_word(text: str, value: int | None) -> None:
-    assert build(Own, {"steps": text}, "own").steps == value
-
-
-def test_values_of_a_file_are_taken_as_they_are() -> None:
-    assert build(Own, {"rate": 1, "steps": None}, "own") == Own(rate=1.0)
+    for text, value in (("none", None), ("NULL", None)):
+        assert build(Own, {"steps": text}, "own").steps is value
+    for text, value in (("on", True), ("TRUE", True), ("off", False), ("No", False)):
+        assert build(Own, {"nesterov": text}, "own").nesterov is value
 
 
 def test_wrong_texts_and_wrong_values_are_told_together_with_their_owner() -> None:
@@ -98,11 +80,6 @@ def test_an_unknown_option_is_told_its_neighbour() -> None:
         build(Own, {"stps": "1"}, "own")
 
 
-@pytest.mark.parametrize(("text", "value"), [("on", True), ("TRUE", True), ("off", False), ("No", False)])
-def test_true_and_false_have_several_words(text: str, value: bool) -> None:
-    assert build(Own, {"nesterov": text}, "own").nesterov is value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Several(Options):
     counts: tuple[Annotated[int, Field(ge=1)], ...] = option((), "how many")
@@ -117,23 +94,10 @@ def test_several_values_are_read_and_checked_one_by_one() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("hint", "name"),
-    [
-        (int, "a whole number"),
-        (float | None, "a number or none"),
-        (Literal["a", "b"] | None, "a or b or none"),
-        (bool, "true or false"),
-        (str, "a text"),
-    ],
-)
-def test_types_have_names_for_readers(hint: Any, name: str) -> None:
-    assert type_name(hint) == name
-
-
 def test_every_option_is_described() -> None:
-    described = {d.name: (d.type, d.default, d.help) for d in describe(Own)}
+    described = {d["name"]: (d["type"], d["default"], d["help"]) for d in describe(Own)}
     assert list(described) == ["rate", "steps", "nesterov", "optimizer", "note"]
     assert described["rate"] == ("a number", "0.1", "how fast")
     assert described["steps"] == ("a whole number or none", "none", "how long")
     assert described["nesterov"] == ("true or false", "false", "look ahead")
+    assert (described["optimizer"][0], described["note"][0]) == ("sgd or adamw", "a text")

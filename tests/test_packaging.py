@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import json
 import os
 import re
@@ -71,11 +70,6 @@ def test_the_two_folders_are_no_packages_of_their_own(name: str) -> None:
     done = run("-c", f"import {name}")
     assert done.returncode == 1
     assert f"ImportError: Import this package as forgetfree.{name}" in done.stderr
-
-
-def test_types_are_shipped() -> None:
-    assert (ROOT / "forgetfree" / "py.typed").is_file()
-    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["forgetfree"]
 
 
 # -- Imports ---------------------------------------------------------------------------------------------
@@ -146,9 +140,11 @@ COMMON = {
     "errors",
     "files",
     "hub",
+    "json_file",
     "options",
     "recipes",
     "registry",
+    "seeds",
     "tasks",
     "tensor_file",
 }
@@ -211,13 +207,6 @@ def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
     assert importers("forgetfree.benchmarks") & set(LIBRARY) == {"forgetfree.registry"}
 
 
-def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
-    done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
-    assert set(done.stdout.split()) == {
-        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
-    }
-
-
 def test_strategies_and_benchmarks_never_import_each_other() -> None:
     for one, other in (("strategies", "benchmarks"), ("benchmarks", "strategies")):
         inside = {m for m in MODULES if within(m, f"forgetfree.{one}")}
@@ -245,12 +234,6 @@ def test_listing_and_help_import_nothing_heavy() -> None:
     assert json.loads(done.stdout) == [[[0, True]] * 7, []]
 
 
-def test_importing_the_package_takes_no_time() -> None:
-    """Under half a second; the best of three, for a busy machine."""
-    code = "import time; begin = time.perf_counter(); import forgetfree; print(time.perf_counter() - begin)"
-    assert min(float(run("-c", code).stdout) for _ in range(3)) < 0.5
-
-
 # -- The surface -----------------------------------------------------------------------------------------
 
 
@@ -262,7 +245,6 @@ def test_the_public_names() -> None:
         "LearningMatrix",
         "Ledger",
         "LedgerSwitch",
-        "MaskOptions",
         "MixedBatchModel",
         "ParameterSpace",
         "Predictor",
@@ -273,7 +255,6 @@ def test_the_public_names() -> None:
         "TrainingOptions",
         "answering",
         "graft",
-        "learn_region",
         "learning",
         "load_model",
         "load_results",
@@ -284,10 +265,9 @@ def test_the_public_names() -> None:
     assert dir(forgetfree) == sorted(forgetfree.__all__)
 
 
-@pytest.mark.parametrize("name", forgetfree.__all__)
+@pytest.mark.parametrize("name", forgetfree.__all__[1:])
 def test_every_public_name_is_there(name: str) -> None:
-    found = getattr(forgetfree, name)
-    assert name == "__version__" or found.__name__ == name
+    assert getattr(forgetfree, name).__name__ == name
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -305,14 +285,6 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_a_name_that_is_none_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'forgetfree' has no attribute 'Grfat'"):
         _ = forgetfree.Grfat
-
-
-def test_the_names_in_files_stay_whatever_moves() -> None:
-    homes = ("ledger.ledger", "ledger.graft", "strategies.adapter_file")
-    found = [importlib.import_module(f"forgetfree.{home}").FORMAT for home in homes]
-    assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
-    example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(example["project"]["entry-points"]) == {"forgetfree.strategies", "forgetfree.streams"}
 
 
 # -- The version -----------------------------------------------------------------------------------------
@@ -390,11 +362,3 @@ def test_what_installs_here_installs_by_the_constraints() -> None:
     assert [line for line in installs if "--constraint constraints.txt" in line and "$(BIN)/" in line] == installs[:1]
     assert all("$(NEWEST)/" in line for line in installs[1:])
     assert "pip install -c constraints.txt '.[minilm]'" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.sampled(share=0.34)
-@pytest.mark.slow
-def test_the_suite_is_collected_where_there_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORGETFREE_DATA", str(tmp_path))
-    collected = run("-m", "pytest", "--collect-only", "--quiet", "-m", "")
-    assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr

@@ -17,7 +17,6 @@ import pytest
 from forgetfree import cli, registry
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.registry import Entry
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE
 
 Install = Callable[..., Path]
@@ -123,24 +122,6 @@ def test_an_installed_package_adds_streams_and_tasks(install: Install) -> None:
     assert registry.broken("streams") == {}
 
 
-def write_rows(folder: Path, **columns: str) -> None:
-    """Twenty rows a split; ``{}`` in a column's text is the row's split and number."""
-    folder.mkdir(parents=True)
-    for split in ("train", "test"):
-        rows = [
-            {key: text.format(f"{split} {i}") for key, text in columns.items()} | {"label": i % 2} for i in range(20)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def test_a_task_of_a_package_reads_a_data_directory(install: Install, tmp_path: Path) -> None:
-    install("own-package", STREAMS, streams={"moods": "TASK"})
-    write_rows(tmp_path / "data" / "moods", text="{}")
-    (loaded,) = load_tasks("moods", str(tmp_path / "data"))
-    assert loaded.task == registry.tasks()["moods"]
-    assert loaded.test.first[3] == "test 3"
-
-
 def test_a_package_may_ship_the_rows_of_its_task(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +135,10 @@ def test_a_package_may_ship_the_rows_of_its_task(
         "TASK = TaskDefinition('moods', 'single', ('sad', 'glad'), hub=ROWS)\n"
     )
     folder = install("own-package", code, streams={"moods": "TASK"})
-    write_rows(folder / "rows", title="{}", body="text")
+    (folder / "rows").mkdir()
+    for split in ("train", "test"):
+        rows = [{"title": f"{split} {i}", "body": "text", "label": i % 2} for i in range(20)]
+        (folder / "rows" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     datasets.disable_progress_bars()
     try:
         (loaded,) = load_tasks("moods", "hub")
@@ -228,13 +212,6 @@ def test_a_broken_plug_in_is_named_with_package_and_reason(
         with pytest.raises(UsageError) as caught:
             load_tasks(name, "demo") if group == "streams" else registry.strategy(name)
         assert str(caught.value) == complaint(reason)
-
-
-def test_a_part_of_ours_that_cannot_be_imported_is_no_fault_of_a_package() -> None:
-    with pytest.raises(
-        UsageError, match=r"^A part of forgetfree \(no_such:Part\) cannot .*\. Install forgetfree again\.$"
-    ):
-        Entry("no_such:Part").load()
 
 
 @pytest.mark.parametrize(

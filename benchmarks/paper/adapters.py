@@ -16,18 +16,18 @@ from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
-from forgetfree.benchmarks.paper.plots import look
+from forgetfree.benchmarks.paper.plots import look, panels
 from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
 from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, share_of, verdict
 from forgetfree.benchmarks.paper.setting import ADAMW, SMALL, Setting
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data.examples import Examples
 from forgetfree.models.lora_adapters import LoraAdapters, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
-from forgetfree.results.report.figures import legend, panels
+from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import answers_of
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import fine_tune

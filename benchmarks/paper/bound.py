@@ -35,7 +35,7 @@ from torch import Tensor
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look
+from forgetfree.benchmarks.paper.plots import look, panels
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region
@@ -44,7 +44,7 @@ from forgetfree.data.rows import representative
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers
-from forgetfree.results.report.figures import legend, panels
+from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 from forgetfree.training.single_task import VALIDATION_ROWS

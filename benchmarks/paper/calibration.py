@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look
+from forgetfree.benchmarks.paper.plots import look, panels
 from forgetfree.benchmarks.paper.rows import (
     SCORE,
     Row,
@@ -27,7 +27,6 @@ from forgetfree.benchmarks.paper.rows import (
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.models.state import ModelState
 from forgetfree.results.metrics import reliability
-from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
 
 MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region re-trained", "bitfit": "BitFit"}

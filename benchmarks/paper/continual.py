@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 import forgetfree
 from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look
+from forgetfree.benchmarks.paper.plots import look, panels
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, verdict
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.display import NULL
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.report.figures import legend, panels
+from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 

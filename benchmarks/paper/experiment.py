@@ -27,8 +27,9 @@ from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.data.sources import default_data
 from forgetfree.device import find_device
 from forgetfree.errors import DataError, ForgetfreeError, RunError, UsageError
-from forgetfree.files import make_directory, read_json, write_atomically, write_json
+from forgetfree.files import make_directory, write_atomically, write_json
 from forgetfree.jobs.environment import check_precision, quiet_libraries, set_threads, versions
+from forgetfree.json_file import read_json
 from forgetfree.results.report.page import Page, Table, render_page
 
 if TYPE_CHECKING:

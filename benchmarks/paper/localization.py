@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look
+from forgetfree.benchmarks.paper.plots import look, panels
 from forgetfree.benchmarks.paper.rows import (
     SCORE,
     Row,
@@ -27,7 +27,7 @@ from forgetfree.benchmarks.paper.rows import (
     with_constant,
 )
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.results.report.figures import legend, panels
+from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 
 TASKS = ("sst2", "cr", "mr", "mpqa", "trec", "subj", "ag_news", "qnli", "snli", "mnli", "rte", "mrpc", "qqp")

@@ -18,17 +18,17 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.plots import panels
 from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.mask import learn_region
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import Batch, WholeTensors, in_training
 from forgetfree.errors import UsageError
 from forgetfree.models.state import ModelState
-from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
+from forgetfree.seeds import derive_seed
 from forgetfree.training.single_task import SingleTask, mask_batches, mask_loss, mask_options
 from forgetfree.training.step import TrainingStep, plan, training_mode
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, scheduled_rate

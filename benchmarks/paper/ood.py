@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look
+from forgetfree.benchmarks.paper.plots import look, panels
 from forgetfree.benchmarks.paper.published import TABLE_7, cell
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
@@ -20,7 +20,7 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import representative
 from forgetfree.display import NULL
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.results.report.figures import legend, panels
+from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 

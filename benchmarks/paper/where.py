@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.plots import panels
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region, distribution, layer_of, parameter_kind
-from forgetfree.results.report.figures import legend, panels, styles
+from forgetfree.results.report.figures import legend, styles
 from forgetfree.results.report.page import Table, percent
 
 BY = {"layer": layer_of, "kind": parameter_kind}

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.stream import Stream, load_stream
 from forgetfree.data.rows import plan_batches
+from forgetfree.seeds import derive_seed
 from forgetfree.training.training_options import TrainingOptions
 
 STEPS = 30

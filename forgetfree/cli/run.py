@@ -17,7 +17,7 @@ from forgetfree import recipes
 from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
-from forgetfree.display import brief, counted, escaped, stderr
+from forgetfree.display import brief, escaped, stderr
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import refuse_used
 from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream_of
@@ -25,8 +25,6 @@ from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import HelpGroup, option
 
 Json = dict[str, Any]
-#: The most units of a plan that are printed.
-_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +146,7 @@ def _flag(name: str, field: Field[Any], hint: Any) -> Argument:
 
 
 def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: Json) -> RunConfig:
-    """Return the configuration that a command line asks for: the file's options, and the flags over them.
-
-    Raises:
-        UsageError: flags do not go together, a value is wrong, or nothing says what to learn.
-    """
+    """Return the configuration that a command line asks for: the file's options, and the flags over them."""
     if len(subjects) > 1:
         hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if command == "run" else ""
         more = " ".join(subjects[1:])
@@ -174,11 +168,7 @@ def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: J
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
-    """Return what ``--set key=value`` says.
-
-    Raises:
-        UsageError: a key or a value is missing, or a key is given twice.
-    """
+    """Return what ``--set key=value`` says."""
     pairs: dict[str, str] = {}
     for pair in texts:
         key, _, value = (part.strip() for part in pair.partition("="))
@@ -240,6 +230,12 @@ def _print_results(out: Path) -> None:
 
 def _show_plan(config: RunConfig, resume: bool) -> None:
     """Print the plan of a run."""
+
+    def about(seconds: float | None) -> str:
+        if seconds is None:
+            return "for an unknown time"
+        return f"about {seconds:.1f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
+
     found = plan(config, resume=resume)
     model, total = found["model"], found["total"]
     size = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
@@ -248,14 +244,11 @@ def _show_plan(config: RunConfig, resume: bool) -> None:
         rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
         labels = f", labels {', '.join(task['labels'])}" if task["labels"] else ""
         print(escaped(f"Task: {task['task']}, {rows}{labels}"))
-    for unit in found["units"][:_SHOWN]:
+    for unit in found["units"]:
         known = [each for each in unit["updates"].values() if each is not None]
         updates = f"{sum(known):,} updates" if len(known) == len(unit["updates"]) else "an unknown number of updates"
-        print(escaped(f"Unit: {unit['unit']}, {updates}" + _about(unit["seconds"], ", ")))
-    if len(found["units"]) > _SHOWN:
-        print(f"… and {counted(len(found['units']) - _SHOWN, 'more unit')}")
-    training = _about(total["seconds"]) or "for an unknown time"
-    print(f"Training: {training}, one unit at a time, by a few steps of each; answers come on top")
+        print(escaped(f"Unit: {unit['unit']}, {updates}, {about(unit['seconds'])}"))
+    print(f"Training: {about(total['seconds'])}, one unit at a time, by a few steps of each; answers come on top")
     if total["memory_bytes"] is not None:
         from forgetfree.results.report.page import size as in_units
 
@@ -265,15 +258,6 @@ def _show_plan(config: RunConfig, resume: bool) -> None:
     for note in found["notes"]:
         print(escaped(f"Note: {note}"))
     print("Nothing was written or downloaded.")
-
-
-def _about(seconds: float | None, before: str = "") -> str:
-    """Return how long something takes, if that is known."""
-    if seconds is None:
-        return ""
-    if seconds < 100:
-        return f"{before}about {seconds:.1f} s"
-    return f"{before}about {seconds / 60:.0f} min" if seconds < 6000 else f"{before}about {seconds / 3600:.1f} h"
 
 
 # What the parser of the command line reads.

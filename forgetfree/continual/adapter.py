@@ -24,12 +24,12 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.continual.strategy_parts import ModelStorage
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.task_model import TokenLayout
 from forgetfree.options import option
+from forgetfree.seeds import derive_seed
 from forgetfree.training.training_options import TrainingOptions
 
 

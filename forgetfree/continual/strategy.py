@@ -19,7 +19,6 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from torch import Tensor, nn
 
 from forgetfree import recipes, registry
-from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, Training, undo_on_error
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, check_inference, features_for
@@ -36,6 +35,7 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor, Phase, Stopwatch
 from forgetfree.training.single_task import SingleTask, check_localization

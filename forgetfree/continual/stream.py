@@ -29,7 +29,7 @@ from forgetfree.data.examples import DatasetExamples, EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note
-from forgetfree.errors import ModelError, RunError, UsageError, first_line
+from forgetfree.errors import ModelError, RunError, UnknownNameError, UsageError, first_line
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.loading import LoadedModel, check_in_memory, load_model
 from forgetfree.models.state import ModelState
@@ -189,7 +189,7 @@ def load_stream(
     label_column: str | Sequence[str] | None = None,
     kind: str | Sequence[str] | None = None,
     skip_bad_rows: bool = False,
-    metric: str | Mapping[str, str] | None = None,
+    metric: str | Sequence[str] | None = None,
     readout: str = "auto",
     shots: int | None = None,
     seed: int = 0,
@@ -215,7 +215,7 @@ def load_stream(
         label_column: the column of the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
         kind: what the tasks ask for, such as ``generation``; ``TASK=KIND`` for one task; default: by its columns.
         skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
-        metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
+        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         shots: training rows per label, or sentences per kind of entity; default: all.
         seed: of the sample and of the readouts' first weights.
@@ -231,7 +231,8 @@ def load_stream(
     Raises:
         UsageError, DataError, ModelError: see `load_tasks` and `load_model`.
     """
-    check_scenario(scenario)
+    if scenario not in get_args(Scenario):
+        raise UnknownNameError("scenario", scenario, get_args(Scenario))
     if data is not None:
         check_form(data)
     if tokenizer is not None or not isinstance(model, str):
@@ -285,12 +286,6 @@ def make_stream(
         for rows, task, space in zip(tasks, definitions, labels, strict=True)
     ]
     return Stream(name, tuple(encoded), loaded, seed, ModelState.of(loaded.model), _benchmark(encoded), scenario)
-
-
-def check_scenario(scenario: str) -> None:
-    """Raise ``UsageError`` unless ``scenario`` is one."""
-    if scenario not in get_args(Scenario):
-        raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(get_args(Scenario))}.")
 
 
 def _benchmark(tasks: Sequence[EncodedTask]) -> Any:

@@ -26,7 +26,6 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.continual.strategy_parts import Training, training_of, undo_on_error
 from forgetfree.continual.stream import Owner, Stream
 from forgetfree.continual.task_inference import (
@@ -43,6 +42,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
 from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode

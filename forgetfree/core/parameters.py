@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, RegionError
-from forgetfree.files import check, parse_json
+from forgetfree.json_file import check, parse_json
 
 #: The most entries that a file's space may have: more than any model has.
 MOST_ENTRIES = 2**41

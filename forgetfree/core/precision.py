@@ -11,18 +11,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
-from forgetfree.device import hardware_of
+from forgetfree.device import processor_of
 from forgetfree.errors import RunError
-from forgetfree.files import cache_directory, read_json, write_json
+from forgetfree.files import cache_directory, write_json
+from forgetfree.json_file import read_json
 
 #: bf16 is taken where it needs at most this share of the time of fp32, so that noise does not decide.
 AT_MOST = 0.85
@@ -34,16 +34,7 @@ ROWS = 8
 _measured: dict[Path, Precision] = {}
 
 
-class Rows(Protocol):
-    """Rows of a task, as far as a model can be measured by them."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, labels and task labels of some rows."""
-
-
-def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision:
+def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
     """Return what was measured before, or measure it now.
 
     Args:
@@ -59,7 +50,7 @@ def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision
     # What a pass computes, whatever the weights are.
     weights = [(name, str(each.dtype), *each.shape) for name, each in model.backbone.named_parameters()]
     about = {
-        "hardware": hardware_of(str(device)),
+        "hardware": processor_of(str(device)),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "model": hashlib.sha256(json.dumps([type(model.backbone).__qualname__, weights]).encode()).hexdigest(),

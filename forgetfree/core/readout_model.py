@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, OptionError, RegionError, TaskError
+from forgetfree.seeds import derive_seed
 
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
 ReadoutKind = Literal["linear", "mean", "prompt", "causal", "generate", "classifier"]

@@ -110,13 +110,7 @@ def most_moved_by_tensor(
 ) -> Region:
     """Return of each tensor the ``⌊share · n⌋`` of its n free entries that moved most, at least one if any is free.
 
-    Args:
-        space: the parameter space, of N entries.
-        tensors: the numbers of the tensors, in order.
-        theta_pre: θ_pre ``(N,)``.
-        theta_ft: θ_ft ``(N,)``.
-        share: in (0, 1].
-        free: whether an entry may be chosen ``(N,)``.
+    ``free`` says which entries may be chosen ``(N,)``; ``tensors`` are numbers, in order.
     """
     movement, pieces = moves(theta_pre, theta_ft).abs_(), [Region.empty().indices]
     for spec in (space.tensors[i] for i in tensors):
@@ -207,16 +201,9 @@ def mean_gradient(
 def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[Batch]) -> Tensor:
     """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
 
-    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4). Each
-    gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
-
-    Args:
-        model: holds the θ and the readout at which gradients are computed.
-        space: its parameter space of N entries.
-        rows: of one task, each as a batch of its own.
-
-    Returns:
-        ``(N,)`` on the model's device.
+    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4):
+    ``(N,)`` on the model's device. Each gradient is of one row, a batch of its own, because the square of a mean over rows is
+    another quantity; in float32, without dropout.
     """
     device, precision = next(model.parameters()).device, model.precision
     model.precision = "fp32"  # small squares would not survive half precision
@@ -234,10 +221,7 @@ def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[B
 def most_salient(scores: Tensor, count: int, taken: Region | None = None) -> Region:
     """Return the ``count`` entries with the highest of the scores ``(N,)``; of equal ones, those with the lower index.
 
-    Args:
-        scores: see `saliency`; −∞ is written where an entry cannot be chosen. A score of 0 never is.
-        count: the most entries.
-        taken: entries that are left out.
+    What is ``taken`` is left out, and what has a score of 0; −∞ is written there.
     """
     scores.masked_fill_(scores == 0, -math.inf)
     if taken is not None:

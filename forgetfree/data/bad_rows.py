@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from forgetfree.display import counted, escaped
-from forgetfree.errors import BadDataError, DataError
+from forgetfree.errors import BadDataError, DataError, Faults
 
 T = TypeVar("T")
 #: How many faults are printed, how many remedies beside them, and how many characters of a file's name.
@@ -103,7 +103,7 @@ def refusal(fault: BadRow) -> BadDataError:
     return BadDataError([escaped(fault.message)], [fault])
 
 
-class DataFaults:
+class DataFaults(Faults):
     """Faults of data, told together: bad rows, and faults of whole tables.
 
     Attributes:
@@ -111,44 +111,33 @@ class DataFaults:
     """
 
     def __init__(self) -> None:
+        super().__init__(DataError)
         self.rest = list[Any]()
-        self._bad = list[BadRow]()
-        self._others = dict[str, None]()
 
     def __bool__(self) -> bool:
-        return bool(self._others or self._bad)
-
-    def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
-        """Result of ``action``; ``None`` where it finds data wrong."""
-        try:
-            return action(*arguments)
-        except DataError as error:
-            self.catch(error)
-            return None
+        return bool(self._found or self._rows)
 
     def catch(self, error: DataError) -> None:
-        """Add an error to the faults."""
+        """Add what an error tells, its bad rows apart from all else."""
         self.rest += error.rest
-        if isinstance(error, BadDataError):
-            self._bad += error.rows
-            self._others |= dict.fromkeys(error.others)
-        else:
-            self._others[str(error)] = None
+        self._rows += getattr(error, "rows", ())
+        for fault in getattr(error, "others", (str(error),)):
+            self.add(fault)
 
-    def add(self, bad: BadRows, good: int, skip_bad_rows: bool = False) -> None:
+    def add_rows(self, bad: BadRows, good: int, skip_bad_rows: bool = False) -> None:
         """Add the bad rows of a table with so many good ones, unless they are left out; a fault of all rows is the table's."""
         if not bad or (skip_bad_rows and good):
             return
         if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
             named = "name what is read by --text-column, --label-column or --kind"
             alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one: {named}."
-            self._others[escaped(bad.faults[0].message) + alike] = None
+            self.add(escaped(bad.faults[0].message) + alike)
         else:
-            self._bad += sorted(bad.faults, key=lambda fault: fault.row)
+            self._rows += sorted(bad.faults, key=lambda fault: fault.row)
 
     def demand(self, action: Callable[..., T], *arguments: Any) -> T:
         """Result of ``action``; where it finds data wrong, all faults are raised as by `report`."""
-        found = self.attempt(action, *arguments)
+        found: T | None = self.attempt(action, *arguments)
         if found is None:
             self.report()
         assert found is not None
@@ -157,8 +146,8 @@ class DataFaults:
     def report(self) -> None:
         """Raise ``BadDataError`` with all faults, if there are any."""
         if self:
-            messages = [_message_of(self._bad)] if self._bad else []
-            error = BadDataError([*messages, *self._others], self._bad, self._others)
+            messages = [_message_of(self._rows)] if self._rows else []
+            error = BadDataError([*messages, *self], self._rows, self)
             error.rest = tuple(self.rest)
             raise error
 

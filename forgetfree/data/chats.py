@@ -12,7 +12,7 @@ from forgetfree.data.bad_rows import RowError
 from forgetfree.data.encoding import token_ids
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, is_text
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 
 #: What a chat template reads of one turn: role, content, and whatever else it knows, such as tool_calls.
 Turn = dict[str, Any]
@@ -182,7 +182,7 @@ PLAIN_CHAT = (
 _BREAK = "\ufdd0"
 #: Two answers by which it is found out what ends one.
 _PROBES = ("1", "2")
-#: Without these a chat asks, or answers, something else: they are refused where the template leaves them out.
+#: Keys of turns without which a chat asks, or answers, something else: they are refused where the template leaves them out.
 _NEEDED = ("tools", "tool_calls", "function_call")
 #: The same of an answer.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -260,23 +260,18 @@ class ChatTemplate:
             )
         return marked
 
-    def unread(self, chat: Chat, prompt: str) -> list[str]:
-        """Keys of turns that change nothing in what stands before the answer.
+    def check_read(self, chat: Chat, prompt: str) -> None:
+        """Raise `RowError` if tools, or calls of them, change nothing in what stands before the answer.
 
         Args:
             chat: the turns before the answer.
             prompt: what `put_together` returned.
-
-        Raises:
-            RowError: what the answer may depend on is among them.
         """
-        keys = dict.fromkeys(key for turn in chat.turns for key in turn if key not in ("role", "content") and turn[key])
-        unread = [key for key in keys if self._leaves_out(chat.turns, [key], chat.tools, prompt)]
+        present = [key for key in _NEEDED if any(turn.get(key) for turn in chat.turns)]
+        if left_out := next((key for key in present if self._leaves_out(chat.turns, [key], chat.tools, prompt)), None):
+            raise _left_out(left_out, "chat")
         if chat.tools and self._leaves_out(chat.turns, [], [], prompt):
-            unread.append("tools")
-        if needed := next((key for key in unread if key in _NEEDED), None):
-            raise _left_out(needed, "chat")
-        return unread
+            raise _left_out("tools", "chat")
 
     def _leaves_out(self, turns: Sequence[Turn], keys: Sequence[str], tools: list[Any], whole: str) -> bool:
         """True if a chat is put together alike without some keys of its turns."""

@@ -49,7 +49,7 @@ class ColumnNames:
         Raises:
             UsageError: these are not one or two different names of texts, and another of a label.
         """
-        names = _listed_names(texts)
+        names = listed_names(texts)
         every = [*names, *([] if label is None else [label])]
         if len(names) > 2 or len(set(every)) < len(every) or not all(isinstance(each, str) and each for each in every):
             raise UsageError(
@@ -68,7 +68,8 @@ class ColumnNames:
 NO_COLUMN_NAMES = ColumnNames()
 
 
-def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of an argument that is one of them, several or none."""
     return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
@@ -96,12 +97,12 @@ class ReadOptions:
         texts: str | Sequence[str] | None,
         labels: str | Sequence[str] | None,
         skip_bad_rows: bool = False,
-        metrics: str | Mapping[str, str] | None = None,
+        metrics: str | Sequence[str] | None = None,
         kinds: str | Sequence[str] | None = None,
     ) -> ReadOptions:
         """Options of what a call gives."""
-        named = _listed_names(texts), _listed_names(labels)
-        return cls(*named, skip_bad_rows, named_metrics(metrics), _listed_names(kinds))
+        named = listed_names(texts), listed_names(labels)
+        return cls(*named, skip_bad_rows, listed_names(metrics), listed_names(kinds))
 
     def kind(self, task: str) -> str | None:
         """Kind that is named for a task: for it alone, or else for all."""
@@ -156,17 +157,6 @@ def _one(option: str, named: Sequence[str], task: str) -> str | None:
     return names[0] if names else None
 
 
-def named_metrics(metrics: str | Mapping[str, str] | Sequence[str] | None) -> tuple[str, ...]:
-    """Metrics as the command line names them, of a name for all tasks, or of names by task.
-
-    >>> named_metrics({"chats": "bleu"})
-    ('chats=bleu',)
-    """
-    if isinstance(metrics, Mapping):
-        return tuple(f"{task}={metric}" for task, metric in metrics.items())
-    return _listed_names(metrics)
-
-
 #: Columns are recognised, and bad rows refused.
 READ_DEFAULTS = ReadOptions()
 
@@ -192,11 +182,9 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
         ours = PAIR if kind == "pair" else ("text",)
         lacking = "label" if texts else next(name for name in ours if name not in header)
         expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
-        labelled = label or any(map(is_label, header))
-        option = "--label-column" if texts else "--text-column" if labelled else "--text-column and --label-column"
         raise DataError(
             f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(header)}. Rename or add the "
-            f"column, or name another with {option}."
+            "column, or name others with --text-column and --label-column."
         )
     if label in texts:
         raise DataError(f"{where}: column {label!r} would be both text and label. Name two columns.")
@@ -219,10 +207,9 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
     for name in (*columns.texts, *filter(None, [columns.label])):
         if name not in header:
             option = "text_column" if name in columns.texts else "label_column"
-            pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
                 f"{where} has no column {name!r}, which is named as {option}; found {_listed(header)}.{nearest(name, header)} "
-                f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK=COLUMN, or as "
+                f"Name one of these with --{option.replace('_', '-')}; for one task alone as TASK=COLUMN, or as "
                 f"{option} in its source.json."
             )
     if columns.texts and kind and len(columns.texts) != (2 if kind == "pair" else 1):

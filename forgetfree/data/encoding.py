@@ -225,7 +225,7 @@ def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> Task
     if not skip_bad_rows or not all(map(len, splits.values())):
         faults = DataFaults()
         for file, each in of_files.items():
-            faults.add(each, good[file])
+            faults.add_rows(each, good[file])
         faults.report()
     counts = {split: each.summary(rows.left_out.get(split, {})) for split, each in bad.items()}
     note = f"Task {rows.task.name!r}: {left_out_note(bad.items())}."
@@ -275,16 +275,20 @@ def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]
     """Vocabulary ids of the label words, each read as it stands after a space.
 
     Raises:
-        ModelError: a word is more than one token (the message suggests others), or two words are one token.
+        ModelError: as `check_label_words`.
     """
     check_label_words(tokenizer, {task: words})
     return [ids[0] for ids in _after_space(tokenizer, words)]
 
 
 def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> None:
-    """Raise ``ModelError``, with every fault, unless all label words of these tasks are single tokens, different in a task."""
-    if faults := [fault for task, words in tasks.items() for fault in _word_faults(tokenizer, words, task)]:
-        raise ModelError(f"{' '.join(faults)} Set label_words in the task's source.json, or use --readout linear.")
+    """Raise ``ModelError`` unless all label words of these tasks are single tokens, different in a task."""
+    wrong = {task: words_without_token(tokenizer, words) for task, words in tasks.items()}
+    if told := [f"{', '.join(map(repr, words))} of task {task!r}" for task, words in wrong.items() if words]:
+        raise ModelError(
+            "A label word must be a single token of the model's vocabulary, another for each label, and these are not: "
+            f"{'; '.join(told)}. Set label_words in the task's source.json, or use --readout linear."
+        )
 
 
 def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
@@ -293,27 +297,6 @@ def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
     for word, token in _single_tokens(tokenizer, words).items():
         by_token.setdefault(token, word)
     return [word for word in words if word not in by_token.values()]
-
-
-def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:
-    """Sentence for each label word that is not a single token, and for words that are one token."""
-    faults, single = [], _single_tokens(tokenizer, words)
-    for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
-        if word in single:
-            continue
-        others = (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word))
-        near = _single_tokens(tokenizer, [other for other in dict.fromkeys(others) if other and other not in words])
-        suggestion = f" Single-token alternatives: {', '.join(near)}." if near else ""
-        faults.append(
-            f"Label word {word!r} of task {task!r} is {len(ids)} tokens in this model's vocabulary "
-            f"({' '.join(tokenizer.convert_ids_to_tokens(ids))}), and a label word must be one.{suggestion}"
-        )
-    tokens = [single[word] for word in words if word in single]
-    if len({*tokens}) < len(tokens):
-        faults.append(
-            f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this model's vocabulary."
-        )
-    return faults
 
 
 def _single_tokens(tokenizer: Any, words: Sequence[str]) -> dict[str, int]:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,42 +20,6 @@ from torch import Tensor
 from forgetfree import registry
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.core.trained import Batch
-
-
-class Examples(Protocol):
-    """The rows of one split of one task; of texts they are `EncodedRows`."""
-
-    @property
-    def task(self) -> int:
-        """The task label of every row."""
-
-    @property
-    def labels(self) -> Tensor:
-        """int64 ``(n,)``; where words are labelled, those of all words."""
-
-    @property
-    def targets(self) -> list[int]:
-        """Label of each row, of which a sample should hold evenly."""
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of labels of each row in a batch: 1, unless words are labelled."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """The length of each row, used to group rows into batches; all 0 where rows have one length."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of all inputs and labels."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Mini-batch of the rows at ``indices``."""
-
-    def subset(self, indices: Sequence[int]) -> Examples:
-        """Rows at ``indices``, in that order."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -227,3 +191,7 @@ class DatasetExamples:
     def subset(self, indices: Sequence[int]) -> DatasetExamples:
         """Rows at ``indices``, in that order."""
         return DatasetExamples(self._dataset, self._all_labels, self.task, [self._rows[i] for i in indices])
+
+
+#: The rows of one split of one task.
+Examples = EncodedRows | DatasetExamples

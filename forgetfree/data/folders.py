@@ -17,7 +17,7 @@ from forgetfree.data.table_files import check_size, format_of, read_table
 from forgetfree.data.tables import Tables, split_of, tables_of
 from forgetfree.display import brief, listed
 from forgetfree.errors import DataError, UsageError, first_line
-from forgetfree.files import read_json
+from forgetfree.json_file import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS
 
 #: Suffixes of files that may hold rows and are not read.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -209,8 +208,6 @@ class EncodedPrompt:
         right: the texts that are right, as the model writes them.
         lost: how many tokens of the prompt are cut off.
         longer: the ids before the answer where it is not known how long that is; empty where they are the same.
-        unread: the keys of turns that the chat template leaves out.
-        is_changed: whether the template leaves out a part of the answer.
     """
 
     before: list[int]
@@ -218,8 +215,6 @@ class EncodedPrompt:
     right: tuple[str, ...]
     lost: int
     longer: list[int]
-    unread: Sequence[str]
-    is_changed: bool
 
     @property
     def ids(self) -> list[int]:
@@ -263,8 +258,6 @@ class PromptEncoder(Encoder):
         self.end = self._end()
         #: How long the texts are that are learned and longer than any that is written, in tokens.
         self._unwritable: list[int] = []
-        #: How many rows have keys that the chat template leaves out, and how many answers lose a part by it.
-        self._unread, self._changed = Counter[str](), 0
         if task.form != "messages":
             before, self._place, after = self._frame
             self._space = "" if self._template or after.endswith(("\n", "\t")) else " "
@@ -303,12 +296,10 @@ class PromptEncoder(Encoder):
             one = next(iter(bad.values()))
             raise DataError(f"Prompt {one.row}: {one.fault}. {one.remedy}".rstrip())
         faults = DataFaults()
-        faults.add(BadRows(bad.values()), len(read))
+        faults.add_rows(BadRows(bad.values()), len(read))
         faults.report()
         for row in read:
             self.count(row.lost)
-            self._unread.update(row.unread)
-            self._changed += row.is_changed
             if len(row.labels) > self._most + 1:
                 self._unwritable.append(len(row.labels) - 1)
         return read
@@ -342,15 +333,15 @@ class PromptEncoder(Encoder):
     def _asked(self, prompt: str) -> _Asked:
         chat = self._chat(prompt)
         if self._template is None:
-            return _Asked(self._framed(prompt), chat, "", ())
+            return _Asked(self._framed(prompt), chat, "")
         text = self._template.put_together(chat)
-        unread = self._template.unread(chat, text)
+        self._template.check_read(chat, text)
         if self._task.form != "messages":
             before, place, after = self._frame
             if without_marks(text) == before + place.of(prompt) + after:
-                return _Asked(self._framed(prompt), chat, text, unread)
+                return _Asked(self._framed(prompt), chat, text)
         rendered = _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
-        return _Asked(rendered, chat, text, unread)
+        return _Asked(rendered, chat, text)
 
     def _framed(self, prompt: str) -> _Framed:
         inside = len(self._before) > len(self.opening)
@@ -412,14 +403,10 @@ class PromptEncoder(Encoder):
             before = prompt.within(self._max_length - max(len(answer), kept))
             if len(answer) > kept:  # how long it is, what is asked must not tell
                 longer = prompt.within(self._max_length - kept)
-        content, written = self._turn(right[0]).get("content", "") if right else "", without_marks(text)
-        if right and not self.allowed and self._template and written.strip() != right[0].strip():
+        if right and not self.allowed and self._template and without_marks(text).strip() != right[0].strip():
             right = tuple(self._as_shown(asked, each) for each in right)
-        whole = without_marks(asked.text)[-len(content) :] + written
-        is_changed = self._template is not None and content.strip() not in whole
         lost = len(prompt.ids) - len(before)
-        labels = [*answer, self.end]
-        return EncodedPrompt(before or [self.blank], labels, right, lost, longer, asked.unread, is_changed)
+        return EncodedPrompt(before or [self.blank], [*answer, self.end], right, lost, longer)
 
     def _as_shown(self, asked: _Asked, right: str) -> str:
         (ids,) = self._answer_ids([self._answer(asked, right)])
@@ -497,14 +484,6 @@ class PromptEncoder(Encoder):
                 f"{max(self._unwritable):,} tokens, and no text that is written reaches its end. Set "
                 "max_new_tokens in source.json."
             )
-        if self._unread:
-            keys = ", ".join(f"{key!r} ({number:,})" for key, number in sorted(self._unread.items()))
-            notes.append(f"The model's chat template shows nothing of these keys in turns of {rows}: {keys}.")
-        if self._changed:
-            notes.append(
-                f"The model's chat template leaves out, or rewrites, a part of the answer of {self._changed:,} of {rows}, and "
-                "what it makes of them is learned."
-            )
         return " ".join(filter(None, notes))
 
     def _end(self) -> int:
@@ -544,4 +523,3 @@ class _Asked:
     prompt: _Framed | _Rendered
     chat: Chat
     text: str  # that the chat template makes of it; empty where there is none
-    unread: Sequence[str]  # the keys of turns that the template leaves out

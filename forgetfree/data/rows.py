@@ -14,11 +14,11 @@ from random import Random
 from typing import Any, get_args
 
 from forgetfree import registry
-from forgetfree.checkpoint import derive_seed
 from forgetfree.data.bad_rows import DataFaults, left_out_note
 from forgetfree.data.tables import TaskTables
 from forgetfree.display import counted, listed, tell_note
 from forgetfree.errors import DataError, UsageError
+from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
 #: How many training rows are split off for a missing split: this share of them, and at most this many.

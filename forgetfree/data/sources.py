@@ -24,7 +24,7 @@ from forgetfree.data.folders import holds_a_task, read_folder, read_source, task
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table, TaskTables, tables_of
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief, first_twice, is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line, nearest
 from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, HubSource, TaskDefinition, slots
 
@@ -129,11 +129,8 @@ def no_stream(data: Data) -> UsageError:
     source = _open(data, READ_DEFAULTS)
     if source.path is None:
         return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
-    if not source.names:
-        return UsageError(f"No stream is given. {source.hint} Give it one.")
-    return UsageError(
-        f"No stream is given. {data} holds {', '.join(source.names)}. Give task names with commas, or a registered stream."
-    )
+    there = f"{data} holds {', '.join(source.names)}." if source.names else source.hint
+    return UsageError(f"No stream is given. {there} Give task names with commas, or a registered stream.")
 
 
 def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tuple[str, ...]:
@@ -141,11 +138,6 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
     elif isinstance(stream, str):
-        if stream in streams and stream in ([source.usual_name] if source.is_nameless else source.names):
-            raise UsageError(
-                f"{stream!r} is both a task of the data and a registered stream: {', '.join(streams[stream])}. Write "
-                f"'{stream},' with a comma for the task, or these names for the stream."
-            )
         names = streams.get(stream) or tuple(filter(None, map(str.strip, stream.split(","))))
     else:
         names = tuple(stream)
@@ -203,19 +195,13 @@ class _Source:
     is_nameless: bool = False  # whether it is one task, which may have any name
     is_closed: bool = False  # whether no registered task can be added to it
 
-    @property
-    def usual_name(self) -> str:
-        """The name that the path gives a task."""
-        return format_of(self.path.name)[0] if self.path else ""
-
 
 def _open(data: Any, options: ReadOptions) -> _Source:
     check_form(data)
     if isinstance(data, Mapping):
         return _by_name(data, options)
     if isinstance(data, list | tuple):
-        places = [os.fspath(path) for path in data]
-        return _by_name(_files_by_name(places), options) if tasks_of_files(places) else _several(places, options)
+        return _several([os.fspath(path) for path in data], options)
     name, path = os.fspath(data), Path(data)
     if _is_known(name):
         if options.texts or options.labels or options.kinds:
@@ -295,7 +281,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
-    """Source ``data={"NAME": ROWS}`` of Python; and several files."""
+    """Source ``data={"NAME": ROWS}`` of Python."""
 
     def read(name: str) -> TaskRows:
         if _is_path(rows[name]):
@@ -310,12 +296,12 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
 
 def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     """Several places, such as a file beside a directory: a task is read from the first that has it."""
-    sources = list[_Source]()
-    for place in places:
-        if tasks_of_files(place):
-            sources.append(_by_name(_files_by_name([place]), options))
-        else:
-            sources.append(_open(place, READ_DEFAULTS if _is_known(place) else options))
+    files = [name for place in places for name in tasks_of_files(place)]
+    if (twice := first_twice(files)) is not None:
+        raise UsageError(
+            f"--data names two files of one name, and both would be the task {twice!r}. Rename one of them."
+        )
+    sources = [_named(_open(place, READ_DEFAULTS if _is_known(place) else options)) for place in places]
     names = list(dict.fromkeys(name for source in sources for name in source.names))
 
     def read(name: str) -> TaskRows:
@@ -324,7 +310,16 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     def holds(name: str) -> bool:
         return any(source.holds(name) for source in sources)
 
-    return _Source(names, " ".join(source.hint for source in sources), read, holds)
+    hint, is_closed = " ".join(source.hint for source in sources), all(source.is_closed for source in sources)
+    return _Source(names, hint, read, holds, is_closed=is_closed)
+
+
+def _named(source: _Source) -> _Source:
+    """Source of one file as a task of the file's name; any other as it is."""
+    if not source.is_nameless or source.path is None or source.path.is_dir():
+        return source
+    name, _ = format_of(source.path.name)
+    return replace(source, names=[name], holds=name.__eq__, is_nameless=False, hint=f"{source.path} holds {name}.")
 
 
 def _hub(options: ReadOptions) -> _Source:
@@ -360,40 +355,12 @@ def _embedded(source: str) -> _Source:
     return _Source(names, hint, read, names.__contains__)
 
 
-# -- Files of rows, each a task of its name ------------------------------------------------------------------
-
-
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
     """Names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
     files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
     names = [format_of(file.name) for file in files if not file.is_dir()]
     holds_rows = len(names) == len(files) and all(form for _, form in names)
     return tuple(stem for stem, _ in names) if holds_rows else ()
-
-
-def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
-    """Files of rows by the names of their tasks; raise ``UsageError`` for what is none, or has the name of another."""
-    if missing := [path for path in paths if not os.path.exists(path)]:
-        raise UsageError(
-            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
-            f"{'file' if len(missing) == 1 else 'files'}.{_nearest_to(Path(missing[0]))} Give files that are there."
-        )
-    by_name = dict[str, str]()
-    for path in paths:
-        stem, format = format_of(Path(path).name)
-        if not (format and Path(path).is_file()):
-            raise UsageError(
-                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
-                "a task of its name, or one directory with a folder for each task."
-            )
-        if stem in by_name:
-            raise UsageError(
-                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
-            )
-        if "," in stem:
-            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
-        by_name[stem] = path
-    return by_name
 
 
 # -- The tables of a task ------------------------------------------------------------------------------------

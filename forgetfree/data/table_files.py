@@ -6,9 +6,7 @@ import codecs
 import csv
 import io
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from typing import Any
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.tables import Columns, Table, check_names, of_arrow, of_records, shown, stored_features
 from forgetfree.errors import DataError, first_line
-from forgetfree.files import parse_json, size_of
+from forgetfree.files import size_of
+from forgetfree.json_file import parse_json
 
 #: How the names of packed files end.
 PACKED = (".gz", ".zst")
@@ -28,6 +27,7 @@ FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
 #: What separates the cells of a format by its name, and what else may.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+csv.field_size_limit(2**31 - 1)  # the csv module reads texts of at most 131,072 characters by default
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
 #: A tag of CoNLL's files, and the word of a line that begins a document.
 _TAG = re.compile(r"O|[A-Z]-\S+")
@@ -180,8 +180,7 @@ def _read_csv(path: Path, text: str) -> Table:
 def _separator(text: str, usual: str) -> str:
     """Separator of cells: as usual, unless another sign alone cuts the header."""
     header = next((line for line in lines_of(text) if line.strip()), "")
-    with _long_fields():
-        columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
+    columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
@@ -208,45 +207,34 @@ def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
     """
     names, records, numbers, bad = list[str](), list[list[str]](), list[int](), BadRows()
     reader, begin, number = csv.reader(lines_of(text), strict=True, delimiter=sign, **dialect), 1, 0
-    with _long_fields():
-        while True:
-            record, fault, remedy = None, "", ""
-            try:
-                record = next(reader, None)
-            except csv.Error as error:
-                fault, remedy = first_line(error), f"{_QUOTE}, and double the quotes inside."
-                if not names or "unexpected end" in str(error):  # after a quote that is not closed there are no rows
-                    raise DataError(f"{path}, line {begin}: {fault}. {remedy}") from error
-            if record is None and not fault:
-                break
-            if fault:
-                number += 1
-                lines = f"line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
-                bad.add(BadRow(str(path), number, "", "broken quotes", lines, f"{fault} in {lines}", remedy))
-            elif record and not names:
-                names = record
-                check_names(str(path), [name for name in names if name])  # a column without a name is not read
-            elif record:  # blank ones are no rows
-                number += 1
-                if len(record) == len(names):
-                    records.append(record)
-                    numbers.append(number)
-                else:
-                    bad.add(_of_other_length(path, number, names, record, sign))
-            begin = reader.line_num + 1
+    while True:
+        record, fault, remedy = None, "", ""
+        try:
+            record = next(reader, None)
+        except csv.Error as error:
+            fault, remedy = first_line(error), f"{_QUOTE}, and double the quotes inside."
+            if not names or "unexpected end" in str(error):  # after a quote that is not closed there are no rows
+                raise DataError(f"{path}, line {begin}: {fault}. {remedy}") from error
+        if record is None and not fault:
+            break
+        if fault:
+            number += 1
+            lines = f"line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
+            bad.add(BadRow(str(path), number, "", "broken quotes", lines, f"{fault} in {lines}", remedy))
+        elif record and not names:
+            names = record
+            check_names(str(path), [name for name in names if name])  # a column without a name is not read
+        elif record:  # blank ones are no rows
+            number += 1
+            if len(record) == len(names):
+                records.append(record)
+                numbers.append(number)
+            else:
+                bad.add(_of_other_length(path, number, names, record, sign))
+        begin = reader.line_num + 1
     places = {name: place for place, name in enumerate(names)}
     columns = Columns(names, lambda name: [record[places[name]] for record in records])
     return Table(str(path), columns, numbers, typed=False, bad=bad)
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let texts be of any length: the csv module reads at most 131,072 characters by default."""
-    before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
 
 
 def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequence[str], sign: str) -> BadRow:

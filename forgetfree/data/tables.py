@@ -16,7 +16,7 @@ from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
 from forgetfree.display import first_twice, with_invisible
 from forgetfree.errors import DataError, first_line
-from forgetfree.files import parse_json
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import TaskDefinition
 
 #: The names of splits, ours first.
@@ -237,15 +237,9 @@ def _of_dataset(where: str, dataset: Any) -> Table:
     def read(name: str) -> Iterable[Any]:
         return dataset.select_columns([name]).with_format("arrow")[:].column(name).chunks  # type: ignore[no-any-return]
 
-    stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
-    if not len(dataset) or dataset.format["type"] != "custom":
-        return stored
-    rows = _of_stream(f"{where} with its transform", dataset)  # of with_transform, or set_transform
-    written = {name: list(map(str, rows.columns.get(name, ()))) for name in stored.label_names}
-    same = {
-        name: names for name, names in stored.label_names.items() if written[name] == [*map(str, stored.columns[name])]
-    }
-    return replace(rows, label_names=same)
+    if dataset.format["type"] == "custom":  # of with_transform, or set_transform
+        return _of_stream(f"{where} with its transform", dataset)
+    return of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
 
 
 def _of_iterable(where: str, dataset: Any) -> Table:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import RunError
-from forgetfree.files import read_json, write_json
+from forgetfree.files import write_json
+from forgetfree.json_file import read_json
 from forgetfree.tensor_file import TensorFile, checksum
 
 #: The folder.

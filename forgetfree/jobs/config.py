@@ -21,7 +21,7 @@ from forgetfree.files import free_directory
 from forgetfree.options import Options, build, by_name, faults_in, name_of_function, option, read_value
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import load_run, portable_places
+from forgetfree.results.config_file import load_run, portable, with_places
 from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 from forgetfree.training.training_options import LocalizationOptions
 
@@ -310,7 +310,8 @@ class RunConfig:
 
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
-        section = portable_places({key: getattr(self, key) for key in OF_RUN if key != "out"}, Path(self.out))
+        section = {key: getattr(self, key) for key in OF_RUN if key != "out"}
+        section = with_places(section, Path(self.out), portable)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
     # -- What follows from it --------------------------------------------------------------------------------
@@ -517,10 +518,8 @@ def prepared(config: RunConfig) -> RunConfig:
 def with_precision(config: RunConfig) -> RunConfig:
     """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else what is faster.
 
-    config.json names what was taken, so that all units, and whoever goes on with it or repeats it, compute alike.
-
-    Args:
-        config: the configuration; where there is something to measure, all of it is checked first.
+    config.json names what was taken, so that all units, and whoever goes on with it or repeats it, compute alike. All is
+    checked before anything is measured.
     """
     settings = {**config.recipe(), **config.set}
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
@@ -543,12 +542,12 @@ def _measured(config: RunConfig) -> str:
     from forgetfree.jobs.environment import set_threads, threads_as_before
     from forgetfree.models.loading import load_model
 
-    device, common, objects = find_device(config.device), config.common, config.objects
-    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype, "tokenizer": objects.tokenizer}
+    common = config.common
+    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype}
     with threads_as_before():
         set_threads(common.threads)
-        loaded = load_model(config.network, config.readout, **given)
-        return faster_precision(loaded.model.to(device))
+        loaded = load_model(config.network, config.readout, tokenizer=config.objects.tokenizer, **given)
+        return faster_precision(loaded.model.to(find_device(config.device)))
 
 
 def stream_of(tasks: Iterable[str]) -> str:

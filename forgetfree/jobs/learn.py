@@ -16,10 +16,11 @@ import torch
 
 from forgetfree.data.rows import representative
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import link_or_copy, new_directory, parse_json, read_json
+from forgetfree.files import link_or_copy, new_directory
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, History, Unit, ledger_summary, why_it_failed
+from forgetfree.json_file import parse_json, read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import recorded

@@ -10,11 +10,11 @@ from typing import Any
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
-from forgetfree.files import read_bounded, read_json
 from forgetfree.jobs.config import OF_RUN, RunConfig
+from forgetfree.json_file import read_bounded, read_json
 from forgetfree.options import faults_in
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import located_places
+from forgetfree.results.config_file import located, with_places
 from forgetfree.results.unit_folder import CONFIG
 
 
@@ -51,22 +51,16 @@ def read_options(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {'; '.join(faults)}. {remedy}")
     named = OF_RUN if begun else OF_RUN.keys() & values.keys()
     section = {key: getattr(config, key) for key in named} | {"set": config.set}
-    return located_places(section, path.parent) if begun else section
+    return with_places(section, path.parent, located) if begun else section
 
 
 def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a file without those that only its own strategies have.
-
-    Args:
-        section: the options by their names, of which ``strategy`` may be missing.
-        strategies: those asked for in the place of its own, if any; where one is not known, which the job tells, all options
-            stay.
-    """
+    """Return the options of a file without those that its own strategies alone have, where others are asked for."""
     if not strategies:
         return dict(section)
     try:
         gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
-    except ForgetfreeError:
+    except ForgetfreeError:  # one is not known, which the run tells
         return dict(section)
     return {**section, "set": {key: value for key, value in section["set"].items() if key not in gone}}
 

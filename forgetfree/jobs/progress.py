@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import progress as bars
 from rich.console import Console
@@ -184,8 +184,8 @@ class ShownProgress(Progress):
         if isinstance(event, Step):
             if event.step == 0:
                 self._bars.reset(row)
-            self._bars.update(row, description=str(event), numbers=event.numbers, visible=True)
-            self._bars.update(row, completed=event.step, total=event.steps)
+            about: dict[str, Any] = {"description": str(event), "numbers": event.numbers}
+            self._bars.update(row, completed=event.step, total=event.steps, visible=True, **about)
             if time.monotonic() - self._spoken >= _INTERVAL:
                 self._say(f"{event} {event.numbers}")
             return

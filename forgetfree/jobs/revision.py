@@ -20,12 +20,13 @@ from torch import Tensor
 from forgetfree import registry
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import link_or_copy, make_directory, parse_json, write_atomically
+from forgetfree.files import link_or_copy, make_directory, write_atomically
 from forgetfree.jobs.config import RunConfig, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
+from forgetfree.json_file import parse_json
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState

@@ -11,8 +11,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,9 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import is_full, parse_json, write_atomically, write_json
+from forgetfree.files import is_full, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
+from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import (
     HISTORY,
     OUTCOME,
@@ -39,7 +40,7 @@ from forgetfree.results.unit_folder import (
     read_unit_json,
 )
 from forgetfree.tensor_file import TensorFile
-from forgetfree.training.monitor import Follower, Monitor, Phase
+from forgetfree.training.monitor import Monitor, Phase
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
@@ -158,7 +159,7 @@ def named(key: Mapping[str, Any], separator: str) -> str:
     return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
 
 
-class History(Follower):
+class History(Monitor):
     """Passes everything on to another monitor, and appends to history.jsonl the losses that do not stand there already.
 
     Args:
@@ -174,6 +175,7 @@ class History(Follower):
 
     def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
         super().__init__(monitor)
+        self._rate: Callable[[int], float] = lambda step: math.nan
         self._path, self._kept = directory / HISTORY, kept
         lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
         met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
@@ -193,8 +195,25 @@ class History(Follower):
         """Return the unit's."""
         return self._kept
 
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Log the steps of a phase; an evaluation logs no step."""
+        self._rate = lambda step: math.nan  # until it is logged
+        with super().phase(task, phase, steps) as pass_on:
+
+            def on_step(step: int, loss: float) -> None:
+                pass_on(step, loss)
+                self.log_step(task, phase, step, steps, loss, self._rate(step))
+
+            yield on_step
+
+    def log_rate(self, of_step: Callable[[int], float]) -> None:
+        """Remember it; pass it on."""
+        self._rate = of_step
+        super().log_rate(of_step)
+
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
-        """Log the step, if it is one of about a hundred."""
+        """Log the step, if it is one of about a hundred; its rate may be NaN."""
         if math.isfinite(loss) and is_logged(step, steps):
             line: Json = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate}
             line["seconds"] = self.seconds

@@ -77,7 +77,7 @@ class Classification(Kind):
         chosen = faults.attempt(_chosen, task) if train.columns else None  # else of all rows none could be read
         if chosen is None:
             for table in task.tables.values():
-                faults.add(table.bad, len(table.good().numbers), task.skip_bad_rows)
+                faults.add_rows(table.bad, len(table.good().numbers), task.skip_bad_rows)
             faults.report()
         assert chosen is not None
         columns, recognised = chosen
@@ -110,7 +110,7 @@ class Classification(Kind):
                 notes += each.notes(labels, split)
         for split, whole in task.tables.items():
             left = len(rows[split]) if split in rows else len(whole.good().numbers)
-            faults.add(whole.bad, left, task.skip_bad_rows)
+            faults.add_rows(whole.bad, left, task.skip_bad_rows)
         if labels is None:
             faults.report()
         assert labels is not None

@@ -35,7 +35,7 @@ from forgetfree.data.rows import Rows, TaskRows, evenly, read_rows
 from forgetfree.data.tables import TaskTables, plain
 from forgetfree.display import brief, escaped
 from forgetfree.errors import DataError, FieldError, UsageError
-from forgetfree.files import check, parse_json
+from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import (
     AS_LEARNED,
     Form,
@@ -120,7 +120,7 @@ class Generation(Kind):
             if reader := faults.attempt(PromptReader, table, task):
                 phrases.setdefault(reader.form, reader.phrase)
                 rows[split] = reader.rows()
-                faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
+                faults.add_rows(table.bad, len(rows[split]), task.skip_bad_rows)
         if not phrases:
             faults.report()
         if len(phrases) > 1:

@@ -25,7 +25,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_text
 from forgetfree.errors import DataError, UsageError
-from forgetfree.files import check, parse_json
+from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import Form, Kind, Text, check_texts
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import Metric, accuracy, logits_of
@@ -175,7 +175,7 @@ class Tagging(Kind):
                 raise DataError(f"{task.folder / 'source.json'}: {wrong[0]}.")
             rows = {split: sentences.rows(definition) for split, sentences in read.items()}
         for split, table in task.tables.items():
-            faults.add(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
+            faults.add_rows(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
         if "train" not in rows:
             faults.report()
         notes = [f"{split} rows of task {task.name!r}: {note}." for split, each in read.items() for note in each.notes]
@@ -257,10 +257,9 @@ class Tagging(Kind):
         """Return the answers to all words; those that were cut off are answered by O."""
         if rows is None:
             return LabelAnswers(logits.numpy(), labels.numpy())
-        words, answered_words = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
-        return TagAnswers(
-            answered_words.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind
-        )
+        sentences: Any = rows
+        lengths, answered = sentences.words.diff().numpy(), sentences.answered(logits).numpy()
+        return TagAnswers(answered, rows.labels.numpy(), task.labels, lengths, kind=task.kind)
 
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None

@@ -18,7 +18,7 @@ from torch import nn
 
 from forgetfree.core.parameters import digest_of
 from forgetfree.core.readout_model import ReadoutKind
-from forgetfree.files import checked, parse_json
+from forgetfree.json_file import checked, parse_json
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(

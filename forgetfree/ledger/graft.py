@@ -27,8 +27,9 @@ from forgetfree.core.readout_model import ReadoutKind, body_fingerprint, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, check, checked
+from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
+from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Network, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped

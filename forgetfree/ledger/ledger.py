@@ -31,8 +31,9 @@ from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, index_dtype, region_of
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
-from forgetfree.files import StrPath, check, checked
+from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
+from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.tasks import TaskDefinition

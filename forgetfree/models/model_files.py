@@ -19,7 +19,8 @@ from forgetfree.core.parameters import HEADS
 from forgetfree.core.readout_model import LINEAR, POOLER
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
-from forgetfree.files import check, check_fields, is_full, read_json, size_of
+from forgetfree.files import is_full, size_of
+from forgetfree.json_file import check, check_fields, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: The class that loads the encoder of an encoder-decoder.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, check, locked, parse_json, remove_unfinished
+from forgetfree.files import StrPath, locked, remove_unfinished
+from forgetfree.json_file import check, parse_json
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
 _FILE = TaskFile(
@@ -148,6 +150,12 @@ def _state_of(stored: StoredTasks, key: str) -> ModelState:
 
 def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}, {name}": tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_keys(keys: Any) -> None:
+    """Raise ``ValueError`` unless fine-tuned.json holds names of models by tasks."""
+    right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
+    check("the content", keys, right, "an object of task names with the names of their models")
 
 
 class StateStore:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
-from forgetfree.files import check, parse_json
+from forgetfree.json_file import check, parse_json
 from forgetfree.results.metrics import Metric, agreement, expected_calibration_error, measured, sign
 
 if TYPE_CHECKING:

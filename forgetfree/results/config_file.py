@@ -10,7 +10,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import check, check_fields, read_json
+from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import TaskDefinition
 
@@ -63,17 +63,8 @@ _PLACES = ("model", "data", "fine_tuned", "held_out")
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 
 
-def portable_places(section: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Return the options of a run as a file in ``directory`` has them, see `portable`."""
-    return _with_places(section, directory, portable)
-
-
-def located_places(section: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Return the options in a file in ``directory`` as the command line has them from here, see `located`."""
-    return _with_places(section, directory, located)
-
-
-def _with_places(section: Mapping[str, Any], directory: Path, change: Callable[[str, Path], str]) -> dict[str, Any]:
+def with_places(section: Mapping[str, Any], directory: Path, change: Callable[[str, Path], str]) -> dict[str, Any]:
+    """Return options with their places as ``change``, which is `portable` or `located`, names them."""
     changed = dict(section)
     for key in _PLACES:
         if isinstance(place := section.get(key), str):

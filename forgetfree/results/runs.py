@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ReportError, UsageError, first_line
-from forgetfree.files import check, checked, parse_json, read_bounded
+from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers
 from forgetfree.results.config_file import load_run
 from forgetfree.results.metrics import limits_of

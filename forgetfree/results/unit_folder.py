@@ -12,14 +12,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, first_line
-from forgetfree.files import check_fields, read_json, sha256, size_of, write_atomically
+from forgetfree.files import sha256, size_of, write_atomically
+from forgetfree.json_file import check_fields, read_json
 
 Json = dict[str, Any]
 RECORD, OUTCOME, CONFIG = "unit.json", "outcome.json", "config.json"
@@ -133,21 +134,14 @@ def _expected(path: Path, error: type[ForgetfreeError], unit: Path | None) -> tu
     if not file.exists():
         return None, None
     record = read_record(folder, error)
-    if differ := _other_unit(record["unit"], folder):
-        raise error(f"{file} is another unit's: {differ}. {_REMEDY}")
+    its, place = record["unit"], f"{folder.parent.name}/{folder.name}"
+    named = f"{its.get('strategy', folder.parent.name)}/seed-{its.get('seed')}"
+    if folder.name.startswith("seed-") and "seed" in its and named != place:
+        raise error(f"{file} is another unit's: expected {place}, got {named}. {_REMEDY}")
     if unit is None:
         return file, record["files"].get(path.name)
     models = record["details"].get(MODELS, {})
     return (file, models[path.name]) if path.name in models else (None, None)
-
-
-def _other_unit(unit: Mapping[str, Any], folder: Path) -> str:
-    """Say what of a unit's key is not that of its folder, STRATEGY/seed-S; nothing where the folder has another name."""
-    if "seed" not in unit or not folder.name.startswith("seed-"):
-        return ""
-    places = {"seed": folder.name.removeprefix("seed-"), "strategy": folder.parent.name}
-    differ = [key for key, place in places.items() if key in unit and str(unit[key]) != place]
-    return f"expected the {differ[0]} {places[differ[0]]}, got {brief(unit[differ[0]])}" if differ else ""
 
 
 def _in_words(file: Any) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import check_fields
+from forgetfree.json_file import check_fields
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import load_run, located

@@ -13,19 +13,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 from torch import Tensor
 
 from forgetfree.core.parameters import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
-from forgetfree.files import check, read_json
+from forgetfree.json_file import read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.ledger import rows_of
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.state import ModelState, StateStore, load_checkpoint
+from forgetfree.models.state import ModelState, StateStore, check_keys, load_checkpoint
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
@@ -153,7 +152,7 @@ class ModelWeights(RunWeights):
         #: The names of the tasks' models in the store; empty for the one of all tasks.
         self._keys: Mapping[str, str]
         if source.file.suffix == ".json":
-            self._keys = read_json(source.file, RunError, _REMEDY, _check_keys)
+            self._keys = read_json(source.file, RunError, _REMEDY, check_keys)
         else:
             state, learned = load_checkpoint(source.file)
             self._keys, self._states[""] = dict.fromkeys(learned, ""), state
@@ -193,8 +192,3 @@ class ModelWeights(RunWeights):
             state.check_fits(self._loaded.model, [])
             self._states[key] = state
         return self._states[key]
-
-
-def _check_keys(keys: Any) -> None:
-    right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
-    check("the content", keys, right, "an object of task names with the names of their models")

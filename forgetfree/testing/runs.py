@@ -20,24 +20,17 @@ from torch import Tensor, nn
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
-from forgetfree.errors import ConformanceError
+from forgetfree.errors import ConformanceError, Faults
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.encoded_task import EncodedTask
 
 Tensors = dict[str, Tensor]
 
 
-class Breaches:
+class Breaches(Faults):
     """What was found wrong so far."""
 
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self._cause: Exception | None = None
-
-    def add(self, fault: str) -> None:
-        """Add a fault, once even where it is found in several places."""
-        if fault not in self.messages:
-            self.messages.append(fault)
+    _cause: Exception | None = None
 
     @contextmanager
     def catching(self, what: str, remedy: str) -> Iterator[None]:
@@ -52,8 +45,8 @@ class Breaches:
 
     def raise_any(self, subject: str) -> None:
         """Raise ``ConformanceError`` with all of them, if there are any."""
-        if self.messages:
-            raise ConformanceError(subject, self.messages) from self._cause
+        if self:
+            raise ConformanceError(subject, self) from self._cause
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -226,19 +219,11 @@ def learn(
     evaluate_within: bool = False,
     **arguments: Any,
 ) -> Run:
-    """Learn ``stream`` by ``cls`` with ``options``.
+    """Learn ``stream`` by ``cls`` with ``options``; ``arguments`` are more for the constructor.
 
-    Args:
-        cls: the strategy.
-        options: its options.
-        stream: what it learns.
-        experiences: to train on; default: the stream's, one a task.
-        look_after: how many experiences it has learned when it is looked at; default: at every one, and before the first.
-        rows_after: how many it has learned when it is asked for their training rows, too.
-        observe: looks at the strategy.
-        drawn: the state of the global generators before.
-        evaluate_within: evaluate the second task before, during and after the training of each.
-        arguments: more for the constructor.
+    ``look_after`` are the numbers of learned tasks after which it is looked at by ``observe`` (default: all, 0 too), and
+    ``rows_after`` those after which it is asked for their training rows. ``drawn`` seeds the global generators before.
+    With ``evaluate_within`` the second task is evaluated before, during and after the training of each.
     """
     _draw_from(drawn)
     if evaluate_within:

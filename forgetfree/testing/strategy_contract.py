@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.display import listed
-from forgetfree.errors import OptionError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.tasks import SPLITS
-from forgetfree.testing.outcomes import (
-    check_answers,
-    check_bytes,
-    check_forgetting,
-    check_ledger,
-    check_loaded,
-    check_readouts,
-    check_restored,
-    check_stale,
-)
-from forgetfree.testing.runs import Breaches, Observer, Run, learn, tensors
-from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
+from forgetfree.testing.runs import Breaches, Look, Observer, Run, Untrained, differing, learn, look, tensors
+from forgetfree.testing.tiny import other_rows, tiny_model, tiny_stream, tiny_task
+from forgetfree.training.encoded_task import EncodedTask
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
 SMALL: dict[str, Any] = {
@@ -42,14 +36,17 @@ SMALL: dict[str, Any] = {
 }
 #: Labels are few, so that a memory of few rows has one for each.
 _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
-two_tasks = copies(tiny_stream)
 #: Other streams of two tasks, on which there is less to check.
 VARIANTS: dict[str, Callable[[], Stream]] = {
-    "scenario=class": partial(two_tasks, ("qnli", "ag_news"), scenario="class"),
-    "scenario=domain": partial(two_tasks, ("qnli", "sst2"), scenario="domain"),
-    "readout=prompt": partial(two_tasks, ("qnli", "ag_news"), readout="prompt"),
-    "readout=generate": partial(two_tasks, ("qnli", "sst2"), readout="generate"),
+    "scenario=class": partial(tiny_stream, ("qnli", "ag_news"), scenario="class"),
+    "scenario=domain": partial(tiny_stream, ("qnli", "sst2"), scenario="domain"),
+    "readout=prompt": partial(tiny_stream, ("qnli", "ag_news"), readout="prompt"),
+    "readout=generate": partial(tiny_stream, ("qnli", "sst2"), readout="generate"),
 }
+_VARIANT_REMEDY = (
+    "The task may be withheld at inference, a prompt's readout has no tensors, and a text has a label a token: look at "
+    "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
+)
 
 
 def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
@@ -58,7 +55,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     Checked are: the class and its options; training, evaluation and `bytes_kept`; that only what `begin`
     lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
     and whenever tasks are evaluated, and that another seed gives another for every task; that neither test rows nor rows
-    of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
+    of later tasks have a part in what is learned; that the next strategy finds θ_pre;
     `save` and `load`; `changed_by`; ``forget_free`` where it is claimed. Then two tasks with
     ``scenario="class"``, with ``scenario="domain"``, read by prompts, and answered by texts, unless `check` refuses them.
     All comparisons are bit by bit. Takes a second or two.
@@ -79,10 +76,9 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     chosen = build(cls.Options, SMALL | options, cls.__name__)
     if options:
         cls.check(chosen, three_tasks())  # the caller's choice, not the strategy's fault
-    _check_defaults(cls, bool(options), faults)
     with TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
-        if finished and not faults.messages:  # else they would say the same again
+        if finished and not faults:  # else they would say the same again
             _check_variants(cls, chosen, faults, Path(directory))
     faults.raise_any(subject)
 
@@ -102,8 +98,7 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, di
         return False
     run.watch.report(faults)
     check_answers(run, faults)
-    check_bytes(run, observer.bytes, faults)
-    check_stream_rows(stream, faults)
+    check_bytes(observer.bytes, faults)
     check_forgetting(run, faults)
     check_stale(run, faults)
     check_readouts(run, faults)
@@ -125,26 +120,14 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches
                 cls.check(options, stream)
             except UsageError:
                 continue
-        run = _learned(cls, options, stream, name, faults)
-        if run is not None and name != "scenario=domain":  # of which files say the same
-            check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
-
-
-def _learned(cls: type[ContinualStrategy], options: Any, stream: Stream, name: str, faults: Breaches) -> Run | None:
-    """Learn another stream than the usual."""
-    remedy = (
-        "The task may be withheld at inference, a prompt's readout has no tensors, and a text has a label a token: look at "
-        "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
-    )
-    with faults.catching(f"{name}: two tasks trained and evaluated", remedy):
-        texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
-        looks = range(3) if texts else (0, 2)
-        run = learn(cls, options, stream, look_after=looks, store=StateStore())
-        check_answers(run, faults, f"{name}: ")
-        if texts:
-            check_forgetting(run, faults, f"{name}: ")
-        return run
-    return None
+        with faults.catching(f"{name}: two tasks trained and evaluated", _VARIANT_REMEDY):
+            texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
+            run = learn(cls, options, stream, look_after=range(3) if texts else (0, 2), store=StateStore())
+            check_answers(run, faults, f"{name}: ")
+            if texts:
+                check_forgetting(run, faults, f"{name}: ")
+            if name != "scenario=domain":  # of which files say the same
+                check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
 
 
 # -- Before anything is run ------------------------------------------------------------------------------
@@ -170,28 +153,173 @@ def _check_class(cls: Any, faults: Breaches) -> None:
         )
 
 
-def _check_defaults(cls: type[ContinualStrategy], chosen: bool, faults: Breaches) -> None:
-    """Check that it can be made without options, unless the caller says that the defaults do not suit."""
-    remedy = "Look at check() and setup(): cls(stream=stream) must do."
-    with faults.catching("defaults: constructed without options", remedy):
-        try:
-            cls(stream=three_tasks(), device="cpu")
-        except OptionError:
-            if not chosen:  # else the caller says that the defaults do not suit so tiny a model
-                raise
+# -- What a strategy that has learned a stream answers, claims, keeps and leaves -----------------------------
+
+
+def check_answers(run: Run, faults: Breaches, where: str = "") -> None:
+    """Check that every test row of every task has a row of finite logits, and that something was learned."""
+    stream: Stream = run.strategy.stream
+    labelled = [task for task in stream.tasks if task.classes]
+    expected = {task.name: (len(task.test), stream.model.heads[task.label].n_labels) for task in labelled}
+    for seen in run.looks.values():
+        shapes = {name: tuple(seen.logits[name].shape) for name in expected if name in seen.logits}
+        if shapes != expected:
+            faults.add(
+                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at what "
+                "answering() yields."
+            )
+        if broken := [name for name, logits in seen.logits.items() if not bool(torch.isfinite(logits).all())]:
+            faults.add(
+                f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Look at what answering() yields."
+            )
+    same = []
+    for count, later in pairwise(sorted(run.looks)):
+        before, after = run.looks[count].logits, run.looks[later].logits
+        new = [name for name in run.learned[later] if name not in run.learned[count]]
+        same += [name for name in new if name in after and torch.equal(before[name], after[name])]
+    if same:
+        faults.add(
+            f"{where}training: expected other answers by learning a task than before, got the very same for {listed(same)}. "
+            "Look at what begin() returns, and at answering()."
+        )
+
+
+def _steps(run: Run) -> Iterator[tuple[EncodedTask, Look, Look]]:
+    """Yield each task with the looks before and after it was learned."""
+    for position, task in enumerate(run.strategy.stream.tasks):
+        yield task, run.looks[position], run.looks[position + 1]
+
+
+def check_forgetting(run: Run, faults: Breaches, where: str = "") -> None:
+    """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
+    if not run.strategy.forget_free:
+        return
+    changes: list[str] = []
+    then = Look({}, {})  # of each task, right after it was learned
+    for task, _, now in _steps(run):
+        if changed := differing(then.logits, {name: now.logits[name] for name in then.logits}):
+            changes.append(f"learning {task.name} changed {then.differs(now, changed)}")
+        then.logits[task.name], then.models[task.name] = now.logits[task.name], now.models[task.name]
+    if changes:
+        faults.add(
+            f"{where}forget_free: claimed as True, but {'; '.join(changes)}. Look at answering(), buffers and readouts "
+            "included; or do not claim it."
+        )
+
+
+def check_stale(run: Run, faults: Breaches) -> None:
+    """Check `changed_by`, by which results are taken over from one row of the matrix to the next."""
+    for task, before, after in _steps(run):
+        changed_tasks = run.strategy.changed_by(task)
+        changed_by = set(run.tasks) if changed_tasks is None else {other.name for other in changed_tasks}
+        if fresh := [name for name in differing(before.logits, after.logits) if name not in changed_by]:
+            faults.add(
+                f"changed_by: expected every task whose answers may change by learning {task.name}, got a list without "
+                f"{listed(fresh)}, though it changed {before.differs(after, fresh)}. Name it, or look at answering()."
+            )
+
+
+def check_readouts(run: Run, faults: Breaches) -> None:
+    """Check that learning a task leaves the readouts that answer the others, but for those that `begin` lists."""
+    stream: Stream = run.strategy.stream
+    for task, before, after in _steps(run):
+        for other in stream.tasks:
+            own = {id(parameter) for parameter in stream.model.readout_module(other.label).parameters()}
+            names = {name for name, parameter in stream.model.named_parameters() if id(parameter) in own}
+            moved = [name for name in differing(before.models[other.name], after.models[other.name]) if name in names]
+            if moved and other is not task and not set(moved) <= run.watch.listed.get(task.name, set()):
+                faults.add(
+                    f"readouts: expected learning {task.name} to leave the readout that answers {other.name}, got "
+                    f"{listed(moved)} moved. Look at begin(), commit() and answering(), or list it in Training.readout."
+                )
+
+
+def check_ledger(run: Run, faults: Breaches) -> None:
+    """Check that what no task owns has never moved."""
+    strategy = run.strategy
+    if strategy.ledger is None:
+        return
+    answering = run.last.models[run.tasks[-1]]
+    theta = torch.cat([answering[f"backbone.{spec.name}"].reshape(-1) for spec in strategy.space.tensors]).cpu()
+    moved = (theta != strategy.pre_trained.theta) & ~strategy.ledger.owned().mask(len(strategy.space)).cpu()
+    if entries := int(moved.sum()):
+        names = [strategy.space.tensors[i].name for i, *_ in strategy.space.split(moved.nonzero().flatten())]
+        faults.add(
+            f"ledger: expected entries that no task owns to hold θ_pre, got {entries} that do not, in {listed(names)}. Look at "
+            "begin(), and at what commit() records."
+        )
+
+
+def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, faults: Breaches) -> None:
+    """Check that another strategy on the stream starts from θ_pre and answers as the first did."""
+    remedy = (
+        "Only the graftable tensors, readouts and persistent buffers are put back: let nothing else move, and take off "
+        "hooks and modules after each task."
+    )
+    with faults.catching("fresh start: another strategy on the stream", remedy):
+        seen = look(Untrained(stream=stream, device="cpu"))
+        moved = list(dict.fromkeys(n for model in seen.models.values() for n in differing(pre_trained, model)))
+        if moved:
+            faults.add(
+                f"fresh start: expected the next strategy to find the pre-trained model, got {listed(moved)} other than it "
+                f"was. {remedy}"
+            )
+        elif changed := differing(run.looks[0].logits, seen.logits):
+            faults.add(
+                "fresh start: expected the next strategy to answer as the pre-trained model does, got other logits for "
+                f"{listed(changed)}, though the weights are the same. {remedy}"
+            )
+        if frozen := [name for name, parameter in stream.model.named_parameters() if not parameter.requires_grad]:
+            faults.add(
+                f"fresh start: expected parameters to ask for gradients again, got requires_grad = False for "
+                f"{listed(frozen)}. Say what is trained by Training.trained.touched; its flags are put back."
+            )
+
+
+def check_loaded(
+    cls: type[ContinualStrategy],
+    options: Any,
+    run: Run,
+    stream: Stream,
+    store: StateStore,
+    directory: Path,
+    faults: Breaches,
+    where: str = "",
+) -> None:
+    """Check that a new strategy on a new stream answers from what was saved."""
+    what = f"{where}save and load"
+    remedy = (
+        "Write in storage.save() all that answering needs, and put it back in storage.load(), note_learned(…) included."
+    )
+    with faults.catching(what, remedy):
+        directory.mkdir(parents=True)
+        run.strategy.save(directory)
+        loaded: Any = cls(stream=stream, options=options, store=store, device="cpu")
+        loaded.load(directory)
+        seen = look(loaded)
+        if differing(run.last.logits, seen.logits):
+            faults.add(
+                f"{what}: expected a new strategy to answer as the saved one did, got others, "
+                f"{run.last.differs(seen)}. {remedy}"
+            )
+
+
+def check_bytes(sizes: list[Any], faults: Breaches) -> None:
+    """Check what `bytes_kept` said before the first task and after each: whole numbers, and some once a task is learned."""
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in sizes)
+    if not whole or not all(sizes[1:]):
+        faults.add(
+            "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what "
+            f"is kept, got {', '.join(map(str, sizes))} before the first task and after each. Count in "
+            "storage.bytes_kept() what storage.save() writes and what the next task needs."
+        )
 
 
 # -- What determines results, and what must not: seeds, draws, earlier use, evaluation, rows of others ----
 
 
-@copies
 def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
-    """Return three tiny tasks with a fresh model.
-
-    Args:
-        test: whether they have other test rows than usual.
-        later: tasks with other training and validation rows.
-    """
+    """Return three tiny tasks with a fresh model; with other rows than usual for ``test``, and of the tasks ``later``."""
 
     def rows_of(name: str) -> TaskRows:
         rows = tiny_task(name, _LABELS[name])
@@ -255,16 +383,3 @@ def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Bre
         if later := tuple(name for name in run.tasks if name not in run.learned[count]):
             check([count], f"rows of later tasks ({', '.join(later)})", three_tasks(later=later))
     check([1, 2, 3], "test rows", three_tasks(test=True))
-
-
-def check_stream_rows(stream: Stream, faults: Breaches) -> None:
-    """Check that learning has changed none of the stream's rows, which the benchmark reads, too."""
-    if changed := [
-        f"{task.name} ({split})"
-        for task, usual in zip(stream.tasks, three_tasks().tasks, strict=True)
-        for split in SPLITS
-        if getattr(task, split).digest != getattr(usual, split).digest
-    ]:
-        faults.add(
-            f"rows: expected the stream's rows to stay as they are, got others in {listed(changed)}. Change copies of them."
-        )

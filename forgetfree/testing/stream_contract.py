@@ -13,7 +13,6 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.examples import Examples
 from forgetfree.data.prompts import prompt_of
 from forgetfree.data.sources import default_data, load_tasks
-from forgetfree.display import listed
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.runs import Breaches
 from forgetfree.testing.tiny import tiny_model
@@ -50,23 +49,15 @@ def check_stream(stream: Stream | str, *, data: str | None = None, **arguments: 
         written = not all(rows.task.labels for rows in tasks)
         own = replace(tiny_model(_LONG, "generate"), max_length=_LONG) if written else tiny_model(_POSITIONS)
         stream = make_stream(stream, tasks, own, **arguments)
-    _check_tasks(stream, faults)
+    if not stream.tasks:
+        faults.add("tasks: expected one at least, got none.")
     for task in stream.tasks:
+        for fault in registry.faults_of(task.definition):
+            faults.add(f"{task.name}: {fault}.")
         _check_splits(task, faults)
         if all(len(getattr(task, split)) for split in SPLITS):
             _check_rows(stream, task, faults)
     faults.raise_any(f"Stream {stream.name!r} cannot be relied on")
-
-
-def _check_tasks(stream: Stream, faults: Breaches) -> None:
-    names = [task.name for task in stream.tasks]
-    if not names:
-        faults.add("tasks: expected one at least, got none.")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        faults.add(f"tasks: expected each once, got {listed(twice)} more than once. Give the data a second name.")
-    for task in stream.tasks:
-        for fault in registry.faults_of(task.definition):
-            faults.add(f"{task.name}: {fault}.")
 
 
 def _check_splits(task: EncodedTask, faults: Breaches) -> None:

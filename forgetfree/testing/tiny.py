@@ -5,12 +5,10 @@ The tasks can be learned by keyword, and every word of them is one token.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from forgetfree.continual.stream import Stream
 
 M = TypeVar("M", bound=nn.Module)
-P = ParamSpec("P")
 Readout = Literal["linear", "prompt", "generate"]
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 16, 2, 2, 32, 48
@@ -139,17 +136,6 @@ def _row(task: str, label: int, draw: random.Random) -> dict[str, Any]:
 
 
 # -- Tasks, model and streams ----------------------------------------------------------------------------
-
-
-def copies(make: Callable[P, Stream]) -> Callable[P, Stream]:
-    """``make``, called once for the same arguments: a copy of a stream takes a third of the time that a new one takes."""
-    made = cache(make)
-
-    @wraps(make)
-    def copied(*args: P.args, **kwargs: P.kwargs) -> Stream:
-        return copy.deepcopy(made(*args, **kwargs))  # type: ignore[arg-type]  # they can be hashed
-
-    return copied
 
 
 def tiny_stream(

@@ -50,17 +50,7 @@ def meaning_of(
     tokenizer: Any,
     settings: Mapping[str, Any],
 ) -> Meaning:
-    """Return what a task is.
-
-    Args:
-        model: is trained.
-        body: its part that the ledger is of.
-        bound: what the ledger's other tasks depend on, if that is known.
-        task: its name.
-        kind: of tasks, or a form of rows; default: one label a text.
-        labels: the names of the head's outputs, in order; none for texts.
-        tokenizer: the model's.
-        settings: of the kind.
+    """Return what a task is, by the arguments of `learning`; ``bound`` is what the ledger's other tasks depend on, if known.
 
     Raises:
         UsageError: what is given does not fit the kind or the model; the message says what.

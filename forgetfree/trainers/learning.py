@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.parameters import ParameterSpace, align_, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, part_named
 from forgetfree.core.regions import Region, grafted
@@ -23,6 +22,7 @@ from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNam
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.switch import has_weights
+from forgetfree.seeds import derive_seed
 from forgetfree.trainers.definition import meaning_of, word_head
 from forgetfree.trainers.vector import NAME, RegionVector
 
@@ -237,18 +237,11 @@ def check_plain(model: nn.Module) -> None:
 
 
 def _stands_alone(composition: str, ledger: Ledger) -> bool:
-    """Return whether a record of the ledger says that its task stands alone.
-
-    Raises:
-        UnknownNameError: there is no such composition.
-        UsageError: the ledger, of a run, has another one for all its tasks.
-    """
-    if composition not in ("union", "alone"):
-        raise UnknownNameError("composition", composition, ("union", "alone"))
-    if ledger.composition not in ("auto", composition):
+    """Return whether a record of the ledger says that its task stands alone."""
+    if composition not in ("union", "alone") or ledger.composition not in ("auto", composition):
         raise UsageError(
-            f"composition={composition!r} does not fit this ledger, whose composition is {ledger.composition!r} for all tasks. "
-            "Begin a ledger of its own by Ledger.of_model(model)."
+            f"composition={composition!r} does not fit this ledger: expected union or alone, and the composition of a run's "
+            f"ledger, got one of {ledger.composition!r}. Begin a ledger of its own by Ledger.of_model(model)."
         )
     return composition == "alone" and ledger.composition == "auto"
 
@@ -267,14 +260,11 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
     modules = dict(model.named_modules())
     graftable = {id(each) for name, each in body.named_parameters()}
     for name in names:
-        if name not in modules or not name:
+        known = name in modules and name != ""
+        if not known or (any(id(each) in graftable for each in modules[name].parameters()) and "pooler" not in name):
             raise UsageError(
-                f"heads names {name!r}, and the model has no such module.{nearest(name, modules)} Outside of its body it has: "
-                f"{', '.join(outside) or 'none'}."
-            )
-        if any(id(each) in graftable for each in modules[name].parameters()) and "pooler" not in name:
-            raise UsageError(
-                f"heads names {name!r}, which lies in the body, and of the body a task trains its region. Leave it out."
+                f"heads names {name!r}, expected modules outside of the body, of which a task trains its region: "
+                f"{', '.join(outside) or 'none'}.{nearest(name, outside)}"
             )
     return {name: modules[name] for name in names}
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.readout_model import LINEAR, ReadoutModel, autocast, evaluating
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows, by_length, few_rows_note, k_shot, representative
@@ -19,6 +18,7 @@ from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import Kind, kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
 from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
@@ -193,19 +193,13 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
     """Return how well a model answers rows of a task, larger is better; of equal ones the second number decides.
 
     Labels have their score by the task's metric, and minus their loss; texts minus their loss.
-
-    Args:
-        model: answers as it is.
-        task: the task.
-        rows: of the task.
-        options: batch size of the forward passes.
     """
     logits = _finite_logits(model, task, rows, options)
     return (-math.inf, -math.inf) if logits is None else task.kind.quality(task.definition, logits, rows)
 
 
 def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> float:
-    """Return the mean loss on rows of a task; infinite where it answers no numbers. Arguments as those of `quality_of`."""
+    """Return the mean loss on rows of a task; infinite where it answers no numbers."""
     logits = _finite_logits(model, task, rows, options)
     return math.inf if logits is None else task.kind.loss(task.definition, logits, rows)
 
@@ -280,11 +274,9 @@ def _of_all_rows(
 
 
 def share_of_entropy(logits: Tensor, labels: int) -> Tensor:
-    """Return the entropy of each row's answer, as a share of the largest that it could have: ``(rows,)``, in [0, 1].
+    """Return the entropy of each row's answer ``(rows,)``, as a share of the largest that it could have with so many labels.
 
-    Args:
-        logits: ``(rows, n)``; labels that do not count have the lowest logit there is.
-        labels: how many labels count.
+    Others that the logits ``(rows, n)`` have do not count: theirs are the lowest there is.
     """
     entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
     return entropy / math.log(max(2, labels))

@@ -68,11 +68,6 @@ def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) 
 
     A pair is read as the words of the first text, those of the second, and those of both, three numbers for each word, and by
     how far the two texts overlap, see `overlap`.
-
-    Args:
-        train: parts of the training rows.
-        labels: of all of them ``(n,)``.
-        test: parts of the test rows.
     """
     from scipy.sparse import hstack, vstack
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -106,12 +101,8 @@ def overlap(first: Sequence[str], second: Sequence[str], weights: Mapping[str, f
     """Return how far the words of two texts overlap ``(n, 8)``: what a bag of words cannot add up.
 
     That is the cosine of both texts; the weight of the words that they share, as a share of either text's and as a logarithm;
-    of either, the logarithms of the weight that is not shared and of its number of words.
-
-    Args:
-        first: texts.
-        second: as many.
-        weights: the inverse document frequency of each word; others, which no training row has, weigh as the rarest.
+    of either, the logarithms of the weight that is not shared and of its number of words. A word weighs its inverse document
+    frequency; one that no training row has, as much as the rarest.
     """
     rarest = max(weights.values(), default=1.0)
     rows = []
@@ -145,7 +136,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
         if nearest is None:
             scores.append(None)
         else:
-            right: Any = task.train.right  # type: ignore[attr-defined]
+            right: Any = task.train.right  # type: ignore[union-attr]
             texts = [right[chosen[row]][0] for row in nearest]  # as the model writes them, as those of test rows
             losses = torch.zeros(len(task.test.labels), device="cpu")
             answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,34 +63,6 @@ class Monitor:
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint of the phases."""
         return Checkpoint() if self._monitor is None else self._monitor.checkpoint()
-
-
-class Follower(Monitor):
-    """Passes everything on to another monitor, and logs every step with its learning rate."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        super().__init__(monitor)
-        self._rate: Callable[[int], float] = lambda step: math.nan
-
-    def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
-        """Log a step of a phase of a task; loss or rate may be NaN."""
-
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Log the steps of a phase."""
-        self._rate = lambda step: math.nan  # until it is logged
-        with super().phase(task, phase, steps) as pass_on:
-
-            def on_step(step: int, loss: float) -> None:
-                pass_on(step, loss)
-                self.log_step(task, phase, step, steps, loss, self._rate(step))
-
-            yield on_step
-
-    def log_rate(self, of_step: Callable[[int], float]) -> None:
-        """Remember it; pass it on."""
-        self._rate = of_step
-        super().log_rate(of_step)
 
 
 class Stopwatch(Monitor):

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from forgetfree import __version__
-from forgetfree.checkpoint import derive_seed
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
 from forgetfree.core.readout_model import (
@@ -61,6 +60,7 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.recipes import Saliency
 from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import fine_tune, layer_checkpoints
@@ -145,14 +145,7 @@ def score_entries(
 ) -> Tensor:
     """Return how much speaks for each entry ``(N,)``, see `saliency`; on the model's device.
 
-    Args:
-        kind: by what.
-        model: holds θ_pre and the task's readout, in evaluation mode.
-        rows: the task's training rows.
-        theta_pre: θ_pre ``(N,)``.
-        theta_ft: θ_ft ``(N,)``.
-        options: the precision of passes.
-        seed: for ``random``.
+    The model holds θ_pre and the task's readout, in evaluation mode; ``rows`` are the task's training rows.
     """
     space, gradient = model.space(), torch.empty(0, device="cpu")
     if kind == "random":
@@ -477,16 +470,7 @@ def fine_tuned_key(
     seed: int,
     device: torch.device,
 ) -> str:
-    """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
-
-    Args:
-        loaded: the model.
-        task: the task, its sample drawn.
-        pre: θ_pre, with the task's untrained readout.
-        options: how to train; only training options count.
-        seed: that of the run, from which the seeds of batches and dropout are derived.
-        device: where the model is trained.
-    """
+    """Return the start of the task's name and a digest of everything that determines its fine-tuned model."""
     model = loaded.model
     options = for_model(options, model, task.train)
     training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from forgetfree.checkpoint import Checkpoint, derive_seed
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.core.parameters import persistent_buffers
 from forgetfree.core.readout_model import ReadoutModel, autocast, body_of
 from forgetfree.core.trained import OnStep, RegionParameters, TrainedParameters, WholeTensors, check_loss, in_training
@@ -38,6 +38,7 @@ from forgetfree.data.examples import Examples
 from forgetfree.data.rows import plan_batches
 from forgetfree.errors import OptionError
 from forgetfree.options import recorded
+from forgetfree.seeds import derive_seed
 from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 
 # -- Batches --------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import by_length
 from forgetfree.errors import RunError
-from forgetfree.files import parse_json, write_atomically
+from forgetfree.files import write_atomically
+from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import FEATURES
 from forgetfree.tensor_file import TensorFile
 

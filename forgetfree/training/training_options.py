@@ -14,7 +14,6 @@ from forgetfree.options import Function, Options, build, name_of_function, optio
 if TYPE_CHECKING:
     import torch
 
-    from forgetfree.core.precision import Rows
     from forgetfree.core.readout_model import ReadoutModel
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
@@ -177,7 +176,7 @@ class LocalizationOptions(TrainingOptions):
         return self.region_from in ("mask", "movement")
 
 
-def for_model(options: AnyOptions, model: ReadoutModel, rows: Rows | None = None) -> AnyOptions:
+def for_model(options: AnyOptions, model: ReadoutModel, rows: Any = None) -> AnyOptions:
     """Return the options with what ``auto`` means for a model where it is, see `forgetfree.core.precision`."""
     if options.precision != "auto":
         return options

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from edited import change_config
 
 from forgetfree import __version__, cli, recipes, registry
@@ -75,18 +74,15 @@ def without_times(results: dict) -> dict:
 def test_results_json_has_every_unit(finished: Path) -> None:
     results = results_of(finished)
     assert (results["stream"], results["tasks"]) == ("qnli,ag_news,sst2", TASKS)
-    assert set(results["model"]) >= {"name", "fingerprint", "readout", "parameters", "graftable"}
-    assert set(results["data"]["fingerprints"]) == set(TASKS)
     assert [(run["strategy"], run["seed"]) for run in results["runs"]] == [(s, n) for n in (0, 1) for s in STRATEGIES]
     for run in results["runs"]:
         for table in (run["matrix"], run["ece"]):
             assert len(table) == 4 and all(len(row) == 3 for row in table)
             assert all(0 <= value <= 1 for row in table for value in row)
-        assert list(run["summary"]) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
-        assert set(run["seconds"]) == {"fine_tune", "localize", "train", "evaluate"}
-        assert (run["ledger"] is None) == (run["strategy"] != "grafting-continual")
-        assert run["metric"] == ["accuracy"] * 3
-        assert run["updates"] == [6 if run["strategy"] == "grafting-continual" else 3] * 3  # and those of the region
+        grafting = run["strategy"] == "grafting-continual"
+        assert ("union" in run) == (run["ledger"] is not None) == grafting
+        assert run["updates"] == [6 if grafting else 3] * 3  # and those of the region
+        assert run["strategy"] != "fine-tune" or run["agreement"] == [1.0, 1.0, 1.0]
     assert results["unfinished"] == [] and results["failed"] == []
 
 
@@ -98,29 +94,6 @@ def test_the_forget_free_strategies_keep_every_figure(finished: Path) -> None:
                 for table in (run["matrix"], run["ece"]):
                     assert len({row[task] for row in table[task + 1 :]}) == 1
             assert run["summary"]["forgetting"] == run["summary"]["bwt"] == 0
-
-
-def test_ledger_figures_agree_with_the_file(finished: Path) -> None:
-    for run in results_of(finished)["runs"]:
-        if run["ledger"]:
-            path = finished / run["strategy"] / f"seed-{run['seed']}" / "ledger.safetensors"
-            assert run["ledger"]["bytes"] == Ledger.load(path).size_in_bytes
-            assert run["ledger"]["tasks"] == TASKS
-            assert all(
-                0 < owned <= size
-                for owned, size in zip(run["ledger"]["owned_size"], run["ledger"]["region_size"], strict=True)
-            )
-            assert max(run["ledger"]["region_size"]) <= 0.01 * results_of(finished)["model"]["graftable"]
-
-
-def test_extra_results(finished: Path) -> None:
-    """Agreement stands at every strategy, and with the fine-tuned model itself it is 1; the union at grafting."""
-    for run in results_of(finished)["runs"]:
-        assert len(run["agreement"]) == 3
-        if run["strategy"] == "fine-tune":
-            assert run["agreement"] == [1.0, 1.0, 1.0]
-            assert run["summary"]["intransigence"] == 0
-        assert ("union" in run) == (run["strategy"] == "grafting-continual")
 
 
 def test_config_json_repeats_the_run(finished: Path, tmp_path: Path) -> None:
@@ -217,7 +190,7 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     monkeypatch.setattr(GraftingContinual, "commit", interrupted)
     assert tiny_cli.run(out, *seeds) == 1
     error = capsys.readouterr().err
-    assert "2 of 3 units finished" in error
+    assert "2 of 6 units finished" in error
     assert "--resume" in error
     assert cli.main(["report", str(out)]) == 0
     assert "grafting-continual" in capsys.readouterr().out
@@ -229,18 +202,6 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert tiny_cli.run(out, *seeds, "--resume") == 0
     resumed = results_of(out)
     assert without_times(resumed) == without_times(results_of(finished))
-
-
-def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(tiny_cli.data, data)
-    tiny = Tiny(data, tiny_cli.model, tmp_path)
-    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", stream="sst2") == 0
-    path = next((data / "sst2").glob("test.*"))
-    shutil.copy(next((data / "sst2").glob("validation.*")), path)
-    capsys.readouterr()
-    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", "--resume", stream="sst2") == 1
-    assert "data of 'sst2' changed since it was begun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("scenario", "told"), [("domain", 1), ("task", 0)])
@@ -255,7 +216,7 @@ def test_labels_that_share_a_readout_under_other_names_are_told(
 
 @pytest.mark.sampled(share=0.4)
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """By run and graft; and results.json keeps the counts."""
+    """results.json keeps the counts."""
     data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
     train, test = (data / "sst2" / f"{split}.jsonl" for split in ("train", "test"))
     rows = [json.loads(line) for line in test.read_text().splitlines()]
@@ -272,37 +233,17 @@ def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny
     )
     nothing = {"train": 0, "validation": 0}
     assert results_of(tmp_path / "run")["shared_rows"] == {"qnli": nothing, "sst2": nothing | {"train": 5}}
-    common = ["--data", str(data), "--model", str(tiny.model), "--seed", "0", "--seed", "1", "--shots", "4"]
-    assert (
-        cli.main(["graft", "sst2", *common, "--steps", "2", "--sparsity", "0.1", "--out", str(tmp_path / "graft")]) == 0
-    )
-    assert capsys.readouterr().err.count("note: Of 16 test rows of task 'sst2', the texts of 5 are") == 1
-    assert results_of(tmp_path / "graft")["shared_rows"] == {"sst2": nothing | {"train": 5}}
-
-
-@pytest.mark.sampled(share=0.4)
-def test_the_order_of_the_strategies_does_not_change_their_figures(tiny_cli: Tiny, tmp_path: Path) -> None:
-    """Intransigence and agreement of grafting are there also where fine-tune runs after it."""
-    entries = []
-    for order in (("fine-tune", "grafting-continual"), ("grafting-continual", "fine-tune")):
-        out = tmp_path / order[0]
-        names = [word for name in order for word in ("--strategy", name)]
-        assert tiny_cli.run(out, *names, stream="qnli,sst2") == 0
-        runs = {run["strategy"]: run for run in without_times(results_of(out))["runs"]}
-        entries.append(runs["grafting-continual"])
-    assert entries[0] == entries[1]
-    assert entries[0]["summary"]["intransigence"] is not None and len(entries[0]["agreement"]) == 2
 
 
 def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--set", r"graftable=intermediate\.dense", stream="sst2") == 0
     capsys.readouterr()
-    assert cli.main(["ledger", "show", str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")]) == 0
-    shown = capsys.readouterr().out
-    assert "first feed-forward weight" in shown and "query weight" not in shown
-    assert cli.main(["ledger", "show", str(out)]) == 0
-    assert capsys.readouterr().out == shown
+    shown = []
+    for place in (out, out / "grafting-continual" / "seed-0" / "ledger.safetensors"):
+        assert cli.main(["ledger", "show", str(place), "--json"]) == 0
+        shown.append(json.loads(capsys.readouterr().out)["kinds"])
+    assert shown[0] == shown[1] and {key for key in shown[0][0] if "first feed-forward" not in key} == set()
     assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
     assert tiny_cli.run(tmp_path / "bad", "--set", "graftable=(", stream="sst2") == 2
     assert "graftable must be a regular expression" in capsys.readouterr().err
@@ -340,7 +281,7 @@ def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
     path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
     assert cli.main(["ledger", "show", path]) == 0
     shown = capsys.readouterr().out
-    for text in (*TASKS, "Who owns what", "by layer", "by kind", "bytes"):
+    for text in (*TASKS, "Who owns what", "bytes"):
         assert text in shown
     assert cli.main(["ledger", "verify", path, "--model", str(tiny_cli.model)]) == 0
     assert "sound" in capsys.readouterr().out
@@ -380,39 +321,6 @@ def test_predict_imports_only_what_answers(finished: Path) -> None:
     assert done.stdout.splitlines()[1:] == [""]
 
 
-@pytest.mark.sampled(share=0.4)
-def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(tiny_cli: Tiny, tmp_path: Path) -> None:
-    from forgetfree.data.rows import Rows
-    from forgetfree.serve.inference import Predictor
-
-    out = tmp_path / "out"
-    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "max_length=9") == 0
-    assert json.loads((out / "config.json").read_text())["model"]["max_length"] == 9
-    predictor = Predictor.of_run(out)
-    words = "the lovely river the bright city the"  # with [CLS] and [SEP] nine tokens
-    logits = [
-        predictor.logits("sst2", Rows((text,), (), (0,))) for text in (words, f"{words} awful moon", "the lovely")
-    ]
-    assert torch.equal(logits[0], logits[1])
-    assert not torch.equal(logits[0], logits[2])
-
-
-@pytest.mark.sampled(share=0.4)
-def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    from safetensors.torch import load_file, save_file
-
-    model = tmp_path / "model"
-    shutil.copytree(tiny_cli.model, model)
-    tiny = Tiny(tiny_cli.data, model, tmp_path)
-    assert tiny.run(tmp_path / "out", stream="sst2") == 0
-    weights = load_file(model / "model.safetensors")
-    next(iter(weights.values())).view(-1)[0] += 1
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
-    capsys.readouterr()
-    assert cli.main(["predict", str(tmp_path / "out"), "--task", "sst2", "x"]) == 1
-    assert "other weights: expected fingerprint" in capsys.readouterr().err
-
-
 def test_list_strategies_in_full(capsys) -> None:
     """Every option once: at its strategy, or among those that all of them take."""
     from forgetfree import registry
@@ -424,18 +332,16 @@ def test_list_strategies_in_full(capsys) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     own, shared = shown.split("what all strategies take:")
     assert "scenario = task (task or class or domain)" in " ".join(shared.split("what a run takes:")[1].split())
-    assert "minilm: optimizer=adamw learning_rate=0.0001" in " ".join(shared.split())
     parts = own.split("\n\n")
     own, shared = " ".join(own.split()), " ".join(shared.split())
     for option in describe(TrainingOptions):
-        line = f"{option.name} = {option.default} ({option.type}) {option.help}"
+        line = "{name} = {default} ({type}) {help}".format(**option)
         assert line in shared and line not in own
     for name in registry.strategies():
         cls = registry.strategy(name)
         assert (
             f"{name}: {registry.strategies()[name].summary} {'forget-free' if cls.forget_free else 'may forget'}" in own
         )
-        assert " ".join(cls.__doc__.split("\n")[0].split()) in own
     assert "sparsity = 0.0001 (a number) share of the graftable entries" in own
     bare = {name for name in registry.strategies() if registry.strategy(name).Options is TrainingOptions}
     assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare
@@ -446,17 +352,12 @@ def test_list_strategies_in_full(capsys) -> None:
 def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
     """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
     out = tmp_path / "out"
-    strategies = ["--strategy", "grafting-continual", "--strategy", "continual-ft"]
-    assert tiny_cli.run(out, *strategies, "--set", "scenario=class") == 0
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "scenario=class") == 0
     floors = results_of(out)["floors"]["constant"]
     assert sum(floor > 0 for floor in floors) == 1  # one answer for all tasks is a label of one of them
-    results = results_of(out)
-    assert results["scenario"] == "class"
     from forgetfree.data.rows import Rows
     from forgetfree.serve.inference import Predictor
 
-    for run in results["runs"]:
-        assert [len(row) for row in run["matrix"]] == [3] * 4
     predictor = Predictor.of_run(out, 0)
     ledger = Ledger.load(out / "grafting-continual" / "seed-0" / "ledger.safetensors")
     for name, labels in (("qnli", 2), ("ag_news", 4), ("sst2", 2)):
@@ -467,24 +368,6 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
 
 
 # -- Several ledgers, older runs, recipes ------------------------------------------------------------------
-
-
-@pytest.mark.sampled(share=0.4)
-def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    out = tmp_path / "out"
-    assert tiny_cli.run(out, "--strategy", "bitfit", "--strategy", "grafting-continual") == 0
-    from forgetfree.serve.inference import Predictor
-
-    assert Predictor.of_run(out).ledger.composition == "union"
-    assert Predictor.of_run(out, strategy="bitfit").ledger.composition == "alone"
-    capsys.readouterr()
-    assert cli.main(["predict", str(out), "--task", "sst2", "--strategy", "packnet", "a film"]) == 1
-    error = " ".join(capsys.readouterr().err.split())
-    assert "nothing of packnet to answer from." in error
-    assert "what these kept: bitfit (seed-0), grafting-continual (seed-0)." in error
-    ledger = out / "bitfit" / "seed-0" / "ledger.safetensors"
-    assert cli.main(["ledger", "verify", str(ledger)]) == 0
-    assert "disjointness" not in capsys.readouterr().out
 
 
 def one_seed(data: Path, model: Path, out: Path, *more: str) -> list[str]:
@@ -513,11 +396,6 @@ def change_notes(data: Path, model: Path) -> None:
     notes.write_text(json.dumps(json.loads(notes.read_text()) | {"label_words": ["lovely", "awful"]}))
 
 
-def change_network(data: Path, model: Path) -> None:
-    config = model / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_act": "relu"}))
-
-
 def change_tokenizer(data: Path, model: Path) -> None:
     tokenizer = model / "tokenizer.json"
     content = json.loads(tokenizer.read_text())
@@ -535,7 +413,6 @@ def change_tokenizer(data: Path, model: Path) -> None:
     ("change", "message"),
     [
         (change_notes, "labels, label words, templates or metrics of 'sst2'"),
-        (change_network, "the model's config.json"),
         (change_tokenizer, "the tokenizer"),
     ],
 )
@@ -599,18 +476,6 @@ def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, 
     assert "After the last task" in said.out
 
 
-def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
-    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
-    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
-    more = ("--set", "scenario=class")
-    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", *BEFORE, *more)
-    at = arguments.index("--sparsity")
-    assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
-    assert len(re.findall(r"evaluate 0/\d+\n", capsys.readouterr().err)) == 6
-
-
 def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from forgetfree.recipes import ModelEntry
 
@@ -637,7 +502,6 @@ def test_the_list_of_kinds_is_the_table_of_the_documents(capsys) -> None:
     table = re.findall(r"^\| (.+) \| (.+) \|$", page.partition("| a row of a task is |")[2], flags=re.M)
     rows = [row for row in table if "`" in row[1]][:5]
     assert [f"{row}; columns {columns.replace('`', '')}" in shown for row, columns in rows] == [True] * 5
-    assert all(part in page for part in shown.splitlines()[-1].partition("refused: ")[2].split(", "))
 
 
 def test_the_default_strategies_share_models_read_by_label_words(
@@ -670,30 +534,15 @@ def test_threads_wait_asleep_unless_the_user_says_otherwise(
     assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
 
 
-@pytest.mark.sampled("words1-faults1")
-@pytest.mark.parametrize(
-    ("words", "faults"),
-    [
-        (
-            ["--set", "learning_rate=-1"],
-            ["Options of fine-tune, continual-ft, grafting-continual: learning_rate must be above 0, got -1.0."],
-        ),
-        (
-            ["--set", "batch_size=x", "--set", "fine-tune.learning_rate=-2", "--steps", "-3"],
-            [
-                "Options of fine-tune, continual-ft, grafting-continual: steps must be at least 1, got -3.",
-                "Options of fine-tune: learning_rate must be above 0, got -2.0.",
-                "Options of fine-tune, continual-ft, grafting-continual: batch_size must be a whole number, got 'x'.",
-            ],
-        ),
-    ],
-)
-def test_a_fault_of_several_strategies_is_told_once(
-    words: list[str], faults: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_several_strategies_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "batch_size=x", "--set", "fine-tune.learning_rate=-2", "--steps", "-3"]
     assert cli.main(["run", "sst2", "--data", "demo", *words]) == 2
-    told = capsys.readouterr().err.removeprefix("forgetfree: error: ").splitlines()
-    assert sorted(line.removeprefix("- ") for line in told if not line.endswith("faults:")) == sorted(faults)
+    told = capsys.readouterr().err.splitlines()[1:]
+    assert sorted(told) == [
+        "- Options of fine-tune, continual-ft, grafting-continual: batch_size must be a whole number, got 'x'.",
+        "- Options of fine-tune, continual-ft, grafting-continual: steps must be at least 1, got -3.",
+        "- Options of fine-tune: learning_rate must be above 0, got -2.0.",
+    ]
 
 
 def test_who_has_no_recipe_and_sets_no_optimizer_is_told_what_trains() -> None:

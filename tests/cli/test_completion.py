@@ -37,10 +37,3 @@ def test_flags_of_jobs_are_grouped_and_alike(capsys: pytest.CaptureFixture) -> N
         groups = [line.split("─")[1].strip() for line in page.splitlines() if line.startswith("╭")]
         assert groups == ["Arguments", "What to learn", "How to learn", "How to run", "Help"]
         assert all(f"--{flag} " in page for flag in alike)
-
-
-def test_a_wrong_flag_is_told_with_the_commands_usage(capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["graft", "sst2", "--sparsty", "1"]) == 2
-    usage, error = capsys.readouterr().err.splitlines()
-    assert usage == "Usage: forgetfree graft TASK [OPTIONS]"
-    assert "Did you mean '--sparsity'?" in error

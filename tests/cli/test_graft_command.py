@@ -20,15 +20,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
-    BertForTokenClassification,
     GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
 )
 
 from forgetfree import cli, recipes
-from forgetfree.core.selection import most_moved
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.config import RunConfig
 from forgetfree.ledger.graft import Graft
@@ -153,23 +149,6 @@ def test_a_graft_of_all_that_moved_answers_as_the_fine_tuned_model(graft: GraftC
     assert figures(out, "bare-graft") == figures(out, "fine-tune")
 
 
-def test_without_mask_steps_the_base_itself_is_grafted(graft: GraftCommand) -> None:
-    out = graft("--set", "mask_steps=0")
-    bench = SingleTask.of(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
-    ft = bench.fine_tuned(LocalizationOptions(steps=3))
-    region = most_moved(bench.pre.theta, ft.theta, int(0.05 * len(bench.space)))
-    assert saved(out).region == region and len(region) > 0
-
-
-def test_values_are_those_of_fine_tuning_where_gradients_choose(graft: GraftCommand) -> None:
-    """By gradients at θ_pre, which need no θ_ft; it is here to compare with."""
-    out = graft("--set", "region_from=snip")
-    bench = SingleTask.of(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
-    ft = bench.fine_tuned(LocalizationOptions(steps=3))
-    region = bench.region(ft, LocalizationOptions(region_from="snip", sparsity=0.05))
-    assert saved(out).region == region and torch.equal(saved(out).values, ft.theta[region.indices])
-
-
 def test_the_models_recipe_counts_and_gives_way(monkeypatch: Any) -> None:
     recipe = {"base_fraction": 0.3, "sparsity": 0.5, "mask_steps": 7}
     monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", {"base_fraction": 0.0}, recipe))
@@ -288,50 +267,6 @@ def test_what_apply_writes_is_taken_back(
     assert first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-@pytest.mark.sampled("gpt2-lm-GPT2LMHeadModel-causal")
-@pytest.mark.parametrize(
-    ("kind", "make", "readout"), [("bert-mlm", BertForMaskedLM, "prompt"), ("gpt2-lm", GPT2LMHeadModel, "causal")]
-)
-def test_language_models_are_read_by_label_words(
-    graft: GraftCommand, tmp_path: Path, kind: str, make: Any, readout: str
-) -> None:
-    pre, _ = tiny.build(kind)
-    given = moved(make(pre.config), pre)
-    given.save_pretrained(tmp_path)
-    out = graft("--fine-tuned", str(tmp_path), "--sparsity", "1", "--set", "mask_steps=0", kind=kind)
-    assert saved(out).origin.readout == readout
-    assert figures(out, "bare-graft") == figures(out, "fine-tune")
-    given.save_pretrained(tmp_path / "whole")
-    load_model(str(graft.directory(kind))).tokenizer.save_pretrained(tmp_path / "whole")
-    bench = SingleTask.of(load_model(str(tmp_path / "whole")), load_task("sst2", str(graft.data)), shots=4)
-    answers = bench.answers(bench.pre)
-    assert figures(out, "fine-tune")[:2] == (answers.score("accuracy"), answers.ece)
-
-
-def test_a_token_classifier_is_a_linear_readout_at_the_first_token(
-    graft: GraftCommand, bert: nn.Module, tmp_path: Path
-) -> None:
-    config = BertConfig(**{**bert.config.to_dict(), "id2label": {0: "positive", 1: "negative"}, "architectures": None})
-    model = moved(BertForTokenClassification(config), bert)
-    model.save_pretrained(tmp_path)
-    out = graft("--fine-tuned", str(tmp_path), "--sparsity", "1", "--set", "mask_steps=0")
-    tokenizer = AutoTokenizer.from_pretrained(graft.directory("bert"))
-
-    class AtFirst(nn.Module):
-        def forward(self, **inputs: Any) -> Any:
-            output = model(**inputs)
-            output.logits = output.logits[:, 0]
-            return output
-
-    expected = answers_of(AtFirst(), tokenizer, graft.data, [1, 0])
-    assert figures(out, "fine-tune")[0] == expected.score("accuracy")
-    assert figures(out, "fine-tune")[1] == pytest.approx(expected.ece, abs=1e-5)
-    assert figures(out, "bare-graft") == figures(out, "fine-tune")
-    file = saved(out)
-    assert torch.equal(file.readout["weight"], model.classifier.weight.detach()[[1, 0]])
-    assert file.origin.readout == "linear"
-
-
 def test_a_causal_classifier_is_read_at_the_last_token(graft: GraftCommand, tmp_path: Path) -> None:
     """Rows of unlike length in one batch: GPT-2 finds each row's end by the padding id, which the files leave out."""
     pre, tokenizer = tiny.build("gpt2-lm")
@@ -432,14 +367,6 @@ def test_a_model_that_is_not_fine_tuned_is_refused(
     assert "is not fine-tuned: all 4448 graftable entries are those of" in refused(
         graft, capsys, "--fine-tuned", str(tmp_path)
     )
-
-
-def test_a_readout_that_the_model_does_not_have_is_refused(
-    graft: GraftCommand, bert: nn.Module, capsys: Any, tmp_path: Path
-) -> None:
-    classifier(bert, LABELS).save_pretrained(tmp_path)
-    error = refused(graft, capsys, "--fine-tuned", str(tmp_path), "--readout", "linear")
-    assert "is read by its own head. Leave --readout out." in error
 
 
 # -- What it needs ---------------------------------------------------------------------------------------

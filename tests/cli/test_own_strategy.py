@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import forgetfree
-from forgetfree import cli, registry
+from forgetfree import cli
 from forgetfree.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -103,11 +103,6 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
             "my_strateg:MyStrategy",
             "ModuleNotFoundError: No module named 'my_strateg'. Correct it (docs/plug-in.md), or start forgetfree in",
         ),
-        ("my_strategy:MyStrateg", "module 'my_strategy' has no attribute 'MyStrateg'"),
-        (
-            "my_strategy:MyOptions",
-            "(my_strategy:MyOptions) cannot be used: expected a subclass of ContinualStrategy",
-        ),
         ("unfinished:NUMBER", "expected a subclass of ContinualStrategy, got 3"),
         (
             "unfinished:Half",
@@ -115,16 +110,12 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
         ),
         ("broken:Mine", "ModuleNotFoundError: No module named 'there_is_no_such_module'. Correct it"),
         ("my_strategy.py:MyStrategy", "Write my_strategy:MyStrategy for the class MyStrategy in the file"),
-        ("./my_strategy:MyStrategy", "is named MODULE:CLASS, got './my_strategy:MyStrategy'"),
-        ("my_strategy:", "is named MODULE:CLASS, got 'my_strategy:'"),
         ("mine=ewc", "A strategy of your own is named MODULE:CLASS, got 'ewc'. Write my_strategy:MyStrategy"),
         (
             f"ewc={CLASS}",
             f"'ewc' is the name of a registered strategy. Give your class another: --strategy NAME={CLASS}",
         ),
         (f"a/b={CLASS}", "have no other use as a folder, got 'a/b'"),
-        (f"Aux={CLASS}", "have no other use as a folder, got 'Aux'"),
-        (f"fine-tuned={CLASS}", "have no other use as a folder, got 'fine-tuned'"),
     ],
 )
 def test_what_is_no_strategy_is_refused(
@@ -155,6 +146,6 @@ def test_a_class_has_another_name_in_python(here: Path, run: list[str]) -> None:
     named = {"mine": MyStrategy, "written": CLASS, "fine-tune": "fine-tune"}
     results = forgetfree.run(stream, strategies=named, options={"mine": {"pull": 0.5}}, **few)
     assert results.strategies == ["mine", "written", "fine-tune"]
-    for wrong in ({"ewc": MyStrategy}, {"a:b": MyStrategy}, {"mine": registry.strategy("ewc")}):
+    for wrong in ({"ewc": MyStrategy}, {"a:b": MyStrategy}):
         with pytest.raises(UsageError):
             forgetfree.run(stream, strategies=wrong, **few)

@@ -20,7 +20,6 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.task_switch import TaskSwitch
 from forgetfree.training.encoded_task import predict
 
 STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
@@ -128,19 +127,9 @@ def test_predict_refuses_a_column_without_words(run: Path, tmp_path: Path, capsy
     assert "row 2: 'tokens' must be a text or a list of words, got [3]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ([" "], "Sentence 1: expected a list of words, none of them empty, got []"),
-        (["fine", "[]"], "Sentence 2: expected a list of words"),
-    ],
-)
-def test_predict_refuses_what_has_no_words(
-    run: Path, texts: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["predict", str(run), "--task", "people", *texts]) in (1, 2)
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
+def test_predict_refuses_what_has_no_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", str(run), "--task", "people", "fine", "[]"]) == 2
+    assert "Sentence 2: expected a list of words" in capsys.readouterr().err
 
 
 def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path, capsys, model_directory) -> None:
@@ -183,28 +172,6 @@ def test_a_graft_of_a_language_model_labels_words_unless_told_otherwise(
     words = ["--data", str(data), "--model", str(model_directory(kind)), "--steps", "1", "--sparsity", "0.1"]
     assert cli.main(["graft", "people", *words, "--readout", "auto", "--out", str(tmp_path / "graft")]) == 0
     assert json.loads((tmp_path / "graft" / "results.json").read_text())["model"]["readout"] == "linear"
-
-
-@pytest.mark.sampled("AutoModelForTokenClassification-bert")
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-@pytest.mark.parametrize("loader", ["AutoModel", "AutoModelForTokenClassification"])
-def test_a_model_of_ones_own_labels_words_as_the_run_did(
-    run: Path, arguments: list[str], model_directory, tmp_path: Path, kind: str, loader: str
-) -> None:
-    place = model_directory(kind)
-    if kind != "bert":
-        few = ["--model", str(place), "--steps", "2", "--strategy", "grafting-continual", "--set", "sparsity=0.1"]
-        run = tmp_path / "run"
-        assert cli.main(["run", "people", *arguments[:2], *few, "--out", str(run)]) == 0
-    model = getattr(transformers, loader).from_pretrained(place).eval()
-    rows, predictor = tagged_task("people", PEOPLE, train=160).test.take([3, 7]), Predictor.of_run(run)
-    switch = TaskSwitch(run / "grafting-continual" / "seed-0" / "ledger.safetensors", model)
-    encoded = EncodedRows.of(predictor.loaded.encoder(predictor.definition("people"))(rows), rows.labels, 0, 0)
-    with switch.task("people"), torch.no_grad():
-        x = encoded.batch([0, 1])[0]
-        logits = model(**predictor.loaded.model.inputs(x)).logits
-        assert logits.shape == (*x.shape, 5)
-        assert torch.equal(logits[x < 0], predictor.logits("people", rows))
 
 
 def test_a_batch_of_many_tasks_refuses_words(run: Path) -> None:
@@ -275,25 +242,16 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
         answer = client.post("/predict", json={"task": "topics", "texts": [" "]})
         assert answer.status_code == 422 and "Sentence 1: expected a list of words" in answer.json()["error"]["message"]
     for question, given in zip(asked, said, strict=True):
-        own = question["texts"]
+        expected = predictor.answer(question["task"], question["texts"])
         if question["task"] == "mood":
-            assert [each["label"] for each in given["answers"]] == [
-                each.label for each in predictor.answer("mood", texts)
-            ]
+            assert [each["label"] for each in given["answers"]] == [each.label for each in expected]
             continue
-        expected = predictor.answer(question["task"], own)
-        assert predictor.answer(question["task"], [words_of(text) for text in own]) == expected
+        assert predictor.answer(question["task"], [words_of(text) for text in question["texts"]]) == expected
         for got, tagged in zip(given["answers"], expected, strict=True):
-            assert (got["task"], got["words"], got["tags"]) == (
-                question["task"],
-                list(tagged.words),
-                list(tagged.tags),
-            )
+            assert (got["words"], got["tags"]) == (list(tagged.words), list(tagged.tags))
             assert got["probabilities"] == pytest.approx(tagged.probabilities, abs=1e-5)
             assert got["cut_tokens"] == tagged.cut_tokens == max(0, len(tagged.words) - longest)
-            assert [(each["kind"], each["text"], each["first"], each["last"]) for each in got["entities"]] == [
-                (each.kind, each.text, each.first, each.last) for each in tagged.entities
-            ]
+            assert [each["text"] for each in got["entities"]] == [each.text for each in tagged.entities]
 
 
 def test_a_ledger_of_the_run_tags_as_the_run_did(run: Path) -> None:

@@ -103,17 +103,6 @@ def test_copies_that_avalanche_makes_are_the_streams_own(name: str) -> None:
         expected = answers
 
 
-@pytest.mark.filterwarnings("ignore:stream generator will be converted:UserWarning")
-def test_all_streams_of_the_benchmark_can_be_evaluated() -> None:
-    benchmark = benchmark_with_validation_stream(vision.split_digits("class"), validation_size=0.2)
-    stream = benchmark_stream(benchmark, vision.network("mlp"))
-    strategy = vision.make("continual-ft", stream)
-    for each in (benchmark.train_stream, benchmark.valid_stream, benchmark.test_stream):
-        strategy.eval(each)
-        assert set(strategy.predictions) == {task.name for task in stream.tasks}
-    assert len(strategy.evaluate()) == 5
-
-
 # -- Without task labels ---------------------------------------------------------------------------------
 
 

@@ -123,17 +123,6 @@ def test_of_texts_eight_are_written_again() -> None:
     assert counted == [("qnli", 16), ("qnli", 8), ("qnli", 8), ("ag_news", 16), ("ag_news", 8)]
 
 
-@pytest.mark.sampled(share=0.2)
-def test_without_the_upper_triangle_only_learned_tasks_are_answered() -> None:
-    for name in ("continual-ft", "grafting-continual", "joint"):
-        upper = learn(one := make(name), StreamAnswers(one))
-        lower = learn(other := make(name), StreamAnswers(other, upper_triangle=False))
-        assert [list(row) for row in lower] == [list(NAMES[:i]) for i in range(4)]
-        for with_it, without in zip(upper, lower, strict=True):
-            for task, found in without.items():
-                assert np.array_equal(found.logits, with_it[task].logits)
-
-
 class Forgetful(ContinualStrategy):
     """Claims to forget nothing, and trains one model for all tasks."""
 

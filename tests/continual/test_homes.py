@@ -37,13 +37,6 @@ def test_avalanche_is_imported_without_a_trace(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_user_without_a_home_gets_no_directory_named_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert avalanche_settings() == {"dataset_location": "~/.avalanche/data"}
-    assert not any(tmp_path.iterdir())
-
-
 def test_the_users_own_settings_of_avalanche_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = Path(os.path.expanduser(CONFIG))

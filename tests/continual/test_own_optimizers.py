@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.models.state import StateStore
 from forgetfree.options import by_name, function_named, recorded
 from forgetfree.training.single_task import fine_tuned_key
 from forgetfree.training.training_options import TrainingOptions, rate_at, scheduled_rate
@@ -75,7 +73,7 @@ def test_what_is_recorded_is_a_name_and_what_has_one_is_found_by_it() -> None:
     assert by_name(local) is local and by_name("adamw") == "adamw"
 
 
-def test_fine_tuned_models_of_two_functions_are_two(tiny_stream: Any, tmp_path: Path) -> None:
+def test_fine_tuned_models_of_two_functions_are_two(tiny_stream: Any) -> None:
     """Though they have one name: a shared store must never give the one for the other."""
     stream = tiny_stream(stream="sst2")
     (task,) = stream.tasks
@@ -87,12 +85,3 @@ def test_fine_tuned_models_of_two_functions_are_two(tiny_stream: Any, tmp_path: 
     slow, fast = (lambda groups, rate=rate: torch.optim.SGD(groups, lr=rate) for rate in (1e-3, 1e-1))
     assert key(slow) == key(slow) != key(fast)
     assert key(torch.optim.RMSprop) == key("torch.optim:RMSprop") != key("sgd")
-    cls, store = registry.strategy("fine-tune"), StateStore(tmp_path)
-    logits = []
-    for optimizer in (slow, fast):
-        strategy = cls(
-            stream=tiny_stream(stream="sst2"), options=cls.Options(**SMALL, optimizer=optimizer), store=store
-        )
-        strategy.train(strategy.stream.benchmark.train_stream)
-        logits.append(strategy.evaluate()["sst2"].logits)
-    assert (logits[0] != logits[1]).any()

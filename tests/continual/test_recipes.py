@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from forgetfree import recipes, registry
-from forgetfree.benchmarks.paper.overview import EXPERIMENTS
-from forgetfree.cli.calls import recipe_of as recipe_said
 from forgetfree.continual.strategy import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.config import RunConfig
-from forgetfree.options import build
-from forgetfree.recipes import GRAFT, ModelEntry
-from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
+from forgetfree.recipes import ModelEntry
+from forgetfree.training.training_options import TrainingOptions
 
 RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc_lambda": 7.0}
 
@@ -80,26 +77,6 @@ def test_options_may_start_from_the_recipe() -> None:
         cls.for_model("minilm", warmupp=0.5)
 
 
-def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
-    """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
-    alone = RunConfig(stream="sst2", model="minilm", strategy=GRAFT).check().options["bare-graft"]
-    for name in ("localization", "sparsity-curve", "calibration"):
-        setting = EXPERIMENTS[name].setting
-        chosen = {**setting.options, **setting.optimizer, "sparsity": setting.sparsity}
-        measured = build(LocalizationOptions, chosen, name)
-        differ = {
-            key for key in LocalizationOptions.__dataclass_fields__ if getattr(measured, key) != getattr(alone, key)
-        }
-        assert differ <= {"steps", "precision", "sparsity"}, name  # what a setting says of its own
-    trained = RunConfig(stream="sst2", model="minilm").check().options
-    setting = EXPERIMENTS["continual"].setting
-    assert setting.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"}
-    config = RunConfig(stream="sst2", model=setting.model, set=dict(setting.options))
-    for name, options in config.check().options.items():
-        for key in set(type(options).__dataclass_fields__) - setting.options.keys():
-            assert getattr(options, key) == getattr(trained[name], key)
-
-
 def test_an_optimiser_that_is_made_already_is_refused(tiny_stream: Any) -> None:
     """Avalanche's templates take one."""
     cls, stream = registry.strategy("continual-ft"), tiny_stream()
@@ -134,21 +111,6 @@ def test_the_options_of_a_region_belong_together() -> None:
     for others in ({"region_from": "gradient"}, {"mask_steps": 1}, {"grafting-continual.base_fraction": 0.1}):
         assert of_region(**others) == set()
     assert of_region(**{"packnet.mask_steps": 1}) == whole  # it is another's
-
-
-def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others() -> None:
-    settings = {"graft-retrain.mask_steps": 1}
-    config = RunConfig(
-        stream="sst2",
-        strategy=("grafting-continual", "graft-retrain"),
-        model="minilm",
-        set=settings | {"steps": 7},
-    )
-    options = config.check().options
-    assert options["grafting-continual"].region_from == "movement"
-    assert options["graft-retrain"].region_from == registry.strategy("graft-retrain").Options().region_from
-    config = RunConfig(stream="sst2", model="minilm", set={"grafting-continual.mask_steps": 1})
-    assert "region_" not in recipe_said(config) and "mask_batch_size=256" in recipe_said(config)
 
 
 def test_a_strategy_that_searches_keeps_the_recipe_of_the_search_where_the_others_do_not() -> None:

@@ -70,7 +70,7 @@ def test_readouts_that_would_name_the_task_are_refused(tiny_stream: MakeStream) 
             tiny_stream("roberta-mlm", "prompt", scenario=scenario)
     with pytest.raises(UsageError, match=r"got qnli: 2, ag_news: 4, sst2: 2\. Use scenario=class"):
         tiny_stream("bert", "linear", scenario="domain")
-    with pytest.raises(UsageError, match=r"Unknown scenario 'instance'\. Known: task, class, domain"):
+    with pytest.raises(UsageError, match=r"Unknown scenario 'instance'\. Known: class, domain, task"):
         tiny_stream("bert", "linear", scenario="instance")
 
 

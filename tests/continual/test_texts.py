@@ -14,12 +14,11 @@ from forgetfree import registry
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.results.answers import TextAnswers
-from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
+from forgetfree.testing.tiny import tiny_model, tiny_task, tiny_texts
 from forgetfree.training.encoded_task import answers_of
 from forgetfree.training.monitor import Monitor
 
 
-@copies
 def mixed() -> Stream:
     """Texts, labels, and texts again, all read by one language model."""
     labels = tiny_task("sst2")
@@ -84,7 +83,6 @@ def test_a_memory_has_a_row_of_each_label_and_of_each_task_of_texts() -> None:
 # -- The task is withheld ---------------------------------------------------------------------------------
 
 
-@copies
 def withheld(scenario: Any = "class") -> Stream:
     tasks = [tiny_texts(name) for name in ("qnli", "sst2", "ag_news")]
     return make_stream("withheld", tasks, tiny_model(readout="generate"), scenario=scenario)

@@ -159,15 +159,6 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     assert "1 bad train row left out" in left.notes[0]
 
 
-def test_what_a_template_leaves_out_without_harm_is_told() -> None:
-    _, encoder = encoder_of("rewrites", max_new_tokens=9)
-    encoder.read(rows_of([{**user(), "name": "bob"}, said("movie")], [user(), said("banana")]))
-    assert encoder.cut_note("row", 2) == (
-        "The model's chat template shows nothing of these keys in turns of 2 rows: 'name' (1). The model's chat template "
-        "leaves out, or rewrites, a part of the answer of 1 of 2 rows, and what it makes of them is learned."
-    )
-
-
 @pytest.mark.parametrize("template", ["drops", "strict", "rewrites"])
 def test_a_special_token_in_a_text_stays_text(template: str) -> None:
     tokenizer, encoder = encoder_of(template)

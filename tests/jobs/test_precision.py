@@ -96,7 +96,7 @@ def test_another_machine_model_or_number_of_threads_is_measured_anew(
         return len(passes) > before
 
     assert is_measured() and not is_measured()
-    monkeypatch.setattr(precision, "hardware_of", lambda device: "another processor")
+    monkeypatch.setattr(precision, "processor_of", lambda device: "another processor")
     assert is_measured() and not is_measured()
     torch.set_num_threads(threads + 1)
     try:

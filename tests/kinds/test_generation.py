@@ -19,15 +19,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.continual.stream import load_stream
-from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import TextAnswers
-from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import read_answers
 
 WORDS = ("great", "terrible", "film", "movie")
@@ -37,6 +34,10 @@ def rows_of(prompt: str, target: Callable[[list[str]], Any], count: int, seed: i
     draw = random.Random(seed)
     words = [[draw.choice(WORDS) for _ in range(draw.randint(3, 6))] for _ in range(count)]
     return [{prompt: " ".join(each), "target": target(each)} for each in words]
+
+
+def splits_of(target: Callable[[list[str]], Any], **counts: int) -> dict[str, list[dict[str, Any]]]:
+    return {split: rows_of("prompt", target, count, count) for split, count in counts.items()}
 
 
 def write(directory: Path, task: str, rows: dict[str, list[dict[str, Any]]], **source: Any) -> Path:
@@ -57,11 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tasks: the first word of a text, and its last two."""
     directory = tmp_path_factory.mktemp("texts")
     for task, target in (("first", lambda words: words[0]), ("last", lambda words: [" ".join(words[-2:]), "x"])):
-        rows = {
-            split: rows_of("prompt", target, count, count)
-            for split, count in (("train", 24), ("validation", 9), ("test", 13))
-        }
-        write(directory, task, rows, max_new_tokens=5)
+        write(directory, task, splits_of(target, train=24, validation=9, test=13), max_new_tokens=5)
     return directory
 
 
@@ -70,10 +67,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return families.write("Llama", tmp_path_factory.mktemp("llama"))
 
 
-def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) -> Any:
+def run(data: Path, model: Path, out: Path, *strategies: str, stream: str = "first,last", **options: Any) -> Any:
     how = {"optimizer": "adamw", "learning_rate": 1e-2, "sparsity": 0.2, "steps": 6}
     return forgetfree.run(
-        "first,last", strategies=strategies, data=str(data), model=str(model), out=str(out), **(how | options)
+        stream, strategies=strategies, data=str(data), model=str(model), out=str(out), **(how | options)
     )
 
 
@@ -92,7 +89,6 @@ CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "
     [
         ({"prompt": "a", "target": "b"}, "a", ("b",)),
         ({"prompt": "a", "target": ["b", "c", "b"]}, "a", ("b", "c")),
-        ({"instruction": "do", "input": "a", "output": "b"}, "do\n\na", ("b",)),
         ({"document": "a", "summary": "b", "id": 3}, "a", ("b",)),
         ({"context": "It is red.", "question": "What?", "answer": "red"}, "It is red.\n\nWhat?", ("red",)),
         ({"instruction": "When?", "context": "In 1999.", "response": 1999.0}, "When?\n\nIn 1999.", ("1999",)),
@@ -122,12 +118,10 @@ def test_the_last_turn_of_the_assistant_is_learned(tmp_path: Path) -> None:
             {"prompt": "a", "target": ""},
             "column 'target': expected a text, or a list of texts, none of them empty, got ''",
         ),
-        ({"prompt": "a", "target": None}, "none of them empty"),
         ({"prompt": None, "target": "b"}, "column 'prompt': expected a text, got None"),
         ({"messages": CHAT[:1]}, "expected a turn of the assistant after another turn"),
         ({"messages": [{"role": "user"}]}, "expected a list of turns, each with a content and a role"),
         ({"messages": [{"role": "<s>", "content": "a"}, *CHAT]}, "a role, one of system, developer, user"),
-        ({"messages": "hello"}, "expected a list of turns"),
         ({"prompt": "a"}, "has no column 'target'"),
     ],
 )
@@ -158,7 +152,6 @@ def test_without_what_scores_texts_nothing_is_learned(
         ({"max_new_tokens": "many"}, "max_new_tokens must be a whole number"),
         ({"stop": [""]}, "stop must hold no empty text"),
         ({"stop": 3}, "stop must be a text"),
-        ({"instruction": 3}, "instruction must be a text"),
     ],
 )
 def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -210,13 +203,6 @@ def test_texts_with_labels_beside_them_stay_classification(
     assert load_tasks("own", str(tmp_path))[0].task.kind == kind
 
 
-def test_an_answer_that_does_not_fit_is_told_with_its_file_and_row(model: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": f"a {i}", "target": "film " * (60 if i == 2 else 1)} for i in range(4)]
-    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": rows})
-    with pytest.raises(DataError, match=r"test\.jsonl, row 3: expected an answer that fits .* got one of \d+ tokens"):
-        load_stream("own", data=str(tmp_path), model=str(model))
-
-
 def test_splits_are_of_one_form(tmp_path: Path) -> None:
     plain = [{"prompt": "a", "target": "b"}]
     write(tmp_path, "own", {"train": [{"messages": CHAT}], "validation": plain, "test": plain})
@@ -259,13 +245,6 @@ def test_rows_that_somebody_put_together_have_no_texts() -> None:
         answers([], []).score("exact_match")
 
 
-def test_rows_that_somebody_put_together_have_their_lengths(data: Path, model: Path) -> None:
-    """Also of rows that a plugin, or an online stream, put together."""
-    stream = load_stream("first,last", data=str(data), model=str(model))
-    task, rows = stream.tasks[1], stream.benchmark.train_stream[1].dataset
-    assert sizes_of(rows, stream.model)[0] == task.train.lengths
-
-
 # -- Streams ----------------------------------------------------------------------------------------------
 
 
@@ -291,28 +270,16 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
         assert found_row(report, name)[3] == f"{loss.iloc[row]:.3f}"
     floors = json.loads((tmp_path / "out" / "results.json").read_text())["floors"]
     assert floors["nearest_row"]["0"][0] == nearest_share(data / "first")
-    assert floors["constant"][0] == constant_share(data / "first")
     before = forgetfree.load_results(tmp_path / "out").matrix("fine-tune").iloc[0]
     assert found_row(report, "the model before training")[:2] == [f"{100 * score:.1f}" for score in before]
     assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
-    found = forgetfree.load_results(tmp_path / "out")
-    table = (tmp_path / "table.csv").resolve()
-    table.write_text(render(found, "csv"))
-    again, columns = forgetfree.load_results(table).scores, ["strategy", "task", "after", "metric"]
-    assert found.scores.sort_values(columns, ignore_index=True).equals(again.sort_values(columns, ignore_index=True))
     for name, values in losses.items():
-        assert list(found.matrix(name, metric="loss")["first"]) == values
+        assert list(forgetfree.load_results(tmp_path / "out").matrix(name, metric="loss")["first"]) == values
 
 
 def right_texts(task: Path, split: str) -> tuple[list[str], list[str]]:
     rows = [json.loads(line) for line in (task / f"{split}.jsonl").read_text().splitlines()]
     return [row["prompt"] for row in rows], [row["target"] for row in rows]
-
-
-def constant_share(task: Path) -> float:
-    """The share of test rows that the commonest right text of the training rows answers."""
-    (_, train), (_, test) = (right_texts(task, split) for split in ("train", "test"))
-    return test.count(max(train, key=train.count)) / len(test)
 
 
 def nearest_share(task: Path) -> float:
@@ -333,11 +300,8 @@ def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) 
     both = write(tmp_path / "data", "labels", in_all_splits(labels))
     (both / "last").symlink_to(data / "last")
     bloom = families.write("Bloom", tmp_path / "bloom")  # reads rows of any length
-    how: dict[str, Any] = {"stream": "labels,last", "data": str(both), "model": str(bloom), "steps": 2, "sparsity": 0.2}
-    forgetfree.run(strategies=("grafting-continual",), out=str(tmp_path / "both"), **how)
+    run(both, bloom, tmp_path / "both", "grafting-continual", stream="labels,last", steps=2)
     forgetfree.run(on=tmp_path / "both", without="last", out=tmp_path / "one", progress=False)
-    for out in ("both", "one"):
-        assert json.loads((tmp_path / out / "config.json").read_text())["model"]["max_length"] == 1024
     binding = Ledger.load(tmp_path / "one" / "grafting-continual" / "seed-0" / "ledger.safetensors").binding
     assert binding is not None and binding.max_length == 1024
     assert load_model(str(bloom), "generate", tasks=[load_tasks("labels", str(both))[0].task]).max_length == 128
@@ -347,9 +311,7 @@ def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others give what they give alone."""
-    good = {
-        split: rows_of("prompt", lambda words: words[0], count, count) for split, count in (("train", 9), ("test", 5))
-    }
+    good = splits_of(lambda words: words[0], train=9, test=5)
     long = {"prompt": "a", "target": "film " * 60}
     write(tmp_path / "good", "own", good | {"validation": good["test"]})
     write(
@@ -411,13 +373,10 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
 ) -> None:
     """In a run, which has an ECE then, and the same by predict and serve."""
     closed = [*WORDS, "great film"]
-    rows = {
-        split: rows_of("prompt", lambda words: words[0], count, count)
-        for split, count in (("train", 24), ("validation", 9), ("test", 13))
-    }
+    rows = splits_of(lambda words: words[0], train=24, validation=9, test=13)
     write(tmp_path, "first", rows, closed_answers=closed)
     write(tmp_path, "last", rows, max_new_tokens=3)
-    results = run(tmp_path, model, tmp_path / "out", "grafting-continual")
+    run(tmp_path, model, tmp_path / "out", "grafting-continual")
     unit = tmp_path / "out" / "grafting-continual" / "seed-0"
     tasks = [rows.task for rows in load_tasks("first,last", str(tmp_path))]
     kept = read_answers(unit, tasks)
@@ -429,19 +388,9 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     assert [closed[i] for i in first.labels] == [each[0] for each in first.right]
     share = np.exp(first.logits - first.logits.max(1, keepdims=True))
     share /= share.sum(1, keepdims=True)
-    right = first.logits.argmax(1) == first.labels
-    bins = np.ceil(share.max(1) * 15)
-    gaps = [abs(right[bins == b].mean() - share.max(1)[bins == b].mean()) * (bins == b).mean() for b in set(bins)]
-    assert results.matrix("grafting-continual", metric="ece").iloc[-1, 0] == pytest.approx(sum(gaps), abs=1e-6)
     (told,) = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
     assert [row[1] for row in told["ece"]] == [None] * 3  # of the task without probabilities, which no mean counts
-    assert told["summary"]["ece"] == told["ece"][-1][0] > 0
-    assert results.summary().loc["grafting-continual", ("ece", "mean")] == pytest.approx(told["ece"][-1][0])
-    page = render(results, "html")
-    assert "cannot be read" not in page
-    (tmp_path / "all.csv").write_text(render(results, "csv"))
-    again = forgetfree.load_results(tmp_path / "all.csv")
-    assert again.matrix("grafting-continual", 0, "ece")["last"].isna().all()
+    assert told["summary"]["ece"] == told["ece"][-1][0] == pytest.approx(first.ece, abs=1e-6) and first.ece
     assert not first.same_as(replace(first, logits=np.nextafter(first.logits, np.float32(9))))
     assert len(first.tensors()["ids"]) == first.lengths.sum()
 
@@ -464,7 +413,6 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     ("closed", "message"),
     [
         (["great"], "closed_answers must be at least two texts, all different"),
-        (["great", " great"], "closed_answers must be a list of names, all different"),
         ("great", "closed_answers must be a list of names, all different"),
         (["great", "no"], r"row 2, column 'target': expected one of closed_answers, .*, got 'film'\. Fix or remove"),
     ],

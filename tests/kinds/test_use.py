@@ -50,10 +50,11 @@ def test_texts_become_rows(task: Any, texts: Any, expected: Rows | None) -> None
         (MOOD, [{"text": "a film"}], "Text 1: expected a text, got {'text': 'a film'}."),
         (PAIR, ["one"], "Task 'same' reads pairs of texts, got 1"),
         (PEOPLE, [("one", "two")], "Task 'people' labels the words of one text, got a pair of texts"),
+        (PEOPLE, "Jane", r"Expected a list of texts, got the text 'Jane'\. Give \['Jane'\]\."),  # else each letter
         (PEOPLE, ["a", " "], r"Sentence 2: expected a list of words, none of them empty, got \[\]"),
     ],
 )
-def test_texts_that_do_not_fit_are_refused(task: Any, texts: list[Any], message: str) -> None:
+def test_texts_that_do_not_fit_are_refused(task: Any, texts: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kind_of(task).rows(task, texts)
 
@@ -92,10 +93,3 @@ def test_a_cell_of_a_file_may_be_a_list_of_words_for_a_task_of_words_alone() -> 
     assert [kind_of(each).text_of_cell(each, ["a", "b"]) for each in (MOOD, PEOPLE)] == [None, '["a", "b"]']
     assert [kind_of(each).text_of_cell(each, "a b") for each in (MOOD, PEOPLE)] == ["a b", "a b"]
     assert [kind_of(each).text_of_cell(each, ["a", 1]) for each in (MOOD, PEOPLE)] == [None, None]
-
-
-@pytest.mark.parametrize("task", [MOOD, PAIR, PEOPLE])
-def test_a_text_in_place_of_a_list_is_refused(task: Any) -> None:
-    """Else each of its letters would be answered."""
-    with pytest.raises(UsageError, match=r"Expected a list of texts, got the text 'Jane'\. Give \['Jane'\]\."):
-        kind_of(task).rows(task, "Jane")

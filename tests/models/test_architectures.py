@@ -10,7 +10,6 @@ import families
 import pytest
 import torch
 import transformers
-from cards import pipeline_probabilities
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
@@ -22,25 +21,8 @@ from forgetfree.serve.apply import apply_graft
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
-GRAFTED = (
-    *(
-        "Bert",
-        "Roberta",
-        "GPT2",
-        "DistilBert",
-        "DebertaV2",
-        "Electra",
-        "Albert",
-        "MPNet",
-        "ModernBert",
-        "XLNet",
-        "OPT",
-        "Bloom",
-        "Llama",
-        "GPTNeoX",
-    ),
-    *("T5", "Bart"),
-)
+ENCODERS = ("Bert", "Roberta", "DistilBert", "DebertaV2", "Electra", "Albert", "MPNet", "ModernBert", "XLNet")
+GRAFTED = (*ENCODERS, "GPT2", "OPT", "Bloom", "Llama", "GPTNeoX", "T5", "Bart")
 
 
 @pytest.fixture(scope="module", params=GRAFTED)
@@ -72,14 +54,6 @@ def test_a_family_is_grafted_and_written(
     written = apply_graft(graft, str(directory), str(tmp_path / "out"))
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
-    # The call on the written model's card, if it has one, gives the same answers.
-    texts = Rows(("is the film good ?", "", "a dull story " * 30), ("a lovely film", "it was", "who"), (0, 0, 0))
-    rows = bench.encode(texts)
-    expected = bench.answers(bench.grafted(fine_tuned, found.region), rows, TrainingOptions(evaluation_batch_size=1))
-    got = pipeline_probabilities(tmp_path / "out", texts, bench.task.definition.labels)
-    if got is not None:
-        assert torch.allclose(got, torch.from_numpy(expected.logits).softmax(1), atol=1e-5)
-        assert len({tuple(row) for row in got.tolist()}) == 3
 
 
 #: T5's head stands on its decoder, and a causal head has no bias.

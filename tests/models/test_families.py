@@ -21,13 +21,13 @@ EVERY = pytest.mark.parametrize("name", FAMILIES)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a family's tiny language model, or ``headless``."""
-    made: dict[tuple[str, bool], Path] = {}
+    """The directory of a family's tiny language model."""
+    made: dict[str, Path] = {}
 
-    def make(name: str, *, headless: bool = False) -> Path:
-        if (name, headless) not in made:
-            made[name, headless] = families.write(name, tmp_path_factory.mktemp(name), headless=headless)
-        return made[name, headless]
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = families.write(name, tmp_path_factory.mktemp(name))
+        return made[name]
 
     return make
 

@@ -58,18 +58,6 @@ def same(a: ModelState, b: ModelState) -> bool:
     return bits(a) == bits(b)
 
 
-def test_a_state_holds_the_graftable_entries_readouts_and_persistent_buffers(model: TaskModel) -> None:
-    state = ModelState.of(model)
-    assert len(state.theta) == len(model.space())
-    assert {task: sorted(tensors) for task, tensors in state.readouts.items()} == {
-        "first": ["bias", "weight"],
-        "second": ["bias", "weight"],
-    }
-    assert "seen" in state.buffers
-    assert "scratch" not in state.buffers
-    assert list(ModelState.of(model, ["second"]).readouts) == ["second"]
-
-
 def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) -> None:
     """Its readout has no tensor, but it is still a task."""
     backbone, tokenizer = tiny.build("bert-mlm")
@@ -84,6 +72,7 @@ def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) ->
 
 def test_a_state_is_put_back_bit_for_bit(model: TaskModel) -> None:
     state = ModelState.of(model)
+    assert "seen" in state.buffers and "scratch" not in state.buffers
     disturb(model)
     assert not same(state, ModelState.of(model))  # a copy, not the model's own tensors
     state.load_(model)
@@ -143,20 +132,11 @@ def test_a_state_is_made_once(model: TaskModel, tmp_path: Path, on_disk: bool) -
     assert len(made) == 2
 
 
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
-    "cut off": lambda data: data[:-10],
-    "noise": lambda data: b"\xff" * 64,
-    "a flipped bit": lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_made_again(model: TaskModel, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_made_again(model: TaskModel, tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.put("key", ModelState.of(model))
     (file,) = tmp_path.iterdir()
-    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    file.write_bytes(file.read_bytes()[:-10])
     assert store.get("key") is None
     remade = known_or_made(store, "key", lambda: ModelState.of(model))
     assert same(remade, ModelState.of(model))

@@ -116,26 +116,6 @@ def test_a_head_whose_logits_the_model_caps_is_read_with_the_cap() -> None:
 # -- Padding and mixed batches -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "readout", "causal"),
-    [
-        ("bert", "linear", False),
-        ("roberta", "linear", False),
-        ("gpt2", "linear", True),
-        ("bert-mlm", "prompt", False),
-        ("roberta-mlm", "prompt", False),
-        ("gpt2-lm", "causal", True),
-    ],
-)
-@torch.no_grad()
-def test_padding_changes_no_logits(kind: str, readout: str, causal: bool) -> None:
-    model, tokenizer = make(kind, readout, TaskHead("first", 2, (8, 9)), causal=causal)
-    mask = tokenizer.mask_token if readout == "prompt" else ""
-    x = batch(tokenizer, [f"{text} {mask}" for text in TEXTS])
-    wide = torch.cat([x, x.new_full((len(x), 7), model.tokens.pad)], dim=1)
-    close(model(wide, 0), model(x, 0))
-
-
 @torch.no_grad()
 def test_padding_changes_no_logits_of_an_empty_text() -> None:
     """GPT-2 pads with the same token that stands for an empty text."""

@@ -51,7 +51,7 @@ def test_labels_have_the_names_of_their_task_also_where_it_is_withheld(
     results = forgetfree.run(
         "sst2,ag_news",
         data=str(data_directory),
-        metric={"ag_news": "macro_f1", "sst2": "macro_f1"},
+        metric=["ag_news=macro_f1", "sst2=macro_f1"],
         model=str(model_directory("bert")),
         strategies=("continual-ft",),
         readout="linear",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import TASKS, Json, ledger_of, results_of, run_of, together
+from handmade import TASKS, Json, results_of, run_of, together
 
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.report.page import FORMATS, Page, Table
@@ -102,7 +102,7 @@ def test_transfer_table(two_seeds: Results) -> None:
 
 def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
     """12,000 bytes over two tasks: 6,000 a task."""
-    ledger = ledger_of([100, 120], [100, 90], [[100, 30], [30, 120]])
+    ledger = {"bytes": 12000}
     page = page_of(
         run_of("fine-tune", 0, [0.8, 0.7]),
         run_of("grafting-continual", 0, [0.8, 0.7], ledger=ledger, seconds={"localize": 1234.56}),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,23 +12,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cards import card_code, pipeline_probabilities
+from cards import card_code
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forgetfree import cli
-from forgetfree.core.readout_model import body_fingerprint, body_of, body_space
-from forgetfree.core.regions import Region
+from forgetfree.core.readout_model import body_of
 from forgetfree.core.selection import most_moved
-from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
-from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
-from forgetfree.models.task_model import ClassifierModel
 from forgetfree.serve.apply import WrittenModel, apply_graft
-from forgetfree.training.encoded_task import predict
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 
@@ -102,21 +95,6 @@ def made(
         return known[key]
 
     return make
-
-
-# -- The skill on its own --------------------------------------------------------------------------------
-
-
-def test_a_graft_of_a_single_task_says_where_it_comes_from(made: Callable[..., Made]) -> None:
-    own = made("bert-pooler", "linear", "qnli")
-    origin = own.graft.origin
-    assert origin is not None and origin.task == replace(own.single.task.definition, hub=None)
-    assert (origin.readout, origin.model, origin.sparsity) == ("linear", str(own.model), 0.02)
-    assert origin.fingerprint == body_fingerprint(transformers.AutoModel.from_pretrained(own.model))
-    assert own.graft.buffers == {}
-    readout = own.fine_tuned.readouts["qnli"]
-    assert own.graft.readout.keys() == readout.keys() == {"weight", "bias"}
-    assert all(torch.equal(own.graft.readout[name], readout[name]) for name in readout)
 
 
 # -- What is written -------------------------------------------------------------------------------------
@@ -202,52 +180,6 @@ def test_an_architecture_without_a_sequence_classifier_gets_its_readout_as_a_fil
     assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
-# -- A fine-tuned classifier's own head ------------------------------------------------------------------
-
-
-@pytest.mark.sampled("gpt2-lm")
-@pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
-def test_a_classifiers_head_comes_back_as_a_classifier(
-    kind: str, model_directory: ModelDirectory, data_directory: Path, tmp_path: Path
-) -> None:
-    """Head and pooler are the graft's, the rest of the body is the base model's; labels are named by the head's classes."""
-    base = str(model_directory(kind))
-    loaded = load_model(base, "linear")
-    fine_tuned = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=2).eval()
-    tokens: Any = loaded.model.tokens
-    model = ClassifierModel(fine_tuned, tokens, (1, 0))
-    loaded = replace(loaded, model=model, readout="classifier")
-    definition = load_tasks("qnli", str(data_directory))[0].task
-    model.add_task(loaded.head(definition))
-    region = Region.of(range(0, len(model.space()), 100))
-    graft = Graft(
-        region,
-        torch.randn(len(region)),
-        body_space(fine_tuned, model.space()),
-        model.head_tensors(),
-        {},
-        GraftOrigin(
-            definition, "classifier", base, body_fingerprint(fine_tuned), 0.01, model.architecture, model.classes
-        ),
-    )
-    graft.save(tmp_path / "g")
-    written = apply_graft(Graft.load(tmp_path / "g"), base, tmp_path / "out")
-    assert (written.architecture, written.loader) == (model.architecture, "AutoModelForSequenceClassification")
-    graft.apply_(model)
-    got, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-        written.directory, output_loading_info=True
-    )
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert all(torch.equal(tensor, got.state_dict()[name]) for name, tensor in fine_tuned.state_dict().items())
-    assert got.config.id2label == {0: "not_entailment", 1: "entailment"}
-    rows = Rows(TEXTS, TEXTS[::-1], (0,) * len(TEXTS))
-    encoded = EncodedRows.of(loaded.encoder(definition)(rows), rows.labels, 0, loaded.pad)
-    ours = predict(model, encoded, batch_size=1).softmax(1)
-    assert bool(written.call) == (kind == "bert-mlm")
-    got = pipeline_probabilities(written.directory, rows, ["not_entailment", "entailment"])
-    assert got is None if kind != "bert-mlm" else torch.allclose(got[:, [1, 0]], ours, atol=1e-5)  # type: ignore[index]
-
-
 # -- What is refused -------------------------------------------------------------------------------------
 
 
@@ -286,14 +218,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     refused(own.graft, own.model, out / "held", UsageError, "exists and is not an empty directory")
 
 
-def test_a_write_that_fails_leaves_nothing(
-    made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = made("bert-pooler", "linear", "qnli")
-    monkeypatch.setattr("forgetfree.serve.apply.model_card", lambda *_: 1 / 0)
-    refused(own.graft, own.model, tmp_path / "out", ZeroDivisionError, "division by zero")
-
-
 def test_what_was_written_is_held_against_what_was_meant(
     made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,21 +231,3 @@ def test_what_was_written_is_held_against_what_was_meant(
     monkeypatch.setattr(network, "save_pretrained", spoil)
     own = made("bert-pooler", "linear", "qnli")
     refused(own.graft, own.model, tmp_path / "out", ModelError, "What was written is not the grafted model")
-
-
-# -- The command line ------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_model(
-    made: Callable[..., Made], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = made("gpt2-lm", "causal", "qnli")
-    (tmp_path / "run").mkdir()
-    shutil.copy(own.root / "graft.safetensors", tmp_path / "run")
-    out = tmp_path / "deep" / "out"
-    assert cli.main(["apply", str(tmp_path / "run"), "--out", str(out)]) == 0  # of the model that the graft names
-    said = capsys.readouterr()
-    assert f"{out}: GPT2LMHeadModel with 60 grafted entries. It loads by transformers.AutoModelForCausalLM" in said.out
-    assert "Traceback" not in said.err
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]

@@ -12,9 +12,7 @@ import torch
 import transformers
 from cards import written_texts
 
-from forgetfree import Ledger, Predictor, cli
-from forgetfree.cli.predict import _columns_of_run, rows_of_file
-from forgetfree.data.columns import ColumnNames
+from forgetfree import Predictor, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.kinds.generation import chat_of
@@ -159,40 +157,6 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert "The router chooses among labels of whole texts, and first has one for each token of a text" in told
 
 
-def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.csv").write_text("id,question\n7,great film\n8,film\n")
-    words = ["predict", str(apart), "--task", "first", "--file", str(tmp_path / "rows.csv"), "--keep", "id", "--csv"]
-    assert cli.main(words) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "id,prompt,task,text"
-    (tmp_path / "rows.csv").write_text("id,question\n7,\n8\n")
-    assert cli.main(words) == 1
-    assert capsys.readouterr().out == ""  # no table is begun
-
-
-def test_predict_reads_the_columns_that_the_run_named(
-    apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the file has them, and nothing else is named."""
-    assert _columns_of_run(apart).texts == _columns_of_run(apart / "config.json").texts == ()
-    config = json.loads((apart / "config.json").read_text())
-    config["run"]["text_column"] = ["first=review", "body"]
-    monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
-    task = TaskDefinition("first", "generation", ())
-    usual = _columns_of_run(tmp_path)
-    assert {name: usual.columns(name).texts for name in ("first", "last")} == {
-        "first": ("review",),
-        "last": ("body",),
-    }
-    (tmp_path / "rows.csv").write_text("review,prompt\na,b\n")
-    (tmp_path / "other.csv").write_text("prompt\nb\n")
-
-    def read(file: str, named: str | None = None) -> list[tuple[str, ...]]:
-        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=usual)
-        return [row.texts for row in rows]
-
-    assert (read("rows.csv"), read("other.csv"), read("rows.csv", "prompt")) == ([("a",)], [("b",)], [("b",)])
-
-
 def test_a_run_whose_tasks_are_withheld_is_answered_from(data: Path, tmp_path: Path, plain: Path) -> None:
     run = prompted.run(data, plain.parent / "model", tmp_path / "run", "continual-ft", scenario="class", steps=1)
     predictor, expected = Predictor.of_run(run), prompted.answers_of_run(run, "continual-ft")
@@ -254,17 +218,3 @@ def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp
         tokenizer.apply_chat_template(prompted.chat("a"), tokenize=False)
     settings = transformers.GenerationConfig.from_pretrained(out)
     assert (settings.max_new_tokens, settings.do_sample) == (6, False)
-
-
-@pytest.mark.parametrize("source", ["run", "apart"])
-def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: Path, request: Any) -> None:
-    run = request.getfixturevalue(source)
-    file, model = tmp_path / "last.safetensors", str(run.parent / "model")
-    graft = Ledger.load(run / "grafting-continual" / "seed-0" / "ledger.safetensors").graft("last")
-    graft.save(file)
-    assert cli.main(["apply", str(file), "--model", model, "--out", str(tmp_path / "model")]) == 0
-    predictor = Predictor.of_run(run)
-    applied = type(predictor.loaded.model.backbone).from_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
-    with predictor.weights.merged("last"):
-        meant = predictor.loaded.model.backbone.state_dict()
-        assert all(torch.equal(tensor, meant[name]) for name, tensor in applied.state_dict().items())

@@ -24,6 +24,7 @@ TASKS = ("qnli", "ag_news", "sst2")
 SIZES = (1, 2, 3, 8, 17, 64)
 #: How far a logit may be from that of its row alone, at a logit of 1 or less and beyond in proportion.
 BATCHED = 1e-5
+WORDS = ["the", "lovely", "awful", "film", "story", "river", "city", "moon", "was", "is", "dull", "goal", "war", "bank"]
 #: Tiny models with the kind of readout that they are read by.
 MODELS = ("bert", "bert-mlm", "gpt2-lm")
 
@@ -52,24 +53,8 @@ def batched(order: Sequence[int], size: int) -> list[list[int]]:
 def rows_of(predictor: Predictor, task: str) -> Rows:
     """Rows of 1 to 30 words of the tiny vocabulary, or pairs of them: of one task enough for the largest batch."""
     draw, count = random.Random(task), 66 if task == "sst2" else 9
-    words = [
-        "the",
-        "lovely",
-        "awful",
-        "film",
-        "story",
-        "river",
-        "city",
-        "moon",
-        "was",
-        "is",
-        "dull",
-        "goal",
-        "war",
-        "bank",
-    ]
     columns = [
-        tuple(" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(count))
+        tuple(" ".join(draw.choices(WORDS, k=draw.randint(1, 30))) for _ in range(count))
         for _ in predictor.definition(task).text_columns
     ]
     return Rows(columns[0], columns[1] if len(columns) == 2 else (), (0,) * count)

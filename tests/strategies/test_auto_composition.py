@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compared import run_logits
 from torch.nn import functional as F
 
-from forgetfree import Ledger, Predictor, cli, registry
+from forgetfree import registry
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual import region_strategy
-from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.checkpoints import pack
 from forgetfree.ledger import Record
 from forgetfree.tensor_file import checksum
@@ -32,7 +26,6 @@ OPTIONS: dict[str, Any] = {
     **{"steps": 4, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.2, "sparsity": 0.05},
     **{"mask_steps": 2, "mask_batch_size": 12},
 }
-COMMAND = ("--shots", "4", "--steps", "3", "--sparsity", "0.01", "--set", "learning_rate=0.3", "--set", "mask_steps=1")
 
 
 def learn(stream: Any, **changes: Any) -> Any:
@@ -122,74 +115,6 @@ def test_what_has_the_lower_loss_on_validation_rows_is_recorded(tiny_stream: Mak
         assert_same(auto.ledger.records[1], rivals[alone][1])
         chosen.append(alone)
     assert set(chosen) == {True, False}
-
-
-def test_an_interrupted_rival_leaves_the_model_as_it_was(
-    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = tiny_stream(stream="qnli,sst2")
-    cls = registry.strategy("grafting-continual")
-    strategy = cls(stream=stream, options=cls.Options(**OPTIONS, composition="auto"), device="cpu")
-    first, second = stream.benchmark.train_stream
-    strategy.train(first)
-    before = strategy.evaluate([stream.tasks[0]])["qnli"].logits
-    for calls in (1, 2):  # while the region is judged on θ_pre, and on the union
-        with monkeypatch.context() as patch:
-            left = iter(range(calls - 1))
-
-            def loss(*_: Any) -> float:
-                next(left)  # noqa: B023
-                return 0.0
-
-            patch.setattr(region_strategy, "loss_of", loss)
-            with pytest.raises((StopIteration, RuntimeError)):
-                strategy.train(second)
-        assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()
-    strategy.train(second)
-    undisturbed = learn(tiny_stream(stream="qnli,sst2"), composition="auto")
-    assert strategy.ledger.records[1].alone == undisturbed.ledger.records[1].alone
-    assert_same(strategy.ledger.records[1], undisturbed.ledger.records[1])
-
-
-def call(*words: object) -> str:
-    with redirect_stdout(io.StringIO()) as told:
-        assert cli.main([str(word) for word in words]) == 0
-    return told.getvalue()
-
-
-@pytest.mark.sampled(share=0.3)
-def test_it_goes_the_users_way(
-    model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run, show, predict, and take a task back that stands alone: nothing is trained again."""
-    prefer(monkeypatch, {"ag_news"})
-    model = model_directory("bert")
-
-    def run(out: Path, *tasks: str) -> Path:
-        places = ["--data", data_directory, "--model", model, "--out", out]
-        call("run", ",".join(tasks), "--strategy", "grafting-continual", *places, *COMMAND, "--set", "composition=auto")
-        return out
-
-    whole = run(tmp_path / "whole", *TASKS)
-    unit = Path("grafting-continual") / "seed-0"
-    (result,) = json.loads((whole / "results.json").read_text())["runs"]
-    assert (result["ledger"]["composition"], result["ledger"]["alone"]) == ("auto", [False, True, False])
-    assert result["summary"]["forgetting"] == 0
-    shown = call("ledger", "show", whole / unit / "ledger.safetensors")
-    assert "composition auto: a task is inferred with" in shown and "ag_news (alone)" in shown
-
-    rows = {each.task.name: each.test for each in load_tasks(",".join(TASKS), str(data_directory))}
-    expected = run(tmp_path / "expected", "qnli", "sst2")
-    predictor = Predictor.of_run(whole, model=str(model))
-    for task in TASKS:
-        assert torch.equal(predictor.logits(task, rows[task]), run_logits(whole, "grafting-continual", task))
-
-    out = tmp_path / "without"
-    call("run", "--on", whole, "--without", "ag_news", "--out", out)
-    for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
-        digests = [hashlib.sha256((each / unit / file).read_bytes()).hexdigest() for each in (out, expected)]
-        assert digests[0] == digests[1]
-    assert Ledger.load(out / unit / "ledger.safetensors").tasks == ["qnli", "sst2"]
 
 
 class Starts(Checkpoint):

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree import registry
-from forgetfree.checkpoint import derive_seed
+from forgetfree.seeds import derive_seed
 from forgetfree.training.step import plan
 from forgetfree.training.training_options import TrainingOptions
 
@@ -98,7 +98,6 @@ SETUPS = [
     Setup("cumulative", supervised.Cumulative),
     Setup("joint", supervised.JointTraining),
 ]
-BY_NAME = {setup.name: setup for setup in SETUPS}
 
 
 class Untasked(nn.Module):
@@ -160,11 +159,11 @@ def fresh(tiny_stream: MakeStream, scenario: str) -> Any:
     return stream
 
 
-def by_avalanche(tiny_stream: MakeStream, setup: Setup, **changes: Any) -> dict[str, Tensor]:
+def by_avalanche(tiny_stream: MakeStream, setup: Setup) -> dict[str, Tensor]:
     """The weights that Avalanche's own strategy ends in."""
     stream = fresh(tiny_stream, setup.scenario)
     model = Untasked(stream.model) if setup.untasked else stream.model
-    arguments = setup.options | setup.theirs | changes
+    arguments = setup.options | setup.theirs
     kind = setup.reference
     with warnings.catch_warnings(), mock.patch.object(_annotations, "warnings"):  # those of Avalanche's @deprecated
         warnings.simplefilter("ignore")
@@ -189,12 +188,12 @@ def by_avalanche(tiny_stream: MakeStream, setup: Setup, **changes: Any) -> dict[
     return {name: parameter.detach().clone() for name, parameter in trained.named_parameters()}
 
 
-def by_us(tiny_stream: MakeStream, setup: Setup, **changes: Any) -> dict[str, Tensor]:
+def by_us(tiny_stream: MakeStream, setup: Setup) -> dict[str, Tensor]:
     """The weights that our strategy of that name ends in."""
     stream = fresh(tiny_stream, setup.scenario)
     cls = registry.strategy(setup.name)
     plain = {"steps": STEPS, "batch_size": BATCH, "learning_rate": RATE, "weight_decay": 0.0, "schedule": "constant"}
-    strategy = cls(stream=stream, options=cls.Options(**(plain | setup.options | setup.ours | changes)), seed=0)
+    strategy = cls(stream=stream, options=cls.Options(**(plain | setup.options | setup.ours)), seed=0)
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
     assert strategy.model is stream.model
@@ -222,31 +221,7 @@ def test_ours_is_avalanches(tiny_stream: MakeStream, setup: Setup, monkeypatch: 
     assert not same(ours, by_avalanche(tiny_stream, naive))
 
 
-#: One change each that must not go unnoticed.
-PERTURBED: dict[str, dict[str, Any]] = {
-    "replay": {"batch_size_mem": 4},
-    "agem": {"sample_size": 8},
-    "gem": {"memory_strength": 1.0},
-    "gdumb": {"mem_size": 19},
-    "der": {"alpha": 0.6},
-    "ewc": {"ewc_lambda": 0.1},
-    "online-ewc": {"decay_factor": 0.9},
-    "si": {"si_lambda": 2000.0},
-    "mas": {"lambda_reg": 0.2},
-    "rwalk": {"ewc_lambda": 0.4},
-    "lwf": {"temperature": 2.0},
-    "cumulative": {"learning_rate": RATE * (1 + 1e-6)},
-    "joint": {"learning_rate": RATE * (1 + 1e-6)},
-}
-
-
-@pytest.mark.sampled("cumulative")
-@pytest.mark.parametrize("name", PERTURBED)
-def test_the_comparison_sees_a_change_of_one_option(tiny_stream: MakeStream, name: str) -> None:
-    assert not same(by_us(tiny_stream, BY_NAME[name]), by_us(tiny_stream, BY_NAME[name], **PERTURBED[name]))
-
-
 def test_every_baseline_is_compared() -> None:
     modules = {name: entry.target.split(":")[0].rpartition(".")[2] for name, entry in registry.STRATEGIES.items()}
     baselines = {name for name, module in modules.items() if module in ("avalanche_baselines", "gem", "all_data")}
-    assert baselines == set(BY_NAME) == set(PERTURBED)
+    assert baselines == {setup.name for setup in SETUPS}

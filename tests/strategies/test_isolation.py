@@ -6,25 +6,21 @@ Nothing is compared with a tolerance but a gradient with that of its slow refere
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from compared import learn, logits
+from compared import learn
 from small_strategies import Watch, learned_rows, make
 from torch import Tensor, nn
 
-from forgetfree import Predictor
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.errors import LedgerError, ModelError
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
-from forgetfree.models.loading import load_model
 from forgetfree.strategies.wsn import WinningSubnetwork
 
 ISOLATING = ["packnet", "wsn", "bitfit", "graft-retrain"]
@@ -79,7 +75,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
             if len(spec.shape) < 2:
                 assert torch.equal(theta[entries], pre[entries])  # biases and LayerNorms do not train
                 continue
-            free = sorted(set(entries) - owned, key=lambda i: (-abs(float(theta[i]) - float(pre[i])), i))
+            free = set(entries) - owned
             ranked = sorted(free, key=lambda i: (-float((theta[i] - pre[i]).abs()), i))
             expected |= set(ranked[: int(0.3 * len(free) + 1e-6)])
         assert set(record.owned.region.indices.tolist()) == expected
@@ -257,16 +253,6 @@ def test_bitfit_trains_all_biases_and_nothing_else(tiny_stream: MakeStream) -> N
         assert bool((record.owned.values != strategy.pre_trained.theta[record.owned.region.indices]).any())
 
 
-@pytest.mark.sampled("bitfit")
-@pytest.mark.parametrize("name", ["bitfit", "graft-retrain"])
-def test_tasks_that_stand_alone_start_from_the_pre_trained_model(tiny_stream: MakeStream, name: str) -> None:
-    """Whatever was learned before: the second task ends as if it were the first."""
-    strategy = learn(make(name, tiny_stream(stream="qnli,sst2")))
-    alone = learn(make(name, tiny_stream(stream="sst2")))
-    assert torch.equal(strategy.ledger.records[1].owned.values, alone.ledger.records[0].owned.values)
-    assert torch.equal(logits(strategy)["sst2"], logits(alone)["sst2"])
-
-
 def test_graft_retrain_starts_from_the_pre_trained_values(tiny_stream: MakeStream) -> None:
     for start, steps in (("pre-trained", 0), ("fine-tuned", 0), (None, None)):
         changes = {"region_steps": steps} | ({"region_start": start} if start else {})
@@ -326,13 +312,3 @@ def test_a_ledger_of_another_composition_is_refused(tiny_stream: MakeStream, tmp
     learn(make("bitfit", tiny_stream()), 1).save(tmp_path)
     with pytest.raises(LedgerError, match=r"has composition alone, .*packnet.* needs union"):
         make("packnet", tiny_stream()).load(tmp_path)
-
-
-def test_rows_that_are_no_texts_are_not_predicted(
-    tiny_stream: MakeStream, model_directory: Callable[[str], Path]
-) -> None:
-    texts = learn(make("bitfit", tiny_stream()), 1).ledger
-    ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
-    ledger.append(replace(texts.records[0], definition=None))
-    with pytest.raises(LedgerError, match=r"does not say what task .* asks for: .* its rows are no texts"):
-        Predictor(load_model(str(model_directory("bert"))), ledger)

@@ -161,16 +161,6 @@ def test_what_runs_avalanches_code_refuses_weights_in_half_precision(name: str) 
         make(name, STREAMS["mixed"]())
 
 
-def test_agem_refuses_what_it_cannot_flatten_before_any_work() -> None:
-    with pytest.raises(UsageError, match=r"agem flattens gradients, and '[\w.]+' is not contiguous"):
-        make("agem", channels_last())
-
-
-def test_si_refuses_weights_in_double_precision_before_any_work() -> None:
-    with pytest.raises(UsageError, match=r"si needs weights in float32, got '.*' in another dtype"):
-        make("si", bert(lambda backbone: backbone.double()))
-
-
 def test_buffers_are_right_after_the_model_has_moved() -> None:
     """To move a model to another device puts new tensors in the place of its buffers."""
     learner = learn(make("grafting-continual", channels_last()))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from compared import assert_same, everything, logits
 from damage import note, put, rewrite, sealed, told
 from safetensors.torch import save_file
 from small_strategies import learned_rows, make
-from torch import Tensor, nn
+from torch import nn
 
 from forgetfree.continual.stream import benchmark_stream
-from forgetfree.errors import OptionError, RunError, TrainingError
+from forgetfree.errors import OptionError, RunError
 from forgetfree.models.lora_adapters import LoraAdapters, targets
 from forgetfree.strategies.lora import adapter_training
 from forgetfree.tensor_file import OpenFile
@@ -28,25 +26,6 @@ from forgetfree.tensor_file import OpenFile
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 BOTH = ["lora", "o-lora"]
 MakeStream = Callable[..., Any]
-
-
-# -- θ_pre and earlier adapters ----------------------------------------------------------------------------
-
-
-def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) -> None:
-    stream = tiny_stream("gpt2-lm", "causal")
-    strategy = make("o-lora", stream, optimizer="adamw", learning_rate=0.005)
-    tensors_of = strategy.adapters.adapters.tensors
-    kept: dict[str, dict[str, Tensor]] = {}
-    for experience in stream.benchmark.train_stream:
-        strategy.train(experience)
-        for name, tensors in kept.items():
-            assert_same(tensors_of(name), tensors)
-        kept = {
-            name: {k: t.clone() for k, t in strategy.adapters.adapters.tensors(name).items()}
-            for name in strategy.adapters.records
-        }
-    assert list(kept) == ["task-0", "task-1", "task-2"]
 
 
 # -- What adapters add -------------------------------------------------------------------------------------
@@ -145,23 +124,6 @@ def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> 
 
     learned_rows(make("o-lora", tiny_stream("bert", "linear"), plugins=[Watch()], orthogonality=0.7))
     assert seen[0] == pytest.approx(seen[1], rel=1e-4) and seen[1] > 0.01
-
-
-@pytest.mark.sampled("2.0-False")
-@pytest.mark.parametrize(("share", "stable"), [(0.5, True), (2.0, False)])
-def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float, stable: bool) -> None:
-    """Its curvature is 2·λ₁·σ², so a rate above 1 / (λ₁·σ²) makes it grow with every step."""
-    torch.manual_seed(0)
-    stream = benchmark_stream(_benchmark(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
-    first, second = stream.benchmark.train_stream
-    constant = {"optimizer": "sgd", "schedule": "constant", "steps": 40}
-    strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)
-    strategy.train(first)
-    (projection,) = strategy.adapters.adapters.projections("task-0").values()
-    largest = 1 / (strategy.options.orthogonality * torch.linalg.matrix_norm(projection, 2).item() ** 2)
-    strategy.options = replace(strategy.options, lora_learning_rate=share * largest)
-    with nullcontext() if stable else pytest.raises(TrainingError, match="the weight of a penalty"):
-        strategy.train(second)
 
 
 # -- Where the task is withheld ------------------------------------------------------------------------------

@@ -7,45 +7,29 @@ from typing import Any
 
 import pytest
 import torch
-from peft.utils.merge_utils import task_arithmetic as peft_task_arithmetic
-from peft.utils.merge_utils import ties as peft_ties
+from compared import learn
 from safetensors.torch import load_file
+from small_strategies import make
 from torch import Tensor
 
-from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
-from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
-from forgetfree.options import build
 from forgetfree.strategies import merging
 from forgetfree.strategies.merging import merged_graft, stitch, task_arithmetic, ties
 from forgetfree.testing.tiny import tiny_stream
 
-SMALL = {"steps": 4, "batch_size": 4, "learning_rate": 0.3, "optimizer": "momentum"}
 TASKS = ("qnli", "ag_news", "sst2")
-OWN: dict[str, dict[str, Any]] = {
-    "merge-task-arithmetic": {"weight": 0.5},
-    "merge-ties": {"density": 0.3},
-    "merge-stitch": {"sparsity": 0.4, "mask_steps": 2},
-}
-
-
-def make(name: str, stream: Any, **changes: Any) -> Any:
-    cls = registry.strategy(name)
-    return cls(stream=stream, options=build(cls.Options, SMALL | OWN.get(name, {}) | changes, name))
+MERGING = ("merge-task-arithmetic", "merge-ties", "merge-stitch")
 
 
 def learned(name: str) -> Any:
-    strategy = make(name, tiny_stream(TASKS))
-    for experience in strategy.stream.benchmark.train_stream:
-        strategy.train(experience)
-    return strategy
+    return learn(make(name, tiny_stream(TASKS)))
 
 
 @pytest.mark.sampled("merge-task-arithmetic")
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", MERGING)
 def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: str) -> None:
     """θ_t is what fine-tune makes of the same task with the same seed; the merge is by hand, whole vector by whole vector."""
     reference = make("fine-tune", tiny_stream(TASKS))
@@ -82,7 +66,7 @@ def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: 
 
 def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> None:
     kept = {}
-    for name in OWN:
+    for name in MERGING:
         strategy = learned(name)
         strategy.save(tmp_path / name)
         ledger = Ledger.load(tmp_path / name / "grafts.safetensors")
@@ -105,19 +89,7 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
     assert kept["merge-ties"] < kept["merge-task-arithmetic"]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("merge-ties", {"density": 1e-9}, "leaves no entry"),
-        ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
-    ],
-)
-def test_bad_options_are_refused_before_training(name: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make(name, tiny_stream(TASKS), **changes)
-
-
-# -- Grafts: by hand, and by PEFT's own functions ---------------------------------------------------------
+# -- Grafts, by hand -------------------------------------------------------------------------------------
 
 #: θ_pre of six entries, and three grafts on it. Task vectors, 0 where a graft holds nothing:
 #:     entry       0     1     2     3     4     5
@@ -160,7 +132,11 @@ def merge(
         ("stitch", {}, [2.0, 3.0, 13 / 3, -3.0]),
     ],
 )
-def test_by_hand(rule: Any, settings: dict[str, float], values: list[float]) -> None:
+@pytest.mark.parametrize("stretch", [2**20, 3])  # at once, and in pieces
+def test_by_hand(
+    rule: Any, settings: dict[str, float], values: list[float], stretch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "_STRETCH", stretch)
     merged = merge(GRAFTS, PRE, rule, **settings)
     assert merged.region == Region.of([0, 1, 3, 4])
     assert torch.equal(merged.values, torch.tensor(values))
@@ -171,43 +147,11 @@ def test_an_elected_sign_without_a_majority_is_plus() -> None:
     assert merge(even, PRE, "ties", 1.0).values.tolist() == [5.0]
 
 
-def random_grafts(count: int, size: int, seed: int) -> tuple[list[Graft], Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    pre, grafts = torch.randn(size, generator=generator), []
-    for number in range(count):
-        region = Region.from_mask(torch.rand(size, generator=generator) < 0.2 + 0.2 * number)
-        moved = torch.randn(len(region), generator=generator) * 0.1
-        grafts.append(Graft(region, pre[region.indices] + moved))
-    return grafts, pre
-
-
-@pytest.mark.parametrize("stretch", [2**20, 7])  # at once, and in pieces
-def test_as_peft_merges_its_adapters(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_STRETCH", stretch)
-    grafts, pre = random_grafts(3, 400, 5)
-    vectors = []
-    for graft in grafts:
-        vector = torch.zeros(400)
-        vector[graft.region.indices] = graft.values - pre[graft.region.indices]
-        vectors.append(vector)
-    for merged, change in (
-        (
-            merge(grafts, pre, "task-arithmetic", weight=0.6),
-            peft_task_arithmetic(vectors, torch.full((3,), 0.6)),
-        ),
-        (merge(grafts, pre, "ties", weight=0.6, density=0.25), peft_ties(vectors, torch.full((3,), 0.6), 0.25)),
-    ):
-        theta = pre.clone()
-        theta[merged.region.indices] = merged.values
-        assert torch.allclose(theta, pre + change, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dtype: torch.dtype) -> None:
-    (graft,), pre = random_grafts(1, 300, 3)
-    pre, values = pre.to(dtype), graft.values.to(dtype)
-    one = merge([Graft(graft.region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
+    pre, values = (PRE / 3).to(dtype), (GRAFTS[0].values / 7).to(dtype)
+    one = merge([Graft(GRAFTS[0].region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
     empty = Graft(Region.empty(), values[:0])
     settings = {"weight": 1.0} if rule != "stitch" else {}
     settings |= {"density": 1.0} if rule == "ties" else {}

@@ -4,53 +4,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from avalanche.core import SupervisedPlugin
 from compared import assert_same, logits
-from small_strategies import SMALL
+from small_strategies import learned_rows, make
 from torch import Tensor
 
-from forgetfree import registry
 from forgetfree.continual.stream import make_stream
 from forgetfree.errors import RunError
-from forgetfree.options import build
 from forgetfree.testing.tiny import tiny_model, tiny_stream, tiny_task
 
-OWN = {"grafting-continual": {"sparsity": 0.05, "mask_steps": 2}}
 #: One of each kind: all of the model, a ledger, a model a task, adapters, a plugin, a template.
 KINDS = ["continual-ft", "grafting-continual", "fine-tune", "o-lora", "ewc", "der"]
 PAIRS = [(one, KINDS[(i + step) % len(KINDS)]) for i, one in enumerate(KINDS) for step in (1, 3)]
 
 
-def make(name: str, stream: Any, **changes: Any) -> Any:
-    cls = registry.strategy(name)
-    more = {key: 8 for key in ("mem_size", "batch_size_mem") if key in cls.Options.__dataclass_fields__}
-    return cls(stream=stream, options=build(cls.Options, SMALL | OWN.get(name, {}) | more | changes, name))
-
-
-@pytest.fixture(scope="module")
-def alone() -> Any:
+@cache
+def alone(name: str) -> list[dict[str, Tensor]]:
     """The answers of a strategy that has its stream to itself: before training, and after each task."""
-    known: dict[str, list[dict[str, Tensor]]] = {}
-
-    def answers(name: str) -> list[dict[str, Tensor]]:
-        if name not in known:
-            strategy = make(name, tiny_stream())
-            known[name] = [logits(strategy)]
-            for experience in strategy.stream.benchmark.train_stream:
-                strategy.train(experience)
-                known[name].append(logits(strategy))
-        return known[name]
-
-    return answers
+    return learned_rows(make(name, tiny_stream()))
 
 
 @pytest.mark.sampled("continual-ft-grafting-continual", "grafting-continual-fine-tune")
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_second_strategy_starts_afresh(one: str, other: str, alone: Any) -> None:
+def test_a_second_strategy_starts_afresh(one: str, other: str) -> None:
     stream = tiny_stream()
     first, experiences = make(one, stream), list(stream.benchmark.train_stream)
     first.train(experiences[0])
@@ -63,7 +44,7 @@ def test_a_second_strategy_starts_afresh(one: str, other: str, alone: Any) -> No
 
 @pytest.mark.sampled("continual-ft-grafting-continual", "grafting-continual-fine-tune")
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_on_a_copy_of_the_stream_each_has_a_model_of_its_own(one: str, other: str, alone: Any) -> None:
+def test_on_a_copy_of_the_stream_each_has_a_model_of_its_own(one: str, other: str) -> None:
     stream = tiny_stream()
     first, second = make(one, stream), make(other, stream.copy())
     for done, experience in enumerate(stream.benchmark.train_stream, 1):
@@ -100,7 +81,7 @@ def test_streams_over_one_model_share_its_owner() -> None:
     second.evaluate()
 
 
-def test_a_strategy_and_its_stream_can_be_copied(alone: Any) -> None:
+def test_a_strategy_and_its_stream_can_be_copied() -> None:
     strategy = make("continual-ft", tiny_stream())
     experiences = list(strategy.stream.benchmark.train_stream)
     strategy.train(experiences[0])

@@ -75,7 +75,6 @@ def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
-    "foreach AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, foreach=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, weight_decay=0.1),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
 }
@@ -93,26 +92,10 @@ def test_no_entry_outside_the_region_moves(name: str, dtype: torch.dtype) -> Non
     assert_same(model, before)
     with answering(model, ledger, "one"):
         flat = ledger.space.flatten(body_of(model))
-        heads = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("transformer.h.")}
-        assert all(torch.equal(tensor, before[key]) for key, tensor in heads.items() if "ln_f" not in key)
     moved = flat != ledger.space.flatten(body_of(model))
     assert 0 < int(moved.sum()) <= len(skill.free)
     assert int((moved & ~skill.free.mask(len(flat))).sum()) == 0
     assert_same(model, before)
-
-
-def test_earlier_tasks_keep_every_bit() -> None:
-    model = language_model()
-    ledger, seen = Ledger.of_model(model), {}
-    for task in ("one", "two", "three"):
-        with learning(model, ledger, task, batches=texts(len(task)), sparsity=0.01, composition="union"):
-            train(model, texts(len(seen)))
-        seen[task] = logits(model, ledger, task, texts(9)[0])
-        for earlier, expected in seen.items():
-            assert torch.equal(logits(model, ledger, earlier, texts(9)[0]), expected)
-    owned = [record.owned.region for record in ledger.records]
-    assert not any(len(one & other) for i, one in enumerate(owned) for other in owned[:i])
-    assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
 
 
 class Odd(nn.Module):
@@ -159,6 +142,8 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
                 assert torch.equal(seen.setdefault(name, answer), answer)
     assert torch.equal(seen["three"], seen["one"])  # which began where it did, on the same rows
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
+    owned = [record.owned.region for record in ledger.records if not record.alone]
+    assert not any(len(one & other) for i, one in enumerate(owned) for other in owned[:i])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -221,9 +206,6 @@ def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
             train(model, texts(2), lambda p: torch.optim.SGD(p, lr=1.0))
         values.append(ledger.records[0].owned.values)
     assert torch.allclose(*values, rtol=0, atol=1e-6)
-    assert not torch.allclose(
-        values[0], ledger.space.gather(model.transformer, ledger.owned().indices), rtol=0, atol=1e-3
-    )
 
 
 def test_two_passes_before_one_step() -> None:
@@ -243,24 +225,6 @@ def test_two_passes_before_one_step() -> None:
 # -- Heads -------------------------------------------------------------------------------------------------
 
 
-def test_each_task_has_its_own_head() -> None:
-    model = classifier()
-    ledger, before, seen = Ledger.of_model(model), state_of(model), {}
-    assert not ledger.space.tensors[0].name.startswith("bert.")
-    for task in ("one", "two"):
-        with learning(model, ledger, task, batches=labelled(1), sparsity=0.01, heads=["bert.pooler", "classifier"]):
-            train(model, labelled(len(seen)))
-        assert_same(model, before)
-        seen[task] = logits(model, ledger, task, labelled(9)[0])
-    for task, expected in seen.items():
-        assert torch.equal(logits(model, ledger, task, labelled(9)[0]), expected)
-    weights = [record.readout["classifier.weight"] for record in ledger.records]
-    assert not torch.equal(weights[0], before["classifier.weight"]) and not torch.equal(*weights)
-    assert sorted(ledger.records[0].readout)[0] == "bert.pooler.dense.bias"
-    with learning(model, ledger, "by default", batches=labelled(1), sparsity=0.01) as skill:
-        assert skill.heads == ("classifier",)
-
-
 class Normalised(BertForSequenceClassification):
     """A classifier with a norm outside of body and head, whose running statistics follow the rows."""
 
@@ -273,13 +237,24 @@ class Normalised(BertForSequenceClassification):
         return super().forward(input_ids, labels=labels)
 
 
-def test_buffers_outside_of_the_body_are_what_they_were() -> None:
+def test_each_task_has_its_own_head() -> None:
+    """And buffers outside of the body are what they were."""
     model = pre_trained(lambda: Normalised(bert_config(60)))
-    ledger, before = Ledger.of_model(model), state_of(model)
-    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01, heads=["classifier"]):
-        train(model, labelled(2))
-        assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
-    assert_same(model, before)
+    ledger, before, seen = Ledger.of_model(model), state_of(model), {}
+    assert not ledger.space.tensors[0].name.startswith("bert.")
+    for task in ("one", "two"):
+        with learning(model, ledger, task, batches=labelled(1), sparsity=0.01, heads=["bert.pooler", "classifier"]):
+            train(model, labelled(len(seen)))
+            assert not torch.equal(model.norm.running_mean, before["norm.running_mean"])
+        assert_same(model, before)
+        seen[task] = logits(model, ledger, task, labelled(9)[0])
+    for task, expected in seen.items():
+        assert torch.equal(logits(model, ledger, task, labelled(9)[0]), expected)
+    weights = [record.readout["classifier.weight"] for record in ledger.records]
+    assert not torch.equal(weights[0], before["classifier.weight"]) and not torch.equal(*weights)
+    assert sorted(ledger.records[0].readout)[0] == "bert.pooler.dense.bias"
+    with learning(model, ledger, "by default", batches=labelled(1), sparsity=0.01) as skill:
+        assert skill.heads == ("classifier",)
 
 
 def test_a_ledger_is_the_same_with_any_head() -> None:
@@ -318,17 +293,13 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
 
 @pytest.mark.parametrize("source", ["snip", "gallop", "random"])
 def test_the_other_choices(source: Any) -> None:
-    chosen = []
-    for _ in range(2):
+    def region_from(source: Any) -> Region:
         model = language_model()
-        with learning(
-            model, Ledger.of_model(model), "one", batches=texts(1), region_from=source, sparsity=0.01
-        ) as skill:
-            chosen.append(skill.region)
-    assert chosen[0] == chosen[1]
-    by_gradient: Any = {"batches": texts(1), "region_from": "gradient", "sparsity": 0.01}
-    with learning(model, Ledger.of_model(model), "one", **by_gradient) as skill:
-        assert skill.region != chosen[0]
+        how: Any = {"batches": texts(1), "sparsity": 0.01, "region_from": source}
+        with learning(model, Ledger.of_model(model), "one", **how) as skill:
+            return skill.region
+
+    assert region_from(source) == region_from(source) != region_from("gradient")
 
 
 def test_what_fine_tuning_moved() -> None:
@@ -358,16 +329,6 @@ def test_an_exception_restores_the_model_and_leaves_the_ledger(error: type[BaseE
     assert ledger.tasks == []
     with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01):
         pass
-
-
-def test_a_model_that_is_cast_while_it_answers_holds_what_it_was_trained_from_after() -> None:
-    model = classifier()
-    ledger, before = Ledger.of_model(model), state_of(model)
-    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01):
-        train(model, labelled(2))
-    with answering(model, ledger, "one"):
-        model.to(torch.bfloat16)
-    assert_same(model, {name: tensor.to(model.dtype) for name, tensor in before.items()})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -417,6 +378,10 @@ def test_what_cannot_be_learned() -> None:
     other = pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(60)))
     with torch.no_grad():
         other.transformer.h[0].mlp.c_fc.bias += 1
+    quantised, offloaded = language_model(), language_model()
+    quantised.is_quantized = True
+    offloaded.transformer.ln_f.to_empty(device="meta")
+    refused(lambda: Ledger.of_model(offloaded), ModelError, "is not in memory")
     for action, error, words in (
         (learn("known"), TaskError, ("'known' is already in the ledger",)),
         (learn(batches=None), UsageError, ("batches=…",)),
@@ -424,18 +389,16 @@ def test_what_cannot_be_learned() -> None:
         (learn(batches=[{"input_ids": texts(1)[0]["input_ids"]}]), UsageError, ("give no loss",)),
         (learn(loss=lambda m, b: m(**b).loss * torch.nan), TrainingError, ("expected a finite one",)),
         (learn(loss=lambda m, b: (m(**b).loss * 0).sqrt()), TrainingError, ("expected finite ones",)),
-        (learn(sparsity=0.0), ForgetfreeError, ("sparsity must be above 0",)),
         (learn(region=Region.of([entries])), ForgetfreeError, ("do not fit a parameter space",)),
         (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
-        (learn(composition="unoin"), UsageError, ("Did you mean 'union'?",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
-        (learn(region_from="movement"), UsageError, ("got fine_tuned=None", ".state_dict()")),
-        (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'",)),
-        (learn(region_from="movement", fine_tuned=model), UsageError, ("got fine_tuned=", "…. Give its state dict")),
-        (learn(heads=["scores"]), UsageError, ("no such module",)),
-        (learn(heads=["transformer.h.0"]), UsageError, ("lies in the body",)),
+        (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'", ".state_dict()")),
+        (learn(heads=["scores"]), UsageError, ("heads names 'scores', expected modules outside of the body",)),
+        (learn(heads=["transformer.h.0"]), UsageError, ("expected modules outside of the body",)),
         (learn(on=other), LedgerError, ("belongs to other weights",)),
         (learn(on=torch.compile(model)), ModelError, ("compiled",)),
+        (learn(on=quantised), ModelError, ("its weights are quantised",)),
+        (learn(on=offloaded), ModelError, ("lies on cpu, meta",)),
     ):
         refused(action, error, *words)
     assert ledger.tasks == ["known"]

@@ -16,17 +16,13 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import (
     BertForSequenceClassification,
-    BitsAndBytesConfig,
     DataCollatorWithPadding,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     Trainer,
     TrainingArguments,
 )
 
 from forgetfree import Ledger
-from forgetfree.errors import ModelError, TrainingError
 from forgetfree.testing.tiny import bert_config, pre_trained, wordpiece
 from forgetfree.trainers.learning import answering, learning
 
@@ -93,7 +89,6 @@ def test_trainer_on_three_tasks(tmp_path: Path) -> None:
             with answering(model, ledger, each):
                 said = trainer(model, each, tmp_path).predict(rows(each, 8)).predictions
             assert np.array_equal(seen.setdefault(each, said), said)
-    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -119,20 +114,6 @@ def test_a_checkpoint_is_resumed_to_the_same_bits(tmp_path: Path, dtype: torch.d
     assert all(torch.equal(one, other) for one, other in zip(*values, strict=True))
 
 
-def test_the_best_values_are_kept(tmp_path: Path) -> None:
-    model = classifier()
-    ledger = Ledger.of_model(model)
-    best = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1, "learning_rate": 0.5}
-    made = trainer(model, "colour", tmp_path, **best, load_best_model_at_end=True, metric_for_best_model="loss")
-    with learning(model, ledger, "colour", batches=made.get_train_dataloader(), sparsity=0.01):
-        made.train()
-    losses = {log["step"]: log["eval_loss"] for log in made.state.log_history if "eval_loss" in log}
-    assert min(losses, key=lambda step: losses[step]) < 4  # a rate that spoils the last steps
-    with answering(model, ledger, "colour"):
-        again = trainer(model, "colour", tmp_path).evaluate()["eval_loss"]
-    assert again == pytest.approx(min(losses.values()), rel=1e-6)
-
-
 # -- TRL ---------------------------------------------------------------------------------------------------
 
 
@@ -142,9 +123,9 @@ def writer() -> tuple[Any, Any]:
     return pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(len(tokenizer)))), tokenizer
 
 
-def test_sft_twice_then_dpo_then_rloo(tmp_path: Path) -> None:
+def test_sft_twice_then_dpo(tmp_path: Path) -> None:
     """With TRL's defaults, gradient checkpoints among them; after each task, earlier ones write the same tokens."""
-    from trl import DPOConfig, DPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     model, tokenizer = writer()
     ledger, before, seen = Ledger.of_model(model), state_of(model), {}
@@ -167,18 +148,7 @@ def test_sft_twice_then_dpo_then_rloo(tmp_path: Path) -> None:
             processing_class=tokenizer,
         )
 
-    def rloo() -> Any:
-        rows = Dataset.from_list([{"prompt": f"number {i} is"} for i in range(16)])
-        args = RLOOConfig(**options(tmp_path, max_steps=2, num_generations=2, max_completion_length=6, beta=0.0))
-        return RLOOTrainer(
-            model=model,
-            args=args,
-            train_dataset=rows,
-            processing_class=tokenizer,
-            reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
-        )
-
-    for task, make in {"good": lambda: sft("good"), "bad": lambda: sft("bad"), "prefer": dpo, "reward": rloo}.items():
+    for task, make in {"good": lambda: sft("good"), "bad": lambda: sft("bad"), "prefer": dpo}.items():
         made = make()
         of_texts = (
             {"batches": sft(task).get_train_dataloader()} if task in ("good", "bad") else {"region_from": "random"}
@@ -239,20 +209,17 @@ import sys
 sys.path.insert(0, "tests/trainers"); sys.path.insert(0, "tests")
 import torch, test_libraries
 from torch import distributed
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from forgetfree import Ledger, learning
 from forgetfree.errors import ForgetfreeError
 
 def sharded(model):
-    for layer in model.transformer.h:
-        fully_shard(layer)
     return fully_shard(model)
 
-def attempt(name, before, between, inside):
+def attempt(name, between, inside):
     model, _ = test_libraries.writer()
     ids = torch.randint(0, 60, (2, 8))
     try:
-        before(model)
         ledger = Ledger.of_model(model)
         between(model)
         with learning(model, ledger, "task", region_from="random", sparsity=0.05):
@@ -264,12 +231,8 @@ def attempt(name, before, between, inside):
 
 distributed.init_process_group("gloo")
 nothing = lambda model: model
-attempt("before", sharded, nothing, nothing)
-attempt("between", nothing, sharded, nothing)
-attempt("inside", nothing, nothing, sharded)
-attempt("FSDP1", nothing, nothing, lambda model: FullyShardedDataParallel(
-    model, device_id=torch.device("cpu"), use_orig_params=True
-))
+attempt("between", sharded, nothing)
+attempt("inside", nothing, sharded)
 distributed.destroy_process_group()
 """
 
@@ -282,63 +245,8 @@ def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     said = dict(line.split(" refused: ") for line in done.stdout.splitlines() if " refused: " in line)
-    assert said.keys() == {"before", "between", "inside", "FSDP1"}
-    assert all("is a DTensor, expected a plain one" in said[when] for when in ("before", "between"))
-    assert all("a region needs them whole" in said[when] for when in ("inside", "FSDP1"))
-
-
-def test_an_offloaded_model_is_refused_by_a_sentence(tmp_path: Path) -> None:
-    model, _ = writer()
-    ledger = Ledger.of_model(model)
-    model.save_pretrained(tmp_path)
-    places = {"transformer.wte": "cpu", "transformer.wpe": "cpu", "transformer.h": "cpu", "transformer.ln_f": "disk"}
-    apart = GPT2LMHeadModel.from_pretrained(
-        tmp_path, device_map=places | {"lm_head": "cpu"}, offload_folder=tmp_path / "offloaded"
-    )
-    with pytest.raises(ModelError, match="is not in memory"):
-        Ledger.of_model(apart)
-    with pytest.raises(ModelError, match="lies on cpu, meta"), learning(apart, ledger, "task", region_from="random"):
-        pass
-
-
-def llama() -> Any:
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
-    )
-    return pre_trained(lambda: LlamaForCausalLM(config))
-
-
-def test_what_torchao_quantises_is_refused_by_a_sentence() -> None:
-    quantization: Any = pytest.importorskip("torchao.quantization")
-    model = llama()
-    ledger, ids = Ledger.of_model(model), torch.arange(8)[None]
-
-    def quantise() -> None:
-        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-
-    with (
-        pytest.raises(TrainingError, match="torchao do"),
-        learning(model, ledger, "task", region_from="random", sparsity=0.05),
-    ):
-        quantise()
-        model(input_ids=ids)
-    assert_same(model.state_dict(), llama().state_dict())
-    quantise()
-    for use in (Ledger.of_model, lambda model: learning(model, ledger, "task", region_from="random").__enter__()):
-        with pytest.raises(ModelError, match="is a Int8Tensor"):
-            use(model)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_what_bitsandbytes_quantises_is_refused_by_a_sentence(bits: int, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    model = llama()
-    ledger = Ledger.of_model(model)
-    model.save_pretrained(tmp_path)
-    how = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
-    quantised = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=how, device_map="cpu")
-    with pytest.raises(ModelError, match="its weights are quantised"):
-        learning(quantised, ledger, "task", region_from="random").__enter__()
+    assert "is a DTensor, expected a plain one" in said["between"]
+    assert "a region needs them whole" in said["inside"]
 
 
 # -- Two processes -----------------------------------------------------------------------------------------

@@ -59,19 +59,6 @@ def styles(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def panels(
-    titles: Sequence[str], *, rows: int = 1, width: float = 3.1, height: float = 2.7, share_y: bool = True
-) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with a column of panels for each title and ``rows`` rows, and its axes by row."""
-    with matplotlib.rc_context(STYLE):
-        size = max(3.6, width * len(titles)), height * rows
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
-        axes: Any = figure.subplots(rows, len(titles), squeeze=False, sharey="row" if share_y else False)
-        for ax, title in zip(axes[0], titles, strict=True):
-            ax.set_title(title)
-        return figure, [list(row) for row in axes]
-
-
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """Draw one legend below all panels."""
     with matplotlib.rc_context(STYLE):

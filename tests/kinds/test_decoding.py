@@ -1,10 +1,11 @@
-"""Texts are written greedily, and are the same for any batch, order and padding."""
+"""Texts that are written, and the allowed ones that are chosen, are the same for any batch, order and padding."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import tiny
 import torch
 
-from forgetfree.data.prompts import EncodedTexts
+from forgetfree.data.prompts import EncodedTexts, PromptEncoder
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.kinds import decoding
-from forgetfree.kinds.decoding import Passes, write, write_greedily
+from forgetfree.kinds.decoding import Passes, log_probabilities, write, write_greedily
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import TaskDefinition
@@ -24,6 +26,20 @@ from forgetfree.tasks import TaskDefinition
 #: Causal language models, and encoder-decoders.
 WRITERS = [name for name, each in families.FAMILIES.items() if each.readout == "causal" or "Seq2Seq" in each.head]
 MOST = 8
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
+    """A model by its family, with one task: ``loaded("Llama")``."""
+    made: dict[str, LoadedModel] = {}
+
+    def load(family: str) -> LoadedModel:
+        if family not in made:
+            made[family] = load_model(str(families.write(family, tmp_path_factory.mktemp(family))), "generate")
+            made[family].model.add_task(made[family].head(task()))
+        return made[family]
+
+    return load
 
 
 def task(**fields: Any) -> TaskDefinition:
@@ -41,17 +57,23 @@ def end_of(loaded: LoadedModel) -> int:
     return int(loaded.tokenizer.eos_token_id)
 
 
+@torch.no_grad()
+def logits_after(loaded: LoadedModel, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+    """Of one row, without cache and padding, by transformers' own classes alone: after the prompt, and after each token."""
+    backbone: Any = loaded.model.backbone.eval()
+    if loaded.writes_apart:
+        begun = torch.tensor([[backbone.config.decoder_start_token_id, *text]])
+        logits: torch.Tensor = backbone(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits[0]
+        return logits
+    logits = backbone(input_ids=torch.tensor([[*prompt, *text]])).logits[0]
+    return logits[len(prompt) - 1 :]
+
+
 def slow(loaded: LoadedModel, prompt: Sequence[int], most: int = MOST) -> list[int]:
-    """One row, without cache and padding, token by token, by transformers' own classes alone."""
-    backbone: Any = loaded.model.backbone
+    """A text, token by token."""
     text: list[int] = []
     while len(text) < most:
-        if loaded.writes_apart:
-            begun = [[backbone.config.decoder_start_token_id, *text]]
-            logits = backbone(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor(begun)).logits
-        else:
-            logits = backbone(input_ids=torch.tensor([[*prompt, *text]])).logits
-        token = int(logits[0, -1].argmax())
+        token = int(logits_after(loaded, prompt, text)[-1].argmax())
         if token == end_of(loaded):
             break
         text.append(token)
@@ -208,3 +230,48 @@ def test_temperature_and_penalties_of_a_model_do_not_count(tmp_path: Path) -> No
     for each in (plain, other):
         each.model.add_task(each.head(task()))
     assert written(plain, prompts(plain)) == written(other, prompts(other))
+
+
+# -- Which of the allowed answers ---------------------------------------------------------------------------
+
+PROMPTS = [[5], [6, 7, 8, 9, 10], [11, 12], [5, 9, 13, 17]]
+ALLOWED = [[5], [6, 7], [6, 7, 8], [9, 10, 11, 12]]
+
+
+def found(loaded: LoadedModel, prompts: Sequence[Sequence[int]], batch_size: int = 64) -> torch.Tensor:
+    rows = EncodedTexts.of([[*row[:-1], ~row[-1]] for row in prompts], [[0]] * len(prompts), 0, loaded.pad)
+    rows = replace(rows, tokenizer=loaded.tokenizer, end=end_of(loaded), allowed=ALLOWED)
+    model: Any = loaded.model
+    return log_probabilities(model, rows, Passes(batch_size=batch_size, precision="fp32"))
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "T5", "Bart"])
+def test_it_is_the_sum_over_the_tokens_and_depends_on_the_row_alone(
+    family: str, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the token that ends a text."""
+    model = loaded(family)
+    whole = found(model, PROMPTS)
+    for prompt, row in zip(PROMPTS, whole, strict=True):
+        for answer, got in zip(ALLOWED, row, strict=True):
+            ids = [*answer, end_of(model)]
+            expected = logits_after(model, prompt, answer).log_softmax(-1)[range(len(ids)), ids].sum()
+            assert torch.allclose(got, expected, atol=1e-4)
+    assert torch.equal(found(model, PROMPTS[::-1], 2).flip(0), whole)
+    assert torch.equal(torch.cat([found(model, [prompt]) for prompt in PROMPTS]), whole)
+    monkeypatch.setattr(decoding, "_TOGETHER", 3)
+    assert torch.allclose(found(model, PROMPTS), whole, atol=1e-5)
+
+
+def test_a_prompt_leaves_room_for_the_longest_answer(loaded: Callable[[str], LoadedModel]) -> None:
+    """However short the right one is, and what ``max_new_tokens`` says."""
+    tokenizer = loaded("Llama").tokenizer
+    closed = task(closed_answers=("great", "great great great great film"), max_new_tokens=1)
+    encoder = PromptEncoder(tokenizer, closed, 16)
+    rows = Rows(("film " * 30,) * 2, (), (("great",), ("great great great great film",)))
+    lengths = [sum(token >= 0 for token in ids) + 1 for ids in encoder(rows)]
+    assert lengths == [16 - max(map(len, encoder.allowed))] * 2
+    with pytest.raises(ModelError, match="nothing is left for a prompt and its answer"):
+        PromptEncoder(tokenizer, replace(closed, closed_answers=("great", "great " * 20 + "film")), 16)
+    with pytest.raises(ModelError, match="makes the same tokens of two closed_answers"):
+        PromptEncoder(loaded("T5").tokenizer, replace(closed, closed_answers=("漢", "字")), 16, closed=True)
