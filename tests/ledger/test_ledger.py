@@ -210,13 +210,6 @@ def test_a_value_that_the_models_dtype_does_not_hold_is_refused() -> None:
     assert ledger.records[0].owned.values.dtype == torch.float16
 
 
-def test_a_ledger_of_some_tasks_names_one_that_is_missing(ledger: Ledger) -> None:
-    assert ledger.of_tasks(["two", "one"]).tasks == ["one", "two"]
-    for unknown in (["one", "oen"], "one"):  # a text is no list of tasks
-        with pytest.raises(TaskError, match="The ledger holds no task"):
-            ledger.of_tasks(unknown)
-
-
 def test_what_the_caller_does_to_its_tensors_later_cannot_reach_the_ledger(model: Toy) -> None:
     made = record("one")
     ledger = ledger_of(model, [])
@@ -256,21 +249,6 @@ def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(tmp_path: Path)
         loaded = Ledger.load(tmp_path / "l.safetensors").records[0].owned.values
         assert loaded.dtype == dtype
         assert torch.equal(loaded.view(torch.uint8), values.view(torch.uint8))
-
-
-def test_its_size_follows_what_is_owned_not_the_model(tmp_path: Path) -> None:
-    """An entry costs its index and its value; a model 16 times as wide costs its layout at most."""
-    sizes, generator = [], torch.Generator().manual_seed(0)
-    for width, entries in ((16, 100), (16, 1100), (256, 100)):
-        model = nn.Module()
-        model.body = nn.Linear(width, 128)
-        ledger = Ledger(ParameterSpace.of(model), "f" * 64)
-        region = Region(torch.randperm(2176, generator=generator)[:entries].sort().values)
-        ledger.append(Record("one", region, Graft(region, torch.randn(entries, generator=generator)), 0.1))
-        ledger.save(tmp_path / "l.safetensors")
-        sizes.append((tmp_path / "l.safetensors").stat().st_size)
-    assert 8000 <= sizes[1] - sizes[0] <= 8016
-    assert sizes[2] - sizes[0] <= 16
 
 
 def test_equal_ledgers_are_equal_files(model: Toy, tmp_path: Path) -> None:
@@ -474,34 +452,6 @@ def test_a_switch_touches_only_tensors_that_hold_what_it_changes(model: Toy, led
     versions = {name: parameter._version for name, parameter in model.named_parameters()}
     switch.to(1)
     assert versions == {name: parameter._version for name, parameter in model.named_parameters()}
-
-
-def test_entries_that_nobody_owns_may_hold_anything(model: Toy, ledger: Ledger) -> None:
-    """A switch never reads or restores them: NaN put there after the check stays there."""
-    switch = LedgerSwitch(ledger, model)
-    with torch.no_grad():
-        model.a.weight[0, 1] = float("nan")
-    for stage in (3, 1, 0):
-        switch.to(stage)
-        assert int(ledger.space.flatten(model).isnan().sum()) == 1
-    model.a.weight.data[0, 1] = Toy().a.weight[0, 1].detach()
-    assert_same(model.state_dict(), state_of(Toy()))
-
-
-def test_the_ledger_may_grow_under_the_switch(model: Toy) -> None:
-    before, ledger = state_of(model), ledger_of(model, ["one"])
-    switch = LedgerSwitch(ledger, model)
-    switch.to(1)
-    ledger.append(record("two"))
-    switch.to(2)
-    assert torch.equal(ledger.space.flatten(model), expected_theta("two"))
-    ledger.append(record("three"))
-    switch.to_task("three")
-    switch.to_task("one")
-    switch.to_task("three")
-    assert torch.equal(ledger.space.flatten(model), expected_theta("three"))
-    switch.to(0)
-    assert_same(model.state_dict(), before)
 
 
 def test_a_region_trained_in_place_is_taken_over_on_commit(model: Toy) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +14,7 @@ import torch
 
 from forgetfree import registry
 from forgetfree.continual.stream import make_stream
-from forgetfree.core.regions import Region, biases, graft_theta
+from forgetfree.core.regions import Region, biases
 from forgetfree.core.selection import most_moved
 from forgetfree.data.rows import Rows, TaskRows, plan_batches
 from forgetfree.data.sources import load_tasks
@@ -27,12 +25,10 @@ from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import single_task
 from forgetfree.training.encoded_task import predict
-from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import plan
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
-PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
 OPTIONS = LocalizationOptions(steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, mask_steps=2, mask_batch_size=8)
 
 
@@ -45,13 +41,6 @@ def bench(model_directory, data_directory: Path) -> SingleTask:
 
 def held(bench: SingleTask) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
-
-
-# -- θ by a formula --------------------------------------------------------------------------------------
-
-
-def test_a_graft_worked_by_hand() -> None:
-    assert graft_theta(PRE, FT, Region.of([1, 3])).tolist() == [1.0, 6.0, 3.0, 8.0]
 
 
 # -- Models ----------------------------------------------------------------------------------------------
@@ -194,22 +183,6 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     assert len(learned.region) <= count and learned.budget == count
     if steps == 0:
         assert learned.region == found[0]
-
-
-def test_every_step_of_the_search_is_told_once(model_directory, data_directory: Path) -> None:
-    class Listener(Monitor):
-        @contextmanager
-        def phase(self, task: str, phase: Any, steps: int) -> Iterator[Any]:
-            told: list[int] = []
-            yield lambda step, loss: told.append(step)
-            heard[phase] = (steps, told)
-
-    heard: dict[str, Any] = {}
-    (rows,) = load_tasks("sst2", str(data_directory))
-    bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
-    options = LocalizationOptions(steps=2, mask_steps=3, sparsity=0.05)
-    bench.localized(bench.fine_tuned(options), options)
-    assert heard["localize"] == (3, [1, 2, 3])
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
