@@ -335,7 +335,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
         (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
         (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
-        (2, "--check is of a whole run. Leave it out", ("sst2", "--check")),
+        (2, "are of a whole run. Leave them out", ("sst2", "--check")),
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "'nowhere.csv' does not exist", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
