@@ -88,16 +88,6 @@ def edit(name: str, act: Callable[[Any], Any]) -> Change:
     return change
 
 
-def row(content: str, split: str = "train") -> Change:
-    """One more line in a split of sst2."""
-
-    def change(place: Path) -> None:
-        with (place / "data" / "sst2" / f"{split}.jsonl").open("a") as file:
-            file.write(content + "\n")
-
-    return change
-
-
 def flip(name: str) -> Change:
     """One bit in the middle of a file."""
 
@@ -141,8 +131,6 @@ def without(*path: str | int) -> Callable[[Any], None]:
 
 STRATEGY = "run/grafting-continual"
 LEDGER, GRAFT = f"{STRATEGY}/seed-0/ledger.safetensors", "graft/bare-graft/seed-0/graft.safetensors"
-DEEP = "[" * 50_000
-LONG = "x" * 5000
 NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
 
 CASES = [
@@ -299,13 +287,6 @@ CASES = [
         change=write("run/grafting-continual/seed-1", ""),
     ),
     # -- Data ----------------------------------------------------------------------------------------------
-    Case("run sst2", "column 'label': expected an integer from 0, got 0.5", 1, row('{"text": "a", "label": 0.5}')),
-    Case(
-        "run sst2",
-        "labels of task 'sst2' (negative, positive), got 7.",
-        1,
-        row('{"text": "a", "label": 7}'),
-    ),
     Case("run sst2", "train.jsonl cannot be read: it is a pipe or a device", 1, pipe("data/sst2/train.jsonl")),
     # -- Models --------------------------------------------------------------------------------------------
     Case("run sst2", "model/config.json is not valid JSON", 1, write("model/config.json", "{")),

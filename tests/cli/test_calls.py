@@ -95,11 +95,6 @@ def in_memory(grafting: Json) -> Results:
 
 
 @pytest.mark.sampled(share=0.4)
-def test_it_scores_as_the_command_line_does_to_the_bit(by_command: Path, in_memory: Results) -> None:
-    pd.testing.assert_frame_equal(in_memory.scores, forgetfree.load_results(by_command).scores, check_exact=True)
-
-
-@pytest.mark.sampled(share=0.4)
 def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json, tmp_path: Path) -> None:
     results = forgetfree.run(tiny.STREAM, **grafting, strategies=BOTH, seeds=[0, 3], out=tmp_path / "out")
 
@@ -238,14 +233,6 @@ def test_progress_and_recipe_are_told_on_stderr(asked: Json, capsys: Any) -> Non
     assert capsys.readouterr() == ("", "")
 
 
-def test_callers_warnings_stay_as_they_were(asked: Json) -> None:
-    import warnings
-
-    before = list(warnings.filters)
-    forgetfree.run("sst2", **asked, strategies="continual-ft")
-    assert list(warnings.filters) == before
-
-
 def test_callers_settings_of_torch_and_random_generators_count_for_nothing_and_stay(
     grafting: Json, in_memory: Results
 ) -> None:
@@ -278,12 +265,6 @@ def test_a_class_under_development_is_a_strategy(asked: Json) -> None:
     assert results.matrix("Naive").equals(theirs.matrix("continual-ft"))
     with pytest.raises(UsageError, match=r"Unknown option 'Naive.push'"):
         forgetfree.run("sst2", **asked, strategies=[Naive], options={"Naive": {"push": 1}})
-
-
-def test_a_registered_class_is_known_by_its_name(asked: Json) -> None:
-    from forgetfree.strategies.continual_ft import ContinualFT
-
-    assert forgetfree.run("sst2", **asked, strategies=[ContinualFT]).strategies == ["continual-ft"]
 
 
 def test_a_strategy_that_fails_costs_no_results(asked: Json, capsys: Any) -> None:

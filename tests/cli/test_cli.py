@@ -74,18 +74,15 @@ def without_times(results: dict) -> dict:
 def test_results_json_has_every_unit(finished: Path) -> None:
     results = results_of(finished)
     assert (results["stream"], results["tasks"]) == ("qnli,ag_news,sst2", TASKS)
-    assert set(results["model"]) >= {"name", "fingerprint", "readout", "parameters", "graftable"}
-    assert set(results["data"]["fingerprints"]) == set(TASKS)
     assert [(run["strategy"], run["seed"]) for run in results["runs"]] == [(s, n) for n in (0, 1) for s in STRATEGIES]
     for run in results["runs"]:
         for table in (run["matrix"], run["ece"]):
             assert len(table) == 4 and all(len(row) == 3 for row in table)
             assert all(0 <= value <= 1 for row in table for value in row)
-        assert list(run["summary"]) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
-        assert set(run["seconds"]) == {"fine_tune", "localize", "train", "evaluate"}
-        assert (run["ledger"] is None) == (run["strategy"] != "grafting-continual")
-        assert run["metric"] == ["accuracy"] * 3
-        assert run["updates"] == [6 if run["strategy"] == "grafting-continual" else 3] * 3  # and those of the region
+        grafting = run["strategy"] == "grafting-continual"
+        assert ("union" in run) == (run["ledger"] is not None) == grafting
+        assert run["updates"] == [6 if grafting else 3] * 3  # and those of the region
+        assert run["strategy"] != "fine-tune" or run["agreement"] == [1.0, 1.0, 1.0]
     assert results["unfinished"] == [] and results["failed"] == []
 
 
@@ -207,18 +204,6 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert without_times(resumed) == without_times(results_of(finished))
 
 
-def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(tiny_cli.data, data)
-    tiny = Tiny(data, tiny_cli.model, tmp_path)
-    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", stream="sst2") == 0
-    path = next((data / "sst2").glob("test.*"))
-    shutil.copy(next((data / "sst2").glob("validation.*")), path)
-    capsys.readouterr()
-    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", "--resume", stream="sst2") == 1
-    assert "data of 'sst2' changed since it was begun" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("scenario", "told"), [("domain", 1), ("task", 0)])
 def test_labels_that_share_a_readout_under_other_names_are_told(
     tiny_cli: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str, told: int
@@ -248,20 +233,6 @@ def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny
     )
     nothing = {"train": 0, "validation": 0}
     assert results_of(tmp_path / "run")["shared_rows"] == {"qnli": nothing, "sst2": nothing | {"train": 5}}
-
-
-@pytest.mark.sampled(share=0.4)
-def test_the_order_of_the_strategies_does_not_change_their_figures(tiny_cli: Tiny, tmp_path: Path) -> None:
-    """Intransigence and agreement of grafting are there also where fine-tune runs after it."""
-    entries = []
-    for order in (("fine-tune", "grafting-continual"), ("grafting-continual", "fine-tune")):
-        out = tmp_path / order[0]
-        names = [word for name in order for word in ("--strategy", name)]
-        assert tiny_cli.run(out, *names, stream="qnli,sst2") == 0
-        runs = {run["strategy"]: run for run in without_times(results_of(out))["runs"]}
-        entries.append(runs["grafting-continual"])
-    assert entries[0] == entries[1]
-    assert entries[0]["summary"]["intransigence"] is not None and len(entries[0]["agreement"]) == 2
 
 
 def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
@@ -381,17 +352,12 @@ def test_list_strategies_in_full(capsys) -> None:
 def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
     """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
     out = tmp_path / "out"
-    strategies = ["--strategy", "grafting-continual", "--strategy", "continual-ft"]
-    assert tiny_cli.run(out, *strategies, "--set", "scenario=class") == 0
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "scenario=class") == 0
     floors = results_of(out)["floors"]["constant"]
     assert sum(floor > 0 for floor in floors) == 1  # one answer for all tasks is a label of one of them
-    results = results_of(out)
-    assert results["scenario"] == "class"
     from forgetfree.data.rows import Rows
     from forgetfree.serve.inference import Predictor
 
-    for run in results["runs"]:
-        assert [len(row) for row in run["matrix"]] == [3] * 4
     predictor = Predictor.of_run(out, 0)
     ledger = Ledger.load(out / "grafting-continual" / "seed-0" / "ledger.safetensors")
     for name, labels in (("qnli", 2), ("ag_news", 4), ("sst2", 2)):
@@ -430,11 +396,6 @@ def change_notes(data: Path, model: Path) -> None:
     notes.write_text(json.dumps(json.loads(notes.read_text()) | {"label_words": ["lovely", "awful"]}))
 
 
-def change_network(data: Path, model: Path) -> None:
-    config = model / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_act": "relu"}))
-
-
 def change_tokenizer(data: Path, model: Path) -> None:
     tokenizer = model / "tokenizer.json"
     content = json.loads(tokenizer.read_text())
@@ -452,7 +413,6 @@ def change_tokenizer(data: Path, model: Path) -> None:
     ("change", "message"),
     [
         (change_notes, "labels, label words, templates or metrics of 'sst2'"),
-        (change_network, "the model's config.json"),
         (change_tokenizer, "the tokenizer"),
     ],
 )

@@ -179,14 +179,6 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
 # -- Before anything is trained --------------------------------------------------------------------------------
 
 
-def test_check_prints_the_notes_that_a_run_prints(here: Path, plans: list[Any], capsys: Any) -> None:
-    words = ("run", *BOTH, "--text-column", "b=review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
-    assert call(*words, "--out", "run") == 0
-    notes = [line[6:] for line in capsys.readouterr().err.splitlines() if line.startswith("note: Task")]
-    assert len(notes) == 2 and call(*words, "--check", "--out", "new") == 0
-    assert [note for note in plans[-1]["notes"] if note.startswith("Task")] == notes
-
-
 @pytest.mark.parametrize("check", [True, False])
 def test_faults_of_every_sort_are_told_at_once(here: Path, check: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Headers of two tasks, rows of a third without a label and without a text, and its label of a single row."""

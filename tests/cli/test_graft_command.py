@@ -20,14 +20,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
     GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
 )
 
 from forgetfree import cli, recipes
-from forgetfree.core.selection import most_moved
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.config import RunConfig
 from forgetfree.ledger.graft import Graft
@@ -152,14 +149,6 @@ def test_a_graft_of_all_that_moved_answers_as_the_fine_tuned_model(graft: GraftC
     assert figures(out, "bare-graft") == figures(out, "fine-tune")
 
 
-def test_without_mask_steps_the_base_itself_is_grafted(graft: GraftCommand) -> None:
-    out = graft("--set", "mask_steps=0")
-    bench = SingleTask.of(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
-    ft = bench.fine_tuned(LocalizationOptions(steps=3))
-    region = most_moved(bench.pre.theta, ft.theta, int(0.05 * len(bench.space)))
-    assert saved(out).region == region and len(region) > 0
-
-
 def test_the_models_recipe_counts_and_gives_way(monkeypatch: Any) -> None:
     recipe = {"base_fraction": 0.3, "sparsity": 0.5, "mask_steps": 7}
     monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", {"base_fraction": 0.0}, recipe))
@@ -276,26 +265,6 @@ def test_what_apply_writes_is_taken_back(
     assert cli.main(["apply", str(out), "--out", str(tmp_path / "twice")]) == 0
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "twice"))
     assert first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-
-
-@pytest.mark.sampled("gpt2-lm-GPT2LMHeadModel-causal")
-@pytest.mark.parametrize(
-    ("kind", "make", "readout"), [("bert-mlm", BertForMaskedLM, "prompt"), ("gpt2-lm", GPT2LMHeadModel, "causal")]
-)
-def test_language_models_are_read_by_label_words(
-    graft: GraftCommand, tmp_path: Path, kind: str, make: Any, readout: str
-) -> None:
-    pre, _ = tiny.build(kind)
-    given = moved(make(pre.config), pre)
-    given.save_pretrained(tmp_path)
-    out = graft("--fine-tuned", str(tmp_path), "--sparsity", "1", "--set", "mask_steps=0", kind=kind)
-    assert saved(out).origin.readout == readout
-    assert figures(out, "bare-graft") == figures(out, "fine-tune")
-    given.save_pretrained(tmp_path / "whole")
-    load_model(str(graft.directory(kind))).tokenizer.save_pretrained(tmp_path / "whole")
-    bench = SingleTask.of(load_model(str(tmp_path / "whole")), load_task("sst2", str(graft.data)), shots=4)
-    answers = bench.answers(bench.pre)
-    assert figures(out, "fine-tune")[:2] == (answers.score("accuracy"), answers.ece)
 
 
 def test_a_causal_classifier_is_read_at_the_last_token(graft: GraftCommand, tmp_path: Path) -> None:

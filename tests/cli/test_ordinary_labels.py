@@ -68,13 +68,3 @@ def test_a_prompt_that_is_asked_for_tells_all_words_of_all_tasks(
         for words_of_task in ("'dreadful', 'marvellous' of task 'moods'", "'very-salty' of task 'food'"):
             assert told.count(words_of_task) == 1
         assert "maybe" not in told
-
-
-def test_after_a_fall_back_the_names_are_those_of_the_bare_model(
-    data: Path, model_directory: Any, tmp_path: Path
-) -> None:
-    """Of a masked LM they begin with ``bert.``, of the linear readout they do not."""
-    usual = ["--data", str(data), "--model", str(model_directory("bert-mlm")), "--out", str(tmp_path / "out")]
-    words = ["run", "moods", *WORDS, *usual, "--set", r"graftable=^encoder\."]
-    assert cli.main([*words, "--check"]) == 0
-    assert cli.main(words) == 0
