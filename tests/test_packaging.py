@@ -65,13 +65,6 @@ def test_a_checkout_has_the_shape_of_an_installation(name: str) -> None:
     assert os.readlink(ROOT / "forgetfree" / name) == f"../{name}"
 
 
-@pytest.mark.parametrize("name", ["strategies", "benchmarks"])
-def test_the_two_folders_are_no_packages_of_their_own(name: str) -> None:
-    done = run("-c", f"import {name}")
-    assert done.returncode == 1
-    assert f"ImportError: Import this package as forgetfree.{name}" in done.stderr
-
-
 # -- Imports ---------------------------------------------------------------------------------------------
 
 

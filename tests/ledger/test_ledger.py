@@ -27,7 +27,6 @@ from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import TensorFile
 
 
 class Toy(nn.Module):
@@ -286,31 +285,21 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "another value": (put("0/value", torch.zeros(3)), "the tensors of task 'one' do not match their checksum"),
     "another binding": (note("binding", Binding("{}").json), "its metadata do not match their checksum"),
     "a binding that is none": (sealed(note("binding", "[]")), r"its binding cannot be read \(the content must be an obj"),
-    "a binding of numbers": (
-        sealed(note("binding", Binding("{}").json.replace('"linear"', "32"))), "its binding cannot be read"),
     "a value too many": (sealed(put("0/value", torch.zeros(4))), r"'one': 'value' must be torch.float32 of shape \(3,\), got"),
-    "values of another dtype": (sealed(put("0/value", torch.zeros(3).double())), "got torch.float64"),
     "no values": (sealed(drop("1/value")), r"task 'two': 'value' must be torch.float32 of shape \(2,\), got none"),
     "indices of another dtype": (sealed(put("0/index", torch.arange(3))), "'index' must be torch.uint32 .* got torch.int64"),
     "an index out of bounds": (moved(2, (24, 26), (13, 20)), "task 'three': Indices from 24 to 26 do not fit .* 26 entries"),
-    "a shared index out of bounds": (moved(1, (6, 20), (99,)), "task 'two': Indices from 99 to 99 do not fit"),
     "indices in disorder": (moved(0, (5, 0, 13)), "task 'one': "),
     "two owners": (moved(1, (5, 20), (6,)), "Record of task 'two' takes entries that earlier tasks own"),
     "shared with nobody": (moved(1, (6, 20), (7,)), "task 'two' shares entries that no earlier task owns"),
-    "shared with a later task": (moved(0, (0, 5, 13), (25,)), "task 'one' shares entries that no earlier task owns"),
     "NaN": (sealed(put("0/value", torch.tensor([1.0, math.nan, 2.0]))), "of task 'one' hold NaN or infinity, in 'value'"),
-    "infinity in a buffer": (
-        sealed(put("2/buffer/norm.running_mean", torch.full((4,), math.inf))), "'three': tensor .* holds NaN or infinity"),
     "a layout of nothing": (sealed(note("layout", "[]")), "its layout cannot be read"),
-    "a layout of nonsense": (sealed(note("layout", '[["a", [2], "nosuchtype"]]')), "its layout cannot be read"),
     "a layout of dtypes that have none in common": (
         sealed(note("layout", '[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
     "something unknown": (sealed(told(1, more=1)), "what it says of task 'two' cannot be read .more is not known"),
     "a sparsity that is a text": (sealed(told(0, sparsity="0.1")), "sparsity must be a number, got '0.1'"),
     "a definition of another task": (
         sealed(told(0, definition=replace(MOOD, name="two").fields, classes=[0, 1])), "must be that of task 'one'"),
-    "labels that are no texts": (
-        sealed(told(0, definition=replace(MOOD, labels=(0, 1)).fields, classes=[0, 1])), "must be a string, got 0"),
     "labels of another number": (sealed(told(0, definition=MOOD.fields, classes=[0])), "with a class for each label"),
     "classes below 0": (sealed(told(0, classes=[-1])), r"classes\[0\] must be at least 0, got -1"),
     "no composition": (sealed(drop("composition")), "its metadata lacks composition"),
@@ -614,7 +603,6 @@ def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union
 MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
     "an unknown one": ("alone", sealed(note("composition", "sum")), "its composition is 'sum', expected one of union, sel"),
     "overlaps in a union": ("alone", sealed(note("composition", "union")), "'two' takes entries that earlier tasks own"),
-    "overlaps in a selection": ("alone", sealed(note("composition", "selection")), "'two' takes entries that earlier tasks"),
     "a selection as alone": ("selection", sealed(note("composition", "alone")), "must own its region"),
     "shared though alone": ("alone", moved(1, (5, 6, 20), (0,)), "must own its region"),
     "alone in a union": ("auto", sealed(note("composition", "union")), "stands alone, which only a ledger of"),
@@ -648,17 +636,3 @@ def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str],
     if composition == "auto":
         names, every = ["one", "two (alone)", "three"], {"the union": "6"}
     assert owned == dict(zip(names, rows, strict=True)) | every
-
-
-def test_what_is_no_ledger_is_told_from_a_damaged_one(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="cannot be read as a ledger: it is a directory"):
-        Ledger.load(tmp_path)
-    with pytest.raises(LedgerError, match="cannot be read as a ledger: No such file"):
-        Ledger.load(tmp_path / "none.safetensors")
-    (tmp_path / "text").write_text("not a ledger at all")
-    with pytest.raises(LedgerError, match="cannot be read as a ledger: "):
-        Ledger.load(tmp_path / "text")
-    path = tmp_path / "graft.safetensors"
-    TensorFile(LedgerError, "", "forgetfree.graft").write(path, {"a": torch.zeros(1)})
-    with pytest.raises(LedgerError, match=r"is no ledger: .* 'forgetfree\.ledger', got 'forgetfree\.graft'"):
-        Ledger.load(path)

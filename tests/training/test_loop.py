@@ -126,25 +126,18 @@ def test_the_l1_penalty_pulls_towards_where_the_task_began() -> None:
         torch.testing.assert_close(got.double(), theta, rtol=1e-6, atol=1e-7)
 
 
-def test_the_penalty_does_not_reach_the_readout() -> None:
+def test_the_penalty_does_not_reach_the_readout_which_may_have_a_rate_of_its_own() -> None:
     backbone, readout = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    options = TrainingOptions(learning_rate=0.1, weight_decay=0.0, l1=0.5, schedule="constant")
+    options = TrainingOptions(
+        learning_rate=0.1, readout_learning_rate=0.5, weight_decay=0.0, l1=0.5, schedule="constant"
+    )
     step = step_of(backbone, options, 1, [readout])
     with torch.no_grad():
         backbone += 1
-    backbone.grad, readout.grad = torch.zeros(2), torch.zeros(2)
+    backbone.grad, readout.grad = torch.zeros(2), torch.ones(2)
     step.update()
     assert backbone.tolist() == pytest.approx([1.95, 1.95])
-    assert readout.tolist() == [1, 1]
-
-
-def test_the_readout_may_have_a_rate_of_its_own() -> None:
-    backbone, readout = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    options = TrainingOptions(learning_rate=0.1, readout_learning_rate=0.5, weight_decay=0.0, schedule="constant")
-    step = step_of(backbone, options, 1, [readout])
-    backbone.grad, readout.grad = torch.ones(1), torch.ones(1)
-    step.update()
-    assert backbone.tolist() + readout.tolist() == pytest.approx([-0.1, -0.5])
+    assert readout.tolist() == [0.5, 0.5]
 
 
 def test_gradients_are_clipped_to_a_length() -> None:
@@ -315,13 +308,6 @@ def test_predicting_turns_dropout_off_and_restores_the_mode(bert: TaskModel) -> 
     bert.eval()
     predict(bert, rows)
     assert not bert.training
-
-
-def test_predictions_are_float32_on_the_cpu_without_a_graph(bert: TaskModel) -> None:
-    logits = predict(bert, rows_for(bert, 5), precision="bf16")
-    assert logits.shape == (5, 2)
-    assert logits.dtype == torch.float32
-    assert not logits.requires_grad
 
 
 def test_attention_in_training_is_the_plain_formula_where_that_is_faster() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from forgetfree import registry
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.regions import Region, biases
 from forgetfree.core.selection import most_moved
-from forgetfree.data.rows import Rows, TaskRows, plan_batches
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
 from forgetfree.models.loading import load_model
@@ -199,28 +197,3 @@ def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: 
     with pytest.raises(DataError, match=f"none of its . {split} rows"):
         make_stream("x", [replace(measured, **{split: getattr(rows, split).take(without)})], loaded)
     SingleTask.of(loaded, measured)
-
-
-def test_batches_of_the_mask_search_mix_lengths_evenly(
-    model_directory: Any, data_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many there are: every step moves every score, so no step may speak for short or for long rows alone."""
-    draw = Random(0)
-    words = ["a", "lovely", "film", "and", "the", "story", "was", "dull"]
-    texts = tuple(" ".join(draw.choices(words, k=min(60, 2 + int(draw.expovariate(0.1))))) for _ in range(450))
-    (task,) = load_tasks("sst2", str(data_directory))
-    train = Rows(texts, (), tuple(draw.randrange(2) for _ in texts))
-    bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), replace(task, train=train))
-    plans: list[list[list[int]]] = []
-
-    def noted(*arguments: Any, **how: Any) -> list[list[int]]:
-        plans.append(plan_batches(*arguments, **how))
-        return plans[-1]
-
-    monkeypatch.setattr(single_task, "plan_batches", noted)
-    options = replace(OPTIONS, mask_steps=56)  # of 8 rows: more than are sorted by length together elsewhere
-    bench.localized(bench.fine_tuned(options), options)
-    (plan,), lengths = plans, bench.task.train.lengths
-    spread = mean(max(lengths[row] for row in batch) - min(lengths[row] for row in batch) for batch in plan)
-    at_random = mean(max(some) - min(some) for some in (draw.sample(lengths, 8) for _ in range(400)))
-    assert spread == pytest.approx(at_random, rel=0.2)
