@@ -113,11 +113,7 @@ class ReadOptions:
         return _one("--metric", self.metrics, task)
 
     def columns(self, task: str) -> ColumnNames:
-        """Columns that are named for a task: for it alone, or else for all.
-
-        Raises:
-            UsageError: these are not one or two different names of texts, and one of a label.
-        """
+        """Columns that are named for a task: for it alone, or else for all."""
         return ColumnNames.of(_of_task(self.texts, task), _one("--label-column", self.labels, task))
 
     def check(self, tasks: Collection[str]) -> None:

@@ -612,7 +612,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
         ((row for row in ROWS), "got a generator"),
         ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
         ([], "holds no rows, and every split needs some"),
-        ({"text": ["a"], "label": [0]}, "has no train split; it holds text, label"),
+        ({"text": ["a"], "label": [0]}, "'text' is no split; expected train"),
         (pandas.DataFrame([[1, 2]], columns=["text", "text"]), "has column 'text' twice"),
         ([{"text": "a \udcff", "label": 0}], "row 0, column 'text': expected a text, got"),
         ("nowhere.csv", "The data directory 'nowhere.csv' does not exist"),
