@@ -118,16 +118,6 @@ def test_reports_say_it_and_do_not_mix_it_with_test_rows(
     assert "evaluated_on is 'test' in one and 'validation' in the other" in capsys.readouterr().err
 
 
-def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(
-    data_directory: Path, model_directory: Any, tmp_path: Path
-) -> None:
-    given = ["graft", "sst2", "--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4"]
-    given += ["--steps", "3", "--sparsity", "0.02", "--set", f"cache={tmp_path / 'cache'}"]
-    assert cli.main([*given, "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
-    assert cli.main([*given, "--out", str(tmp_path / "reported")]) == 0
-    assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 1
-
-
 def test_the_recipe_of_the_documents_tries_on_validation_rows_and_ends_on_test_rows(
     data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
