@@ -150,7 +150,7 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     rows = rows_of(good, chat, good)
     with pytest.raises(DataError, match=rf"^a\.jsonl, row 2: .*{message}.*--skip-bad-rows"):
         encoder.read(rows)
-    task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows, rows_of(good))
+    task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows_of(good), rows_of(good))
     with pytest.raises(DataError, match=r"^a\.jsonl, row 2: "):
         drop_bad_rows(task, encoder, False)
     left = drop_bad_rows(task, encoder, True)
