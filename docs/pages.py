@@ -39,7 +39,7 @@ API = {
     ),
     "metrics": (
         "From answers to scores, and from scores to the numbers of a stream.",
-        [f"forgetfree.results.{name}" for name in ("metrics", "learning_matrix", "scores", "answers")],
+        [f"forgetfree.results.{name}" for name in ("metrics", "learning_matrix", "answers")],
     ),
     "core": (
         "Regions, grafts and masks on any `torch.nn.Module` (paper, section 2).",

@@ -10,16 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from forgetfree.testing.runs import tensors as everything
+
+__all__ = ["assert_same", "different", "everything", "learn", "logits", "run_logits", "state_of"]
+
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of a model's state dict."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def everything(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of every tensor of a model, buffers included that are not saved."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,6 @@ import huggingface_hub.hf_api
 import pytest
 from huggingface_hub import HfApi, constants
 
-TOKEN = "hf_of_the_test"
 _NAME = r"([\w.-]+/[\w.-]+)"
 
 
@@ -28,16 +27,13 @@ class Hub(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.private, self.asked = set[str](), list[str]()
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def create(self, api: Any, repo_id: str, private: bool | None = None, **_: Any) -> Any:
+    def create(self, api: Any, repo_id: str, **_: Any) -> Any:
         """What `HfApi.create_repo` does there."""
-        if private:
-            self.private.add(f"models/{repo_id}")
         return SimpleNamespace(repo_id=repo_id)
 
     def upload(self, api: Any, repo_id: str, folder_path: Path, **_: Any) -> str:
@@ -75,20 +71,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         files = self.server.repositories.get(repository)
         if files is None:
             return self.refuse(404, "RepoNotFound")
-        if repository in self.server.private and not self.is_known:
-            return self.refuse(401, "RepoNotFound")
         return files if revision in ("main", commit_of(files)) else self.refuse(404, "RevisionNotFound")
-
-    @property
-    def is_known(self) -> bool:
-        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
-        self.server.asked.append(f"{self.command} {path}")
         if path == "/":
             return self.answer(200)
         if match := re.fullmatch(rf"/api/(models|datasets)/{_NAME}(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path):
@@ -114,7 +103,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path, body = unquote(self.path.partition("?")[0]), self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.asked.append(f"POST {path}")
         if match := re.fullmatch(rf"/api/(models|datasets)/{_NAME}/paths-info/([^/]+)", path):
             kind, name, revision = match.groups()
             if (files := self.files(f"{kind}/{name}", revision)) is None:
@@ -150,11 +138,10 @@ def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def hub_server(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
-    """Give a hub on this machine that the client talks to, with a token for it and an empty cache."""
+    """Give a hub on this machine that the client talks to, with an empty cache."""
     with Hub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         point_at(server.endpoint, monkeypatch)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

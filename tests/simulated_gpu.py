@@ -187,6 +187,9 @@ class _Autocast(torch.autocast):
         super().__init__("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
+_SILENT = "set_rng_state set_rng_state_all manual_seed manual_seed_all empty_cache synchronize"
+
+
 def _driver() -> dict[Any, dict[str, Any]]:
     """Return what torch says of devices while the GPU is there."""
     state = torch.zeros(16, dtype=torch.uint8)
@@ -218,17 +221,7 @@ def _driver() -> dict[Any, dict[str, Any]]:
             "memory_reserved": lambda *_: 0,
             "get_rng_state": lambda *_: state,
             "get_rng_state_all": lambda: [state],
-            **{
-                name: lambda *_: None
-                for name in (
-                    "set_rng_state",
-                    "set_rng_state_all",
-                    "manual_seed",
-                    "manual_seed_all",
-                    "empty_cache",
-                    "synchronize",
-                )
-            },
+            **{name: lambda *_: None for name in _SILENT.split()},
         },
         torch.optim.Optimizer: {"_accelerator_graph_capture_health_check": lambda self: None},
     }

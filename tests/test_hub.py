@@ -58,9 +58,9 @@ def test_a_ledger_and_a_graft_go_there_and_back(hub: Hub, ledger: Ledger) -> Non
     graft.push_to_hub("me/films")
     back = Graft.from_pretrained("me/films")
     assert back.region == graft.region and back.values.equal(graft.values) and back.origin == graft.origin
-    assert f"{hub.endpoint}/me/two/commit/" in str(ledger.push_to_hub("me/two", private=True))
+    assert f"{hub.endpoint}/me/two/commit/" in str(ledger.push_to_hub("me/two"))
     files = hub.repositories["models/me/two"]
-    assert files.keys() == {"README.md", "config.json", "ledger.safetensors"} and hub.private == {"models/me/two"}
+    assert files.keys() == {"README.md", "config.json", "ledger.safetensors"}
     card = files["README.md"].decode()
     about = yaml.safe_load(card.split("---")[1])
     assert about["library_name"] == "forgetfree" and {"forgetfree", "ledger"} <= {*about["tags"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,15 +53,10 @@ def test_a_file_that_cannot_be_read_is_the_readers_own_error(tmp_path: Path, mon
     path.mkdir()
     assert message() == " cannot be read: it is a directory, expected a file. Make it again."
     path.rmdir()
-    os.mkfifo(path)
-    assert message() == " cannot be read: it is a pipe or a device, expected a file. Make it again."
-    path.unlink()
     path.write_bytes(b"\xff")
     assert message().startswith(" is not valid JSON: 'utf-8' codec can't decode byte 0xff")
     path.write_text("[")
     assert message() == " is not valid JSON: Expecting value: line 1 column 2 (char 1). Make it again."
-    path.write_text("[1]")
-    assert message() == ": the content must be an object, got [1]. Make it again."
     path.write_text('{"a": true}')
     assert message() == ": a must be an integer, got True. Make it again."
     path.write_text("{}")
@@ -101,10 +95,8 @@ def test_a_value_becomes_an_object_by_its_annotations() -> None:
         ({}, "kind is missing; share is missing"),
         ({"kind": "c", "share": 2}, "kind must be 'a' or 'b', got 'c'; share must be at most 1, got 2"),
         ({"kind": "a", "share": True}, "share must be a number, got True"),
-        ({"kind": "a", "share": "1"}, "share must be a number, got '1'"),
         ({"kind": "a", "share": -1, "colour": 3}, "share must be at least 0, got -1; colour is not known here"),
         ({"kind": "a", "share": 0, "parts": [{"name": 3}]}, "parts[0].name must be a string, got 3"),
-        ({"kind": "a", "share": 0, "parts": {}}, "parts must be a list, got {}"),
         (Whole("a", 0.5, parts=["one"]), "parts must be a tuple, got ['one']"),  # type: ignore
         ([{"name": i} for i in range(9)], "[4].name must be a string, got 4; 4 more faults"),
     ],

@@ -65,13 +65,6 @@ def test_a_checkout_has_the_shape_of_an_installation(name: str) -> None:
     assert os.readlink(ROOT / "forgetfree" / name) == f"../{name}"
 
 
-@pytest.mark.parametrize("name", ["strategies", "benchmarks"])
-def test_the_two_folders_are_no_packages_of_their_own(name: str) -> None:
-    done = run("-c", f"import {name}")
-    assert done.returncode == 1
-    assert f"ImportError: Import this package as forgetfree.{name}" in done.stderr
-
-
 # -- Imports ---------------------------------------------------------------------------------------------
 
 
@@ -205,13 +198,6 @@ def test_avalanche_stays_in_its_room_and_in_strategies() -> None:
 def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
     assert not importers("forgetfree.strategies") & set(LIBRARY)
     assert importers("forgetfree.benchmarks") & set(LIBRARY) == {"forgetfree.registry"}
-
-
-def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
-    done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
-    assert set(done.stdout.split()) == {
-        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
-    }
 
 
 def test_strategies_and_benchmarks_never_import_each_other() -> None:

@@ -11,7 +11,7 @@ import real_data
 
 from forgetfree import registry
 from forgetfree.data.sources import load_tasks
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, HubSource, TaskDefinition
+from forgetfree.tasks import SPLITS, HubSource, TaskDefinition
 
 TASKS = registry.tasks()
 EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -52,12 +52,6 @@ def test_the_hub_gives_a_column_for_every_text_and_what_cannot_be_split_off(name
     assert len(set(task.hub.splits.values())) == len(task.hub.splits)
     if task.hub.labels:
         assert sorted(task.hub.labels.values()) == list(range(len(task.labels)))
-
-
-@pytest.mark.parametrize("kind", ["single", "pair"])
-def test_the_default_prompts_are_prompts(kind: str) -> None:
-    assert slots(DEFAULT_TEMPLATE[kind]) == sorted(["mask", *SLOTS[kind]])
-    assert slots(DEFAULT_CAUSAL_TEMPLATE[kind]) == SLOTS[kind]
 
 
 @pytest.mark.parametrize("stream", registry.streams())

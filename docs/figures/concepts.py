@@ -95,7 +95,7 @@ def pictures(names: dict[str, Any]) -> dict[str, str]:
 
 def _colour(entry: int, colours: Sequence[tuple[Any, str]]) -> str:
     """The colour of the first set that holds the entry."""
-    return next((colour for entries, colour in colours if entry in entries), "none")
+    return next((colour for entries, colour in colours if entry in getattr(entries, "indices", entries)), "none")
 
 
 def _strip(space: Any, rows: dict[str, list[Cell]], note: str) -> str:

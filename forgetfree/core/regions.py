@@ -92,6 +92,9 @@ class Region:
     def __sub__(self, other: Region) -> Region:
         return Region(self.indices[~torch.isin(self.indices, other.indices, assume_unique=True)])
 
+    def __contains__(self, index: int) -> bool:
+        return bool((self.indices == index).any())
+
 
 def biases(space: ParameterSpace) -> Region:
     """Return the region of all biases, including those of LayerNorm.

@@ -261,12 +261,7 @@ class ChatTemplate:
         return marked
 
     def check_read(self, chat: Chat, prompt: str) -> None:
-        """Raise `RowError` if tools, or calls of them, change nothing in what stands before the answer.
-
-        Args:
-            chat: the turns before the answer.
-            prompt: what `put_together` returned.
-        """
+        """Raise `RowError` if tools, or calls of them, change nothing in what stands before the answer."""
         present = [key for key in _NEEDED if any(turn.get(key) for turn in chat.turns)]
         if left_out := next((key for key in present if self._leaves_out(chat.turns, [key], chat.tools, prompt)), None):
             raise _left_out(left_out, "chat")

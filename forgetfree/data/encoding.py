@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -201,32 +200,19 @@ class WordEncoder(Encoder):
 def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
     """Task without the rows that its model cannot learn from.
 
-    Args:
-        rows: the task and its rows.
-        encoder: of the task's texts, for the model.
-        skip_bad_rows: whether such rows are left out and counted.
-
     Raises:
         BadDataError: there are such rows, and they are not left out, or a split has no others.
     """
-    splits, bad, good = dict[str, Rows](), dict[str, BadRows](), Counter[str]()
-    of_files: dict[str, BadRows] = {}
+    splits, bad, faults = dict[str, Rows](), dict[str, BadRows](), DataFaults()
     for split in SPLITS:
         part: Rows = getattr(rows, split)
-        found = encoder.bad_rows(part)
-        left = [i for i in range(len(part)) if i not in found]
-        good.update(part.places[i][0] if part.places else "" for i in left)
-        if found:
-            bad[split], splits[split] = BadRows(found.values()), part.take(left)
-        for fault in found.values():
-            of_files.setdefault(fault.file, BadRows()).add(fault)
+        if found := encoder.bad_rows(part):
+            bad[split] = BadRows(found.values())
+            splits[split] = part.take([i for i in range(len(part)) if i not in found])
+            faults.add_rows(bad[split], len(splits[split]), skip_bad_rows)
+    faults.report()
     if not bad:
         return rows
-    if not skip_bad_rows or not all(map(len, splits.values())):
-        faults = DataFaults()
-        for file, each in of_files.items():
-            faults.add_rows(each, good[file])
-        faults.report()
     counts = {split: each.summary(rows.left_out.get(split, {})) for split, each in bad.items()}
     note = f"Task {rows.task.name!r}: {left_out_note(bad.items())}."
     return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
@@ -272,11 +258,7 @@ def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
-    """Vocabulary ids of the label words, each read as it stands after a space.
-
-    Raises:
-        ModelError: as `check_label_words`.
-    """
+    """Vocabulary ids of the label words, each read as it stands after a space."""
     check_label_words(tokenizer, {task: words})
     return [ids[0] for ids in _after_space(tokenizer, words)]
 

@@ -16,7 +16,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.table_files import check_size, format_of, read_table
 from forgetfree.data.tables import Tables, split_of, tables_of
 from forgetfree.display import brief, listed
-from forgetfree.errors import DataError, UsageError, first_line
+from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS
 
@@ -101,11 +101,7 @@ def _configurations(folder: Path) -> list[str]:
 
 
 def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
-    """Tables of a task's folder; a file that cannot be read is added to the faults.
-
-    Raises:
-        DataError: there are no training rows.
-    """
+    """Tables of a task's folder; a file that cannot be read is added to the faults."""
     if _is_saved(folder):
         return _read_saved(folder)
     if not _has_files(folder) and _is_snapshot(folder):
@@ -120,11 +116,7 @@ def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """Files of a task's splits, in any of the formats.
-
-    Raises:
-        DataError: there are several of one split, none of training rows, or one that is not read.
-    """
+    """Files of a task's splits, in any of the formats."""
     every = sorted(folder.iterdir())
     found, files = ", ".join(path.name for path in every) or "nothing", dict[str, Path]()
     for split in SPLITS:
@@ -167,12 +159,7 @@ def _read_saved(folder: Path) -> Tables:
 
 
 def _read_snapshot(folder: Path, name: str) -> Tables:
-    """Read a hub snapshot: its only configuration, or the one called ``name``.
-
-    Raises:
-        UsageError: it has several configurations, and none of that name.
-        DataError: it cannot be read.
-    """
+    """Read a hub snapshot: its only configuration, or the one called ``name``."""
     known = _configurations(folder)
     if len(known) > 1 and name not in known:
         raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
@@ -199,13 +186,8 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        cause: BaseException = error
-        if isinstance(error, datasets.exceptions.DatasetGenerationError):  # it says only that there is an error
-            cause = error.__cause__ or error
-            if not isinstance(cause, OSError):
-                cause = ValueError(" ".join(str(cause).split())[:400])  # in several lines
-        file = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
-        what = f"{type(error).__name__}: {file}{first_line(cause)}"
+        cause = error.__cause__ or error  # a DatasetGenerationError says only that there is an error
+        what = f"{type(error).__name__}: {' '.join(str(cause).split())[:400].rstrip('. ')}"
         raise DataError(
             f"{folder} cannot be read by the datasets library: {what}. Save or download it again, or mend its card README.md."
         ) from error
@@ -219,17 +201,16 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
 
 def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
     """Raise ``DataError`` if files have names such as ``train-00000-of-00002.parquet``, and not all of these are there."""
-    parts = dict[tuple[Path, str, str, str], dict[int, str]]()
+    parts = dict[tuple[Path, str, str, str], set[int]]()
     for path in map(Path, files):
         if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[4]) and path.is_file():
-            parts.setdefault((path.parent, match[1], match[3], match[4]), {})[int(match[2])] = path.name
-    for (folder, begin, of, total), names in parts.items():
-        first = int(int(total) in names)  # they are counted from 0, or else from 1
-        lacking = [f"{n:0{len(total)}}" for n in range(first, first + int(total)) if n not in names]
-        if lacking:
+            parts.setdefault((path.parent, match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (folder, begin, of, total), there in parts.items():
+        first = int(int(total) in there)  # they are counted from 0, or else from 1
+        if lacking := [f"{n:0{len(total)}}" for n in range(first, first + int(total)) if n not in there]:
             raise DataError(
-                f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*{of}{total}: number "
-                f"{listed(lacking, 5)} {'is' if len(lacking) == 1 else 'are'} missing. Download the data set again."
+                f"{where} holds {len(there)} of the {int(total)} files {folder.name}/{begin}*{of}{total}, and lacks number "
+                f"{listed(lacking, 5)}. Download the data set again."
             )
 
 

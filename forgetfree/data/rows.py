@@ -90,10 +90,7 @@ class TaskRows:
 
     @cached_property
     def shared(self) -> dict[str, int]:
-        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label.
-
-        White space, case and punctuation do not tell texts apart.
-        """
+        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label."""
         test = [tuple(map(_plain, texts)) for texts in self.test.texts]
         return {
             split: sum(texts in others for texts in test)
@@ -116,15 +113,6 @@ class TaskRows:
             "labels), so scores may be higher than on new texts. Keep each of these texts once."
         )
 
-    @property
-    def cut(self) -> str:
-        """Note on splits that were all cut from the same rows."""
-        test, validation = len(self.test), len(self.validation)
-        total = len(self.train) + validation + test
-        return (
-            f"{test:,} test and {counted(validation, 'validation row')} split off from the {total:,}, always the same"
-        )
-
     def fingerprint(self) -> str:
         """SHA-256 over every row of every split: equal data sets have equal fingerprints."""
         digest = hashlib.sha256()
@@ -140,7 +128,6 @@ class TaskRows:
         itself needs validation rows for, such as choosing a mask.
 
         Raises:
-            UsageError: ``split`` is neither ``test`` nor ``validation``.
             DataError: no label has two validation rows.
         """
         if split not in get_args(EvaluatedOn):
@@ -220,14 +207,6 @@ def read_rows(
 ) -> TaskRows:
     """Task with all three splits, and with what is to be known of how it was read.
 
-    Args:
-        read: the tables that the rows are from.
-        task: its definition.
-        rows: the good rows, by split.
-        phrases: for the note on the whole task.
-        notes: further notes.
-        faults: of the tables; the good rows are looked at all the same, for what else there is.
-
     Raises:
         DataError: as `complete`; or with the faults, and with the good rows as its ``rest``.
     """
@@ -236,7 +215,11 @@ def read_rows(
         faults.report()  # what a split lacks may stand in its bad rows
     whole = faults.demand(complete, task, rows)
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
-    parts = [read.note, *phrases, left_out_note(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
+    split_off = ""
+    if rows.keys() == {"train"}:
+        counts = f"{len(whole.test):,} test and {counted(len(whole.validation), 'validation row')}"
+        split_off = f"{counts} split off from the {len(rows['train']):,}, always the same"
+    parts = [read.note, *phrases, left_out_note(bad.items()), split_off]
     if note := "; ".join(filter(None, parts)):
         notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
     whole = replace(whole, notes=tuple(notes), left_out={split: each.summary() for split, each in bad.items()})

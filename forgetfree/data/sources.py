@@ -1,10 +1,6 @@
 """Places that the rows of tasks are read from: a directory, a file, memory, the hub, or the embedded demo.
 
-A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv,tsv,json}`` with the columns ``text`` or
-``text_a``, ``text_b``, and ``label``; other columns are named, or recognised by common names. ``NAME/source.json`` may give
-``label_names``, ``label_words``, ``template``, ``causal_template``, ``metric``, ``text_column`` and ``label_column``; they
-override the registry. For a task that is not registered, missing values are inferred. docs/data.md tells users all of it.
-Kinds of tasks read the tables: see `forgetfree.kinds`.
+docs/data.md tells users all of it; kinds of tasks read the tables, see `forgetfree.kinds`.
 """
 
 from __future__ import annotations
@@ -94,11 +90,7 @@ def load_task(
     evaluate_on: EvaluatedOn = "test",
     options: ReadOptions = READ_DEFAULTS,
 ) -> TaskRows:
-    """Load one task with its rows; arguments and errors as those of `load_tasks`.
-
-    Raises:
-        UsageError: the name is a stream's, too.
-    """
+    """Load one task with its rows; arguments and errors as those of `load_tasks`."""
     source = _open(data, options)
     _check_one(name, source)
     return _rows_of_task(name, source, evaluate_on, options)
@@ -263,10 +255,7 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
 
 
 def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
-    """Source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it.
-
-    A hub snapshot with several configurations is one task of each of their names.
-    """
+    """Source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it."""
 
     def read(name: str) -> TaskRows:
         if path.is_dir():
@@ -382,11 +371,7 @@ def _read_task(
     folder: Path = Path(),
     note: str = "",
 ) -> TaskRows:
-    """Task with its rows, from the tables of its splits, its ``source.json`` and where that is.
-
-    Raises:
-        DataError: the tables do not hold what the task needs.
-    """
+    """Task with its rows, from the tables of its splits, its ``source.json`` and where that is."""
     columns, faults, read = options.columns(name).over(source), DataFaults(), dict[str, Table]()
     for split, table in tables.items():
         if table.columns or table.numbers or table.bad:
@@ -432,11 +417,7 @@ def _kind(task: TaskTables) -> Any:
 
 
 def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
-    """Tables of a registered task, by split, from where the hub has them.
-
-    Raises:
-        NoDataError: they cannot be read, or one lacks a column.
-    """
+    """Tables of a registered task, by split, from where the hub has them."""
     from datasets import load_dataset
 
     tables = dict[str, Table]()

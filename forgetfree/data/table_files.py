@@ -200,11 +200,7 @@ def _tsv_table(path: Path, text: str) -> Table:
 
 
 def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
-    """Table of rows that have a cell for each column.
-
-    Raises:
-        DataError: the header cannot be read or names a column twice, or a quote is not closed.
-    """
+    """Table of rows that have a cell for each column."""
     names, records, numbers, bad = list[str](), list[list[str]](), list[int](), BadRows()
     reader, begin, number = csv.reader(lines_of(text), strict=True, delimiter=sign, **dialect), 1, 0
     while True:

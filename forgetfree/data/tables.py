@@ -182,32 +182,21 @@ def tables_of(where: str, rows: Any) -> Tables:
     """
     if not isinstance(rows, Mapping):
         return {"train": _table(where, rows)}, ""
-    ours, unread = splits_of(where, map(str, rows))
+    names = list(map(str, rows))
+    ours = {name: split for name in names if (split := split_of(name))}
+    unread = [name for name in names if name not in ours]
     if unread and type(rows) is dict:  # a data set of the hub may have more
         raise DataError(
             f"{where}: {unread[0]!r} is no split; expected train, validation and test. For rows in one piece give a list of "
             "rows, a DataFrame or a Dataset."
         )
+    if (twice := first_twice(ours.values())) is not None:
+        same = " and ".join(name for name, split in ours.items() if split == twice)
+        raise DataError(f"{where} holds {same}, and the {twice} split is one. Remove the others.")
+    if "train" not in ours.values():
+        raise DataError(f"{where} has no train split; it holds {', '.join(names) or 'nothing'}. Add the training rows.")
     note = f"{', '.join(map(repr, unread))} not read" if unread else ""
     return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, note
-
-
-def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Our name of each split by the given one, and the names of what is no split.
-
-    Raises:
-        DataError: a split is there twice, or the training rows are missing.
-    """
-    listed = list(names)
-    splits = {name: split for name in listed if (split := split_of(name))}
-    for split in splits.values():
-        if len(same := [name for name, other in splits.items() if other == split]) > 1:
-            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
-    if "train" not in splits.values():
-        raise DataError(
-            f"{where} has no train split; it holds {', '.join(listed) or 'nothing'}. Add the training rows."
-        )
-    return splits, [name for name in listed if name not in splits]
 
 
 def _table(where: str, rows: Any) -> Table:
@@ -267,13 +256,6 @@ def of_arrow(
     where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
 ) -> Table:
     """Table of Arrow's columns, which are read when they are asked for.
-
-    Args:
-        where: what the table is called, for messages.
-        schema: its schema.
-        features: of the ``datasets`` library, by column, as far as they are known.
-        read: returns the arrays of a column.
-        numbers: of the rows, for messages.
 
     Raises:
         DataError: a column's name comes twice; later, a column cannot be read.

@@ -24,7 +24,7 @@ from typing import Any
 from warnings import catch_warnings
 
 from forgetfree.device import kind_of_device
-from forgetfree.display import brief, tell_note
+from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically
 from forgetfree.jobs.environment import quiet_libraries, set_threads
@@ -185,17 +185,9 @@ class RayTasks:
         try:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray has set its own
-            self._note_small_nodes(ray.nodes())  # type: ignore[no-untyped-call]
             yield
         finally:
             ray.shutdown()
-
-    def _note_small_nodes(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Print a note where no node has room for a unit: a cluster may grow, or wait in vain."""
-        needed = {name: self._place.resources[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}
-        if not any(all(node["Resources"].get(name, 0) >= need for name, need in needed.items()) for node in nodes):
-            wanted = " and ".join(f"{need:g} {name}" for name, need in needed.items() if need)
-            tell_note(f"no node of the cluster has {wanted}; units wait for one.")
 
 
 def read_files(directory: Path) -> Files:

@@ -1,13 +1,4 @@
-"""What a run will do, and all that is wrong with it, before anything is downloaded or written.
-
-A plan is JSON:
-
-    model       name, local; where its weights are read: readout, parameters, graftable
-    tasks       name, labels, and rows of each split, as far as the data are here
-    units       unit, its updates by task, and the seconds they take
-    total       units, updates, seconds, and memory_bytes: the most that was held while a few steps were taken
-    notes       what could not be checked, and what may go wrong
-"""
+"""What a run will do, and all that is wrong with it, before anything is downloaded or written."""
 
 from __future__ import annotations
 
@@ -16,34 +7,31 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
-from forgetfree.data.rows import TaskRows, evenly, few_rows_note
+from forgetfree.data.rows import TaskRows, few_rows_note
 from forgetfree.data.sources import check_stream
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
     Faults,
     ForgetfreeError,
     SeveralFaultsError,
-    UsageError,
     first_line,
     out_of_memory,
 )
-from forgetfree.files import check_place, is_place, refuse_used
+from forgetfree.files import check_place, refuse_used
 from forgetfree.jobs.config import RunConfig, RunOptions
-from forgetfree.jobs.environment import check_precision, machine_memory, set_threads, threads_as_before
+from forgetfree.jobs.environment import check_precision, machine_memory, set_threads
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of
@@ -61,14 +49,14 @@ if TYPE_CHECKING:
 
 #: A step takes at most as many times the bytes of the weights: beside them gradients, what AdamW keeps, and θ_pre.
 _STEP = 5
-#: Training rows of a task that are encoded to see whether texts are cut.
-_SAMPLE = 64
 #: Steps that are taken of each phase; the first, which prepares memory and kernels, does not count.
 _TAKEN = 2
 
 
 def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
-    """Return the plan of a run; nothing is written or downloaded.
+    """Return the plan of a run as JSON: model, tasks, units and total, and notes; nothing is written or downloaded.
+
+    Units have their updates by task, and the seconds that these take; where model or rows are not here, neither is known.
 
     Args:
         config: what is asked for.
@@ -97,16 +85,7 @@ def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoa
 
 
 class _Look:
-    """Looks at all that can be looked at.
-
-    Args:
-        config: what is asked for.
-        resume: whether the run is to go on in its directory.
-        loader: what has read the data; default: nothing has.
-
-    Attributes:
-        faults: what is wrong.
-    """
+    """Looks at all that can be looked at, and puts down its faults."""
 
     def __init__(self, config: RunConfig, resume: bool, loader: StreamLoader | None = None) -> None:
         self._config, self._objects, self._notes = config, config.objects, list[str]()
@@ -133,16 +112,8 @@ class _Look:
             if name not in self._rows and (task := registry.tasks().get(name)):
                 self._definitions[name] = task
         self._loaded: LoadedModel | None = attempt(self._load)
-        if any(each.precision == "auto" for each in self._options.values()):
-            self._decide_precision()
         if self._loaded is not None:
             self._check_against(self._loaded)
-
-    @property
-    def _sparsities(self) -> list[float]:
-        """The shares of the space that regions may have, each once."""
-        of_regions = [each.sparsity for each in self._options.values() if isinstance(each, LocalizationOptions)]
-        return list(dict.fromkeys(of_regions))
 
     # -- Data and model --------------------------------------------------------------------------------------
 
@@ -172,10 +143,6 @@ class _Look:
         if self._objects.model is None:
             path = Path(locate(config.model))
             if not path.is_dir():
-                if not is_place(config.model) and config.model.count("/") > 1:
-                    raise UsageError(
-                        f"--model {config.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory."
-                    )
                 self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
                 return None
             if _STEP * sum(each.stat().st_size for each in path.glob("*.safetensors")) > machine_memory():
@@ -187,21 +154,6 @@ class _Look:
         self._notes += [loaded.note] if loaded.note else []
         return loaded
 
-    def _decide_precision(self) -> None:
-        """Put into the options what ``auto`` means for the model; where it is not here, as if it were fp32."""
-        loaded, precision = self._loaded, "fp32"
-        if loaded is None:
-            self._notes.append("precision=auto is measured when the job starts: time is told for fp32.")
-        else:
-            with threads_as_before():
-                set_threads(self._common.threads)
-                precision = faster_precision(loaded.model.to(self._device))
-            loaded.model.to("cpu")  # what else is checked is there
-        self._options = {
-            name: replace(each, precision=precision) if each.precision == "auto" else each
-            for name, each in self._options.items()
-        }
-
     def _check_against(self, loaded: LoadedModel) -> None:
         """Check the tasks, the texts that no task trains, and the options against a model."""
         config, attempt = self._config, self.faults.attempt
@@ -212,9 +164,9 @@ class _Look:
                 read = self._rows[name]
                 self._rows[name] = attempt(drop_bad_rows, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
-        space = loaded.model.space()
-        for sparsity in self._sparsities:
-            attempt(budget, len(space), sparsity)
+        for options in self._options.values():
+            if isinstance(options, LocalizationOptions):
+                attempt(budget, len(loaded.model.space()), options.sparsity)
         if config.held_out is not None:
             limit = self._common.test_limit
             aside = attempt(HeldOutTexts.of, config.held_out, config.rows, loaded, limit, config.read_options)
@@ -226,14 +178,20 @@ class _Look:
     # -- The plan --------------------------------------------------------------------------------------------
 
     def plan(self) -> Json:
-        """Return the plan, by a few steps of each strategy."""
-        config, loaded = self._config, self._loaded
+        """Return the plan, by a few steps of each strategy on the first task."""
+        from forgetfree.continual.stream import make_stream
+
+        config, loaded, times = self._config, self._loaded, dict[str, Sequence[_PhaseTime]]()
         set_threads(self._common.threads)
-        self._note_cut_texts()
-        times = {name: phases for name in config.classes if (phases := self._step_times(name)) is not None}
+        if loaded is not None and self._rows.keys() >= set(config.names):
+            first: str = config.names[0]
+            drawn: Json = {"shots": config.shots, "seed": config.seed[0], "test_limit": 1}
+            stream = make_stream(first, [self._rows[first]], loaded, **drawn)
+            times = {name: phases for name in config.classes if (phases := self._step_times(name, stream))}
         shared = set[Any]()
-        units = [self._unit(name, seed, times, shared) for seed, name in product(config.seed, config.classes)]
-        self._note_full_space()
+        units = [
+            self._unit(name, seed, times.get(name, ()), shared) for seed, name in product(config.seed, config.classes)
+        ]
         every = [unit["seconds"] for unit in units]
         return {
             "schema": 1,
@@ -264,15 +222,15 @@ class _Look:
             "notes": list(dict.fromkeys(self._notes)),
         }
 
-    def _unit(self, name: str, seed: int, times: Mapping[str, list[_PhaseTime]], shared: set[Any]) -> Json:
+    def _unit(self, name: str, seed: int, phases: Sequence[_PhaseTime], shared: set[Any]) -> Json:
         """Return the updates of a unit by task, and its seconds; ``shared`` are the fine-tuned models that were made."""
-        options, phases = self._options[name], times.get(name)
-        updates, seconds = dict[str, int | None](), 0.0
-        for task in self._config.names:
-            asked, drawn = self._updates(task, seed, options)
-            if phases is None or asked is None:
-                updates[task] = asked
-                continue
+        options, config = self._options[name], self._config
+        updates: dict[str, int | None] = dict.fromkeys(config.names)
+        seconds = 0.0
+        for task, rows in self._rows.items() if phases else ():
+            drawn = len(sampled(rows, config.shots, seed))
+            rarest = min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values())
+            asked = options.updates(max(1, len(rows.task.labels)), config.shots or rarest, drawn)
             steps = [(each, each.steps(options, asked, drawn)) for each in phases]
             updates[task] = sum(count for each, count in steps if each.phase in ("fine_tune", "train"))
             for each, count in steps:
@@ -280,79 +238,24 @@ class _Look:
                 if each.phase != "fine_tune" or made not in shared:  # a fine-tuned model is made once
                     seconds += each.step * count
                 shared |= {made} if each.phase == "fine_tune" else set()
-        unknown = None in updates.values()
-        if unknown:
-            self._notes.append("Without --steps or --shots, the updates depend on the rows, which are not here.")
-        told = None if unknown or phases is None else round(seconds, 3)
-        return {"unit": f"{name}/seed-{seed}", "updates": updates, "seconds": told}
+        return {"unit": f"{name}/seed-{seed}", "updates": updates, "seconds": round(seconds, 3) if phases else None}
 
-    def _updates(self, task: str, seed: int, options: TrainingOptions) -> tuple[int | None, int]:
-        """Return the updates that are asked for of a task, as far as they are known, and its training rows."""
-        shots, rows, definition = self._config.shots, self._rows.get(task), self._definitions.get(task)
-        drawn = None if rows is None else len(sampled(rows, shots, seed))
-        rarest = shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
-        labels = 2 if definition is None else max(1, len(definition.labels))
-        known = rarest or isinstance(options.steps, int)
-        drawn = drawn or labels * (rarest or 0)
-        return (options.updates(labels, rarest or 0, drawn) if known else None), drawn
-
-    def _step_times(self, name: str) -> list[_PhaseTime] | None:
-        """Return what the phases of a strategy take, by a few steps of each on the first task that is here, if one is."""
-        if self._first_task is None:
-            return None
-        options, times = self._options[name], _StepTimes()
+    def _step_times(self, name: str, stream: Stream) -> list[_PhaseTime]:
+        """Return what the phases of a strategy take, by a few steps of each; nothing where one fails."""
+        config, options, times = self._config, self._options[name], _StepTimes()
         few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN}
         few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
         if getattr(options, "mask_steps", None) == 0:
             del few["mask_steps"]
         known = type(options).__dataclass_fields__
         options = replace(options, **{key: each for key, each in few.items() if key in known})
+        how: Json = {"seed": config.seed[0], "device": self._device, "store": self._fine_tuned, "monitor": times}
         try:
-            self._learn_first(name, self._first_task, options, times)
+            config.classes[name](stream=stream, options=options, **how).train(stream.benchmark.train_stream[0])
         except (ForgetfreeError, RuntimeError, MemoryError) as error:
             self._notes.append(f"A first step of {name} fails: {first_line(out_of_memory(error) or error)}")
-            return None
+            return []
         return times.times
-
-    @cached_property
-    def _first_task(self) -> Stream | None:
-        """The stream of the first task that is here, on the model, if both are."""
-        from forgetfree.continual.stream import make_stream
-
-        config, loaded = self._config, self._loaded
-        rows = next((self._rows[task] for task in config.names if task in self._rows), None)
-        if rows is None or loaded is None:
-            return None
-        drawn: Json = {"shots": config.shots, "seed": config.seed[0], "test_limit": 1}
-        return make_stream(rows.task.name, [rows], loaded, **drawn)
-
-    def _learn_first(self, name: str, stream: Stream, options: Any, monitor: Monitor) -> None:
-        """Let a strategy learn one task, from θ_pre, and keep nothing."""
-        common = {"seed": self._config.seed[0], "device": self._device, "store": self._fine_tuned}
-        learner = self._config.classes[name](stream=stream, options=options, monitor=monitor, **common)
-        learner.train(stream.benchmark.train_stream[0])
-
-    def _note_cut_texts(self) -> None:
-        """Note which training texts are longer than the model reads, as a sample has it."""
-        if (loaded := self._loaded) is None:
-            return
-        for name, rows in self._rows.items():
-            sample = rows.train.take(evenly(len(rows.train), _SAMPLE))
-            encoder = loaded.encoder(rows.task)
-            encoder(sample)
-            if cut := encoder.cut_note("training row", len(sample)):
-                self._notes.append(f"Task {name!r}{', of a sample' * (len(sample) < len(rows.train))}: {cut}")
-
-    def _note_full_space(self) -> None:
-        """Note where the regions of all tasks are more than there is."""
-        tasks = len(self._config.names)
-        for seed, (name, options) in product(self._config.seed, self._options.items()):
-            sparsity = options.sparsity if isinstance(options, LocalizationOptions) else 0
-            if tasks * sparsity > 1:
-                self._notes.append(
-                    f"{name}/seed-{seed}: {tasks} regions of {sparsity:g} of the graftable entries are more than there are. "
-                    "Later tasks train what earlier ones left. Set a lower sparsity."
-                )
 
 
 # -- Seconds ---------------------------------------------------------------------------------------------
@@ -360,13 +263,7 @@ class _Look:
 
 @dataclass(frozen=True)
 class _PhaseTime:
-    """What a phase of a task takes.
-
-    Attributes:
-        phase: which.
-        taken: the steps that were taken of it.
-        step: seconds of one.
-    """
+    """The steps that were taken of a phase, and the seconds of one."""
 
     phase: Phase
     taken: int

@@ -7,7 +7,6 @@ of a run that had the other stream from the start.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,23 +21,22 @@ from forgetfree import registry
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
-from forgetfree.jobs.checkpoints import LearnedStream, Row
 from forgetfree.jobs.config import RunConfig, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
 from forgetfree.json_file import parse_json
-from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
-from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
+from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.jobs.learn import LearnedStream
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 
@@ -107,12 +105,7 @@ class FinishedRun:
         section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
-        was = readout_for(section["readout"], definitions.values())
-        fallen = (
-            was == "auto" and self.config["model"]["readout"] == "linear" and _has_label_words(self.config["model"])
-        )
-        if fallen or readout_for(section["readout"], left) != was:
-            section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
+        section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
@@ -122,12 +115,6 @@ class FinishedRun:
 def _listed(data: Any) -> list[str]:
     """Return the places that ``--data`` names; none where it is not given."""
     return [data] if isinstance(data, str) else list(data or ())
-
-
-def _has_label_words(model: Json) -> bool:
-    """Return whether a model that config.json describes has a language model's head, which may read label words."""
-    architectures = " ".join(model.get("config", {}).get("architectures") or ())
-    return bool(re.search(rf"{CAUSAL_HEAD}|ForMaskedLM|ForPreTraining", architectures))
 
 
 @dataclass(frozen=True)
@@ -234,12 +221,11 @@ class StreamPrefix:
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
 
-    def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
+    def put_into(self, learned: LearnedStream, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.
 
         Args:
-            learned: a new strategy that has learned nothing.
-            answers: that measure it.
+            learned: of a new strategy that has learned nothing.
             directory: of the unit.
             unlearned: whether tasks are answered before they are learned, too.
 
@@ -248,25 +234,25 @@ class StreamPrefix:
         """
         strategy = learned.strategy
         tasks = strategy.stream.tasks[: len(self.tasks)]
-        rows: list[Row] = [{} for _ in tasks]
+        learned.scores = [score for score in self.scores if score.after < len(tasks)]
         new = [task for task in strategy.stream.tasks if task.name not in self._learned]
         if new and unlearned:  # what the others left was not asked about it yet
             for count in range(len(tasks)):
                 self._put(strategy, count, directory)
-                rows[count] = strategy.evaluate(new)
+                learned.add_scores(count, strategy.evaluate(new))
         self._put(strategy, len(tasks), directory)
-        rows.append(answers.begun(tasks))
+        row = learned.answers.begun(tasks)
         for task in tasks:
-            now = rows[-1][task.name].tensors()
             if not all(
-                np.array_equal(array, self.predictions[f"{task.name}/{name}"].numpy()) for name, array in now.items()
+                np.array_equal(array, self.predictions[f"{task.name}/{name}"].numpy())
+                for name, array in row[task.name].tensors().items()
             ):
                 raise RunError(
                     f"This machine does not answer {task.name} bit for bit as {self.unit.directory} did, so later "
                     "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
                 )
-        learned.kept_bytes = self.kept_bytes(strategy.bytes_kept())
-        learned.rows, learned.seconds = rows, self.seconds
+        learned.add_scores(len(tasks), row)
+        learned.kept_bytes, learned.seconds = self.kept_bytes(strategy.bytes_kept()), self.seconds
         return len(tasks)
 
     def _put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:

@@ -1,12 +1,7 @@
 """A run: a stream, some strategies, some seeds. A unit is one strategy with one seed, and has a folder of its own.
 
-OUT/config.json                       what was asked for and found, and all that is needed to repeat it
-OUT/results.json                      made from the units, whenever one has ended
-OUT/report.md, OUT/report.html        the tables; the page: figures and tables, made when the run ends, however it ends
-OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
-OUT/STRATEGY/seed-S/                  a unit, see `forgetfree.jobs.unit`: what the strategy keeps, scores.csv,
-                                      predictions.safetensors (the last row's logits and labels on every task's test
-                                      rows)
+config.json says what was asked for and found, and all that is needed to repeat it; results.json and the reports are made from
+the units, whenever one has ended.
 """
 
 from __future__ import annotations
@@ -75,8 +70,8 @@ def run(
 
     Raises:
         UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
-        RunError: another process works in the directory, it or the finished run has other data or another model, it was
-            deleted, or a worker was killed.
+        RunError: another process works in the directory, it or the finished run has other data or another model, or a
+            worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
     execution.check_objects(config.unnamed)
@@ -251,11 +246,6 @@ def _cut_short(out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not os.path.lexists(out / CONFIG) and not isinstance(error, KeyboardInterrupt):
-            raise RunError(
-                f"{out} was deleted, or what is in it, while a run worked there. Start again, and leave the directory alone "
-                "until it has ended."
-            ) from error
         with suppress(Exception):
             _report(out, ended=not isinstance(error, KeyboardInterrupt))  # figures take longer than a scheduler waits
         if isinstance(error, BrokenProcessPool):

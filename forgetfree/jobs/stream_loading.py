@@ -12,10 +12,9 @@ from forgetfree import registry
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.device import find_device
 from forgetfree.display import tell_note
-from forgetfree.jobs.checkpoints import Row
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.options import recorded
-from forgetfree.results.answers import constant_scores
+from forgetfree.results.answers import Answers, constant_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class StreamLoader:
         self._stream: Stream | None = None
         self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
         # The answers before training, by the batch size they are computed in.
-        self._first_rows: dict[int, Row] = {}
+        self._first_rows: dict[int, dict[str, Answers]] = {}
 
     def unload(self) -> None:
         """Let go of all that was loaded, for processes that load for themselves."""
@@ -154,7 +153,7 @@ class StreamLoader:
         upper = self.config.common.upper_triangle
         return not model.readouts() if upper is None else upper
 
-    def before_training(self, name: str, answers: StreamAnswers) -> Row:
+    def before_training(self, name: str, answers: StreamAnswers) -> dict[str, Answers]:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
         if name not in registry.STRATEGIES:
             return answers.before()

@@ -1,11 +1,6 @@
 """A unit: the smallest piece of a job that is run, kept and resumed by itself. It writes into its own folder alone.
 
-scores.csv       its scores, see `forgetfree.results.unit_folder`
-history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
-.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
-…                what else it makes: a ledger, predictions, a graft
-outcome.json     how it ended, what it ran with, and what else is known of it
-unit.json        written last: the size and SHA-256 of each file beside it, and of the config.json that it was made under
+unit.json is written last: the size and SHA-256 of each file beside it, and of the config.json that it was made under.
 """
 
 from __future__ import annotations
@@ -186,7 +181,7 @@ class History(Monitor):
         met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
         self._met = Counter(map(_timeless, met))
-        self._before, self._step, self._goes_on = 0, 0, bool(met)  # updates of earlier phases, and of the last one
+        self._before, self._step = 0, 0  # updates of earlier phases, and of the last one
         for line in met:
             self._count(line["step"])
         self._begin = time.perf_counter() - max((line["seconds"] for line in met), default=0.0)
@@ -202,8 +197,7 @@ class History(Monitor):
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Log the steps of a phase. From the first on, scores are new; an evaluation logs no step."""
-        self._goes_on = False
+        """Log the steps of a phase; an evaluation logs no step."""
         self._rate = lambda step: math.nan  # until it is logged
         with super().phase(task, phase, steps) as pass_on:
 
@@ -241,9 +235,9 @@ class History(Monitor):
         self._step = step
 
     def log_scores(self, scores: Sequence[Score]) -> None:
-        """Log scores by task; of a unit that goes on, those of learned tasks are told again, before its first phase."""
+        """Log scores by task; of a unit that goes on, the last ones are told again."""
         super().log_scores(scores)
-        if self.log and not self._goes_on:
+        if self.log:
             self.log({f"{score.metric}/{score.task}": score.value for score in scores}, self._before + self._step)
 
 

@@ -43,24 +43,3 @@ def test_only_training_texts_are_read_each_once(data_directory: Path) -> None:
     qnli, sst2 = (load_task(name, str(data_directory)).train for name in ("qnli", "sst2"))
     assert len(texts) == len(set(texts))
     assert set(texts) == {*qnli.first, *qnli.second, *sst2.first}
-
-
-def test_wrong_usage_is_told_in_a_line(
-    model_directory,
-    data_directory: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    bert, data = str(model_directory("bert")), str(data_directory)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    for model, task, out, message in (
-        (bert, "sst22", "new", "Unknown task 'sst22'"),
-        ("nothing", "sst2", "new", "Unknown model 'nothing'"),
-        (bert, "sst2", "full", "is not empty"),
-        (str(model_directory("roberta")), "sst2", "new", "--model must be of the BERT architecture, got roberta"),
-    ):
-        with pytest.raises(SystemExit):
-            call(monkeypatch, "--data", data, "--model", model, "--task", task, "--out", str(tmp_path / out))
-        assert message in capsys.readouterr().err

@@ -255,39 +255,6 @@ def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: f
     assert learned.step == len(batches)
 
 
-def test_learning_the_mask_of_a_transformer_agrees_with_the_reference() -> None:
-    """Through attention, LayerNorm and a tied embedding, where gradients of S are tiny and the rate is huge."""
-    backbone, _ = tiny.build("gpt2-lm")
-    space = ParameterSpace.of(backbone)
-    pre = space.flatten(backbone)
-    generator = torch.Generator().manual_seed(0)
-    ft = pre + torch.randn(len(space), generator=generator) * 0.05
-    x = torch.randint(0, 400, (6, 7), generator=generator)
-    y = torch.randint(0, 400, (6,), generator=generator)
-    batches = [(x, y, torch.zeros(6, dtype=torch.int64))] * 3
-
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = backbone
-
-        def forward(self, x: Tensor, t: Tensor) -> Tensor:
-            return self.backbone(x).logits[:, -1]
-
-    model = Last().eval()
-    named = ParameterSpace.of(model)
-    base = most_moved(pre, ft, 50)
-    rate = 1e6
-    expected, _ = reference_scores(model, named, pre, ft, base.mask(len(space)), batches, rate)
-    learned = learn(
-        backbone, space, pre, ft, batches, base, sparsity=50 / len(space), forward=model, learning_rate=rate
-    )
-    moved = (expected + 10).abs()
-    assert float(moved.max()) > 1
-    torch.testing.assert_close(learned.scores.double(), expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(space.flatten(backbone), pre)
-
-
 class Mixed(nn.Module):
     """A convolution with its entries in another order in memory, two dtypes, and a layer that no loss depends on."""
 
@@ -414,15 +381,6 @@ def test_validation_sees_the_hard_mask_and_the_best_wins() -> None:
         assert int(at.sum()) == 9
         assert torch.equal(theta[at], ft[at])
     assert Region.from_mask(seen[2] != pre) == learned.region
-
-
-def test_a_small_base_with_the_best_validation_score_does_not_shrink_the_region() -> None:
-    """The region has the requested number of entries, even where every mask scores alike."""
-    model, space, pre, ft, batches = problem()
-    base = most_moved(pre, ft, 1)
-    learned = learn(model, space, pre, ft, batches, base, validate=lambda: 0.5, evaluate_every=2)
-    assert len(learned.region) == learned.budget == 9
-    assert learned.step == len(batches)
 
 
 def test_dropout_stays_off_if_validation_leaves_the_model_in_training_mode() -> None:

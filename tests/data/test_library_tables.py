@@ -142,14 +142,14 @@ def describe(folder: Path, splits: dict[str, int], files: str) -> None:
 
 
 LACKING = [
-    (["data/train-00000-of-00002.parquet"], "1 of the 2 files data/train-*-of-00002: number 00001 is"),
+    (["data/train-00000-of-00002.parquet"], "1 of the 2 files data/train-*-of-00002, and lacks number 00001"),
     (
         ["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"],
-        "2 of the 3 files mood/train-*-of-00003: number 00001 is",
+        "2 of the 3 files mood/train-*-of-00003, and lacks number 00001",
     ),
-    (["train-00002-of-00004.csv"], "1 of the 4 files mood/train-*-of-00004: number 00000, 00001, 00003 are"),
-    (["train_00000_of_00002.parquet"], "1 of the 2 files mood/train_*_of_00002: number 00001 is"),
-    (["data/train-2-of-2.jsonl.gz"], "1 of the 2 files data/train-*-of-2: number 1 is"),
+    (["train-00002-of-00004.csv"], "1 of the 4 files mood/train-*-of-00004, and lacks number 00000, 00001, 00003"),
+    (["train_00000_of_00002.parquet"], "1 of the 2 files mood/train_*_of_00002, and lacks number 00001"),
+    (["data/train-2-of-2.jsonl.gz"], "1 of the 2 files data/train-*-of-2, and lacks number 1"),
     (["data/train-00000-of-00001-ab.parquet", "data/test-00000-of-00002-cd.parquet"], "files data/test-*-of-00002"),
     (["train.parquet", "train-00001-of-00002.parquet"], "holds train.parquet, and train-00001-of-00002.parquet, which"),
 ]
@@ -186,7 +186,7 @@ def test_parts_of_different_columns_are_told(tmp_path: Path) -> None:
 def test_a_data_file_that_a_saved_set_lacks_is_named(tmp_path: Path) -> None:
     Dataset.from_dict(LABELLED).save_to_disk(tmp_path / "mood", num_shards=3)
     (tmp_path / "mood" / "data-00001-of-00003.arrow").unlink()
-    with pytest.raises(DataError, match=r"mood/data-00001-of-00003\.arrow: No such file or directory"):
+    with pytest.raises(DataError, match=r"No such file or directory: .*mood/data-00001-of-00003\.arrow"):
         load_task("mood", str(tmp_path))
 
 

@@ -29,5 +29,5 @@ def test_every_kind_of_file_is_damaged(fuzz: Fuzz) -> None:
         *("config.json", "results.json", "unit.json", "scores.csv", "history.jsonl", "predictions.safetensors"),
         *("ledger.safetensors", "adapters.safetensors", "checkpoint.safetensors", "fine-tuned.json"),
         *("fine-tuned/*.safetensors", "outcome.json", "task-features.safetensors"),
-        *("graft.safetensors", "measured.safetensors", "circumstances.json"),
+        *("graft.safetensors", "learned.safetensors", "answers.safetensors", "circumstances.json"),
     }

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.jobs import checkpoints, environment, unit
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.directory import holdings
 from forgetfree.jobs.run import run as perform
-from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators
 
@@ -388,16 +386,13 @@ def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alon
     assert (out / "continual-ft" / "seed-0" / "unit.json").read_bytes() == kept
 
 
-@pytest.mark.sampled("in part")
-@pytest.mark.parametrize("part", [False, True], ids=["whole", "in part"])
 def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_nothing(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: None, part: bool
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: None
 ) -> None:
     run(config("fine-tune", "whole"))
 
     def killed(kept: FileCheckpoint) -> None:
-        if part:
-            next(path for path in kept.directory.rglob("*") if path.is_file()).unlink()
+        next(path for path in kept.directory.rglob("*") if path.is_file()).unlink()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -414,20 +409,6 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
         replace(config("fine-tune", "cut"), seed=(1,)), Execution(resume=True)
     )  # it goes where another seed is asked for, too
     assert not list((tmp_path / "cut").rglob(CHECKPOINT))
-
-
-def test_leftovers_in_a_shared_cache_go_when_the_model_is_made(tmp_path: Path) -> None:
-    store = StateStore(tmp_path)
-    mine, other = (tmp_path / f".{key}-0123456789abcdef.safetensors.abcd1234.unfinished" for key in ("sst2", "qnli"))
-    mine.touch()
-    other.touch()  # another process may be writing it
-    (tmp_path / ".sst2-0123456789abcdef.lock").touch()
-    with store.making("sst2-0123456789abcdef") as state:
-        assert state is None
-        assert not mine.exists() and other.exists()
-    store.put("sst2-0123456789abcdef", ModelState(torch.zeros(2), {}, {}))
-    with store.making("sst2-0123456789abcdef") as state:
-        assert state is not None
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
@@ -450,21 +431,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
     assert not [path for path in out.rglob(".*") if path.is_file()] and holdings(out)
     run(config("continual-ft", "cut"), Execution(resume=True))
     assert outcome(out) == outcome(tmp_path / "whole")
-
-
-def test_a_directory_that_is_deleted_in_the_midst_is_told(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log_step = unit.History.log_step
-
-    def deletes(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
-        if (phase, step) == ("train", 3):
-            shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        log_step(history, task, phase, step, *args)
-
-    monkeypatch.setattr(unit.History, "log_step", deletes)
-    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while a run worked there\. Start again"):
-        run(config("continual-ft", "out"))
 
 
 # -- Other circumstances ---------------------------------------------------------------------------------

@@ -89,15 +89,6 @@ def test_a_report_its_csv_file_and_its_results_have_one_interval(
         assert compared[["low", "high"]].tolist() == pytest.approx([of_run.low, of_run.high], rel=1e-9)
 
 
-def test_scores_are_the_same_without_and_it_can_be_left_out(finished: Path, command: list[str], tmp_path: Path) -> None:
-    bare = ("--set", "floors=constant")
-    assert cli.main([*command, *bare, "--seed", "0", "--out", str(tmp_path / "bare")]) == 0
-    results, full = results_of(tmp_path / "bare"), results_of(finished)
-    assert set(results["floors"]) == {"constant"}
-    for run, same in zip(results["runs"], full["runs"], strict=False):
-        assert {key: same[key] for key in run if key != "seconds"} == {k: v for k, v in run.items() if k != "seconds"}
-
-
 def test_floors_stay_where_the_strategy_that_measured_them_fails(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

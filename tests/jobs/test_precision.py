@@ -21,7 +21,6 @@ from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
 from forgetfree.training.encoded_task import predict
-from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions, for_model
 
 
@@ -108,26 +107,6 @@ def test_another_machine_model_or_number_of_threads_is_measured_anew(
     assert is_measured() and not is_measured()
 
 
-@pytest.mark.parametrize("damage", ["", '{"precision": "fp16"}'])
-def test_a_damaged_file_is_measured_anew(damage: str, bf16_takes: Any, cache: Path) -> None:
-    bf16_takes(0.5)
-    model = tiny_stream().model
-    faster_precision(model)
-    (file,) = cache.iterdir()
-    file.write_text(damage)
-    precision._measured.clear()
-    passes = bf16_takes(2.0)
-    assert faster_precision(model) == "fp32" and passes
-
-
-def test_without_a_writable_cache_it_is_measured_once_a_process(bf16_takes: Any, cache: Path) -> None:
-    passes, model = bf16_takes(0.5), tiny_stream().model
-    cache.parent.write_text("no directory")
-    assert faster_precision(model) == "bf16"
-    count = len(passes)
-    assert faster_precision(model) == "bf16" and len(passes) == count > 0
-
-
 def test_measuring_leaves_a_model_and_the_generator_as_they_were() -> None:
     model = tiny_stream().model
     model.train()
@@ -151,18 +130,6 @@ def test_a_strategy_knows_what_was_taken(faster: str) -> None:
     assert made.options.precision == faster
     assert for_model(TrainingOptions(precision="fp16"), made.model).precision == "fp16"
     assert TrainingOptions().precision == "fp32"
-
-
-def test_training_decides_before_the_first_row(faster: Any) -> None:
-    stream = tiny_stream()
-    rows = stream.tasks[0].train
-
-    def after(name: Any) -> Tensor:
-        other = tiny_stream()
-        fine_tune(other.model, rows, TrainingOptions(precision=name), steps=2, seed=0)
-        return other.model.space().flatten(other.model.backbone)
-
-    assert torch.equal(after("auto"), after(faster))
 
 
 def test_what_was_taken_is_written_and_repeated(faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

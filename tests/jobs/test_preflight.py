@@ -129,12 +129,6 @@ def test_it_is_printed_for_people_with_the_recipe(usual: list[str], capsys: pyte
     assert said.index("Memory: ") < said.index("Recipe of minilm: ") < said.index("Nothing was written")
 
 
-def test_regions_that_take_more_than_there_is_are_noted(plan: Plan) -> None:
-    words = ["run", "qnli,ag_news,sst2", "--strategy", "grafting-continual", "--steps", "1", "--set", "mask_steps=1"]
-    assert plan(*words, "--sparsity", "0.3")["notes"] == []
-    assert "are more than there are" in plan(*words, "--sparsity", "0.4")["notes"][0]
-
-
 # -- What is not here ------------------------------------------------------------------------------------
 
 
@@ -148,7 +142,6 @@ def test_a_model_that_is_not_here_is_not_downloaded(
     (found,) = plans
     assert not found["model"]["local"] and found["total"]["seconds"] is None
     assert "come from the hub" in found["notes"][0]
-    assert found["total"]["updates"] == 128
 
 
 def test_a_model_of_which_a_step_takes_more_than_there_is_is_not_loaded(
@@ -156,7 +149,7 @@ def test_a_model_of_which_a_step_takes_more_than_there_is_is_not_loaded(
 ) -> None:
     monkeypatch.setattr(preflight, "machine_memory", lambda: 1)
     found = plan("run", "sst2", "--strategy", "fine-tune")
-    assert found["model"]["parameters"] is None and found["total"]["updates"] == 128
+    assert found["model"]["parameters"] is None and found["total"]["seconds"] is None
     assert "a step of it may take more memory than there is" in found["notes"][0]
 
 

@@ -216,7 +216,6 @@ def test_errors_come_back_from_other_processes_as_they_were() -> None:
     [
         (6, 8, 64, 10_000_000, 6),  # as many as there are
         (6, 2, 64, 10_000_000, 2),
-        (6, 8, 9, 10_000_000, 4),  # 2.2 GB each
         (6, 8, 64, 1_000_000_000, 2),  # 22 GB each
         (6, 8, 16, 1_000_000_000, 1),  # which at least is tried
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import signal
 import sys
 from collections import Counter
@@ -15,11 +14,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaign import Campaign, campaign, parser_of  # isort: skip  # before torch is imported
-from kill.harness import Harness, Prediction, Revision, World
+from kill.harness import Harness, Revision, World
 
 
 def main() -> int:
-    """Kill runs at random moments and at every rename, revisions of a run, and what is answered from it."""
+    """Kill runs at random moments and at every rename, and revisions of a run."""
     parser = parser_of("kill", __doc__, "of the moments")
     parser.add_argument("--moments", type=int, default=100, help="SIGKILLs at random moments; a third with two workers")
     parser.add_argument(
@@ -34,7 +33,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     with campaign("kill") as here:
-        for kills in (of_runs, at_renames, of_revisions, of_predictions):
+        for kills in (of_runs, at_renames, of_revisions):
             kills(given, here)
     for failure in here.failures:
         print(failure)
@@ -75,15 +74,6 @@ def of_revisions(given: argparse.Namespace, here: Campaign) -> None:
             what = f"run --on, {action}, rename {number}"
             attempt(here, what, revision.killed_at_replace, number, after=number % 2 == 0)
         tell(here, before, f"SIGKILL of run --on, {action}, at {count} random moments and its first renames")
-
-
-def of_predictions(given: argparse.Namespace, here: Campaign) -> None:
-    """Kill ``predict`` at a few random moments."""
-    prediction, draw, before = Prediction(World(here.folder)), random.Random(given.seed), len(here.failures)
-    moments = [draw.uniform(0.0, prediction.seconds) for _ in range(max(1, given.moments // 10))]
-    printed = [attempt(here, f"predict, {moment:.2f} s", prediction.killed_after, moment) for moment in moments]
-    whole = len(prediction.expected)
-    tell(here, before, f"SIGKILL of predict at {len(moments)} random moments, after {printed} of {whole} bytes")
 
 
 def attempt(here: Campaign, what: str, kill: Callable[..., Any], *given: Any, **how: Any) -> Any:

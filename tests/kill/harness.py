@@ -245,8 +245,6 @@ def digest(out: Path, *, shared: bool = False) -> Json:
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             parsed = [timeless(json.loads(line)) for line in lines]
-            if path.name == "audit.jsonl":  # when, and the SHA-256 of files with seconds
-                parsed = [{key: each for key, each in line.items() if key not in ("time", "after")} for line in parsed]
             # Of two workers that need one model, whichever comes first fine-tunes it.
             raced = [isinstance(each, dict) and each.get("phase") == "fine_tune" for each in parsed]
             content = json.dumps([each for each, other in zip(parsed, raced, strict=True) if not (shared and other)])
@@ -356,51 +354,3 @@ class Harness:
         places = [place for place in PLACES if by_place[place]]
         for number in range(count):
             yield draw.choice(by_place[places[number % len(places)]]), draw.expovariate(200)
-
-
-class Prediction:
-    """A command that prints, and changes nothing: ``predict`` of the rows of a file, from a run.
-
-    Args:
-        world: whose run is read.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.folder, self.run, self.count = world.folder, world.folder / "read", 0
-        run_to_end(world.words(self.run), self.run)
-        rows = self.folder / "rows.csv"
-        rows.write_text("text\n" + "".join(f"the film was {'lovely ' * (n % 9)}{n}\n" for n in range(1500)))
-        self._words = ["predict", str(self.run), "--task", "sst2", "--file", str(rows), "--json"]
-        self._held, begin = _bytes_in(self.run), time.monotonic()
-        self.expected = self._read().output.read_bytes()
-        self.seconds = time.monotonic() - begin
-        assert self.expected.count(b"\n") == 1500
-
-    def killed_after(self, seconds: float) -> int:
-        """Kill it after this time, repeat it, and return how many bytes it had printed.
-
-        Raises:
-            AssertionError: it had printed something else than the first bytes of the whole, the run has changed, or the
-                repetition prints other bytes.
-        """
-        child = Child(self._words, self._place(), Watch())
-        time.sleep(seconds)
-        child.signal(signal.SIGKILL)
-        child.wait()
-        printed = child.output.read_bytes() if child.output.exists() else b""
-        assert self.expected.startswith(printed), f"{child.output} is not how the whole begins"
-        assert _bytes_in(self.run) == self._held, f"{self.run} has changed"
-        again = self._read()
-        assert again.output.read_bytes() == self.expected, f"{again.output} differs"
-        return len(printed)
-
-    def _read(self) -> Child:
-        return run_to_end(self._words, self._place())
-
-    def _place(self) -> Path:
-        self.count += 1
-        return self.folder / f"read-{self.count}"
-
-
-def _bytes_in(folder: Path) -> Json:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -146,14 +146,6 @@ def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str
     assert {task for task, _ in mixed._proven} == (set() if name in EXACT else set("abde"))  # c is at the shared stage
 
 
-def test_prompts_are_read_too(model_directory: Any) -> None:
-    loaded = load_model(str(model_directory("bert-mlm")), "prompt")
-    loaded.model.eval()
-    rows = [torch.cat([row, torch.tensor([loaded.tokenizer.mask_token_id])]) for row in rows_of(loaded, "abcde")]
-    answers, exact, _ = both(loaded.model, ledger_of(loaded.model), rows, "abcde", loaded.pad)  # type: ignore[arg-type]
-    assert close(answers, exact)
-
-
 # -- What stays exact ------------------------------------------------------------------------------------
 
 

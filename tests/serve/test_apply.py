@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +16,7 @@ from cards import card_code
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forgetfree import cli
-from forgetfree.core.readout_model import body_fingerprint, body_of
+from forgetfree.core.readout_model import body_of
 from forgetfree.core.selection import most_moved
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
@@ -98,21 +95,6 @@ def made(
         return known[key]
 
     return make
-
-
-# -- The skill on its own --------------------------------------------------------------------------------
-
-
-def test_a_graft_of_a_single_task_says_where_it_comes_from(made: Callable[..., Made]) -> None:
-    own = made("bert-pooler", "linear", "qnli")
-    origin = own.graft.origin
-    assert origin is not None and origin.task == replace(own.single.task.definition, hub=None)
-    assert (origin.readout, origin.model, origin.sparsity) == ("linear", str(own.model), 0.02)
-    assert origin.fingerprint == body_fingerprint(transformers.AutoModel.from_pretrained(own.model))
-    assert own.graft.buffers == {}
-    readout = own.fine_tuned.readouts["qnli"]
-    assert own.graft.readout.keys() == readout.keys() == {"weight", "bias"}
-    assert all(torch.equal(own.graft.readout[name], readout[name]) for name in readout)
 
 
 # -- What is written -------------------------------------------------------------------------------------
@@ -249,21 +231,3 @@ def test_what_was_written_is_held_against_what_was_meant(
     monkeypatch.setattr(network, "save_pretrained", spoil)
     own = made("bert-pooler", "linear", "qnli")
     refused(own.graft, own.model, tmp_path / "out", ModelError, "What was written is not the grafted model")
-
-
-# -- The command line ------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_model(
-    made: Callable[..., Made], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = made("gpt2-lm", "causal", "qnli")
-    (tmp_path / "run").mkdir()
-    shutil.copy(own.root / "graft.safetensors", tmp_path / "run")
-    out = tmp_path / "deep" / "out"
-    assert cli.main(["apply", str(tmp_path / "run"), "--out", str(out)]) == 0  # of the model that the graft names
-    said = capsys.readouterr()
-    assert f"{out}: GPT2LMHeadModel with 60 grafted entries. It loads by transformers.AutoModelForCausalLM" in said.out
-    assert "Traceback" not in said.err
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]

@@ -163,16 +163,6 @@ def test_pages_of_other_sites_get_no_answers(server: Server) -> None:
             assert answer.headers["access-control-allow-origin"] == allowed
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(share=0.2)
-def test_other_strategies_are_served_and_ctrl_c_ends_it(run: Path) -> None:
-    server = start(run, "--strategy", "lora")
-    code, said = server.ask("/predict", {"task": "sst2", "texts": ["a lovely film", "a dull story"]})
-    expected = Predictor.of_run(run, strategy="lora").answer("sst2", ["a lovely film", "a dull story"])
-    assert code == 200 and [each["label"] for each in said["answers"]] == [each.label for each in expected]
-    assert server.end(signal.SIGINT)[0] == 0
-
-
 def test_a_server_that_cannot_start_says_why(
     server: Server, run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,17 +96,13 @@ def test_what_answers_says_itself_what_its_labels_are(run: Path, strategy: str) 
 
 
 @each
-def test_another_tokenizer_answers_nothing(
+def test_a_model_that_computes_otherwise_answers_nothing(
     run: Path, strategy: str, model_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(model_directory("bert"), tmp_path / "model"))
-    path = model / "tokenizer.json"
-    described = json.loads(path.read_text())
-    words = described["model"]["vocab"]
-    first, second = list(words)[-2:]
-    words[first], words[second] = words[second], words[first]
-    path.write_text(json.dumps(described))
-    with pytest.raises((RunError, LedgerError), match=r"would not answer as .*: the tokenizer"):
+    settings = model / "config.json"
+    settings.write_text(settings.read_text().replace('"hidden_act": "gelu"', '"hidden_act": "relu"'))
+    with pytest.raises((RunError, LedgerError), match="the model's hidden_act"):
         Predictor.of_run(run, 0, strategy, str(model))
 
 

@@ -59,23 +59,6 @@ def test_a_bag_of_words_is_what_scikit_learn_makes_of_the_same_rows(known: Any) 
     assert found[0] == fitted.score(read(test[0]), test[0].labels)
 
 
-def test_words_of_both_texts_of_a_pair_are_seen_together() -> None:
-    """Whether two texts share their word cannot be told from either of them."""
-    draw = np.random.default_rng(0)
-    words = ["one", "two", "three", "four"]
-
-    def rows(n: int) -> Rows:
-        first = draw.integers(4, size=n)
-        second = np.where(draw.random(n) < 0.5, first, (first + draw.integers(1, 4, size=n)) % 4)
-        return Rows(
-            *(tuple(words[i] for i in each) for each in (first, second)), tuple((first == second).astype(int).tolist())
-        )
-
-    train, test = rows(200), rows(100)
-    (predicted,) = word_answers([train], np.array(train.labels), [test])
-    assert predicted is not None and (predicted == np.array(test.labels)).mean() == 1.0
-
-
 def test_rows_without_a_word_have_no_bag_of_words() -> None:
     silent = Rows(("...", "!?"), (), (0, 1))
     assert word_answers([silent], np.array([0, 1]), [silent, silent]) == [None, None]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -16,9 +12,9 @@ import torch
 
 from forgetfree import registry
 from forgetfree.continual.stream import make_stream
-from forgetfree.core.regions import Region, biases, graft_theta
+from forgetfree.core.regions import Region, biases
 from forgetfree.core.selection import most_moved
-from forgetfree.data.rows import Rows, TaskRows, plan_batches
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
 from forgetfree.models.loading import load_model
@@ -27,12 +23,10 @@ from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import single_task
 from forgetfree.training.encoded_task import predict
-from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import plan
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions
 
-PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
 OPTIONS = LocalizationOptions(steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, mask_steps=2, mask_batch_size=8)
 
 
@@ -45,13 +39,6 @@ def bench(model_directory, data_directory: Path) -> SingleTask:
 
 def held(bench: SingleTask) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
-
-
-# -- θ by a formula --------------------------------------------------------------------------------------
-
-
-def test_a_graft_worked_by_hand() -> None:
-    assert graft_theta(PRE, FT, Region.of([1, 3])).tolist() == [1.0, 6.0, 3.0, 8.0]
 
 
 # -- Models ----------------------------------------------------------------------------------------------
@@ -196,22 +183,6 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
         assert learned.region == found[0]
 
 
-def test_every_step_of_the_search_is_told_once(model_directory, data_directory: Path) -> None:
-    class Listener(Monitor):
-        @contextmanager
-        def phase(self, task: str, phase: Any, steps: int) -> Iterator[Any]:
-            told: list[int] = []
-            yield lambda step, loss: told.append(step)
-            heard[phase] = (steps, told)
-
-    heard: dict[str, Any] = {}
-    (rows,) = load_tasks("sst2", str(data_directory))
-    bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
-    options = LocalizationOptions(steps=2, mask_steps=3, sparsity=0.05)
-    bench.localized(bench.fine_tuned(options), options)
-    assert heard["localize"] == (3, [1, 2, 3])
-
-
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: str) -> None:
     """On rows without it every mask scores 0, and the first would win: which is said before anything is trained."""
@@ -226,28 +197,3 @@ def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: 
     with pytest.raises(DataError, match=f"none of its . {split} rows"):
         make_stream("x", [replace(measured, **{split: getattr(rows, split).take(without)})], loaded)
     SingleTask.of(loaded, measured)
-
-
-def test_batches_of_the_mask_search_mix_lengths_evenly(
-    model_directory: Any, data_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many there are: every step moves every score, so no step may speak for short or for long rows alone."""
-    draw = Random(0)
-    words = ["a", "lovely", "film", "and", "the", "story", "was", "dull"]
-    texts = tuple(" ".join(draw.choices(words, k=min(60, 2 + int(draw.expovariate(0.1))))) for _ in range(450))
-    (task,) = load_tasks("sst2", str(data_directory))
-    train = Rows(texts, (), tuple(draw.randrange(2) for _ in texts))
-    bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), replace(task, train=train))
-    plans: list[list[list[int]]] = []
-
-    def noted(*arguments: Any, **how: Any) -> list[list[int]]:
-        plans.append(plan_batches(*arguments, **how))
-        return plans[-1]
-
-    monkeypatch.setattr(single_task, "plan_batches", noted)
-    options = replace(OPTIONS, mask_steps=56)  # of 8 rows: more than are sorted by length together elsewhere
-    bench.localized(bench.fine_tuned(options), options)
-    (plan,), lengths = plans, bench.task.train.lengths
-    spread = mean(max(lengths[row] for row in batch) - min(lengths[row] for row in batch) for batch in plan)
-    at_random = mean(max(some) - min(some) for some in (draw.sample(lengths, 8) for _ in range(400)))
-    assert spread == pytest.approx(at_random, rel=0.2)
