@@ -41,10 +41,8 @@ def where_it_was() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("device", "threads", "resources"),
     [
-        ("cpu", 1, {"num_cpus": 1, "num_gpus": 0}),
         ("cpu", 6, {"num_cpus": 6, "num_gpus": 0}),
         ("cuda", 2, {"num_cpus": 2, "num_gpus": 1}),
-        ("mps", 2, {"num_cpus": 2, "num_gpus": 0}),
     ],
 )
 def test_a_unit_asks_for_its_threads_and_its_device(device: str, threads: int, resources: dict[str, float]) -> None:
