@@ -200,11 +200,6 @@ class WordEncoder(Encoder):
 def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
     """Task without the rows that its model cannot learn from.
 
-    Args:
-        rows: the task and its rows.
-        encoder: of the task's texts, for the model.
-        skip_bad_rows: whether such rows are left out and counted.
-
     Raises:
         BadDataError: there are such rows, and they are not left out, or a split has no others.
     """

@@ -172,12 +172,6 @@ def test_a_text_that_spells_a_special_token_stays_a_text(tokenizer: Any, templat
     assert special == [token for token in tokenizer("film")["input_ids"] if token in tokenizer.all_special_ids]
 
 
-def test_encoding_leaves_the_tokenizer_as_it_was() -> None:
-    before = BERT("the [MASK] film")["input_ids"]
-    Encoder(BERT, WAS)(single(SPELLED))
-    assert BERT("the [MASK] film")["input_ids"] == before
-
-
 # -- What ids alone say ----------------------------------------------------------------------------------
 
 

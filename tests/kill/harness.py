@@ -245,8 +245,6 @@ def digest(out: Path, *, shared: bool = False) -> Json:
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             parsed = [timeless(json.loads(line)) for line in lines]
-            if path.name == "audit.jsonl":  # when, and the SHA-256 of files with seconds
-                parsed = [{key: each for key, each in line.items() if key not in ("time", "after")} for line in parsed]
             # Of two workers that need one model, whichever comes first fine-tunes it.
             raced = [isinstance(each, dict) and each.get("phase") == "fine_tune" for each in parsed]
             content = json.dumps([each for each, other in zip(parsed, raced, strict=True) if not (shared and other)])
