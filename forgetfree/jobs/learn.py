@@ -53,11 +53,6 @@ Json = dict[str, Any]
 def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     """Let one strategy learn the stream, from its start or where it was cut short; write scores, answers, and what it keeps.
 
-    Args:
-        work: what the units of the run have in common.
-        unit: the strategy and the seed, and the folder.
-        monitor: is told of it.
-
     Raises:
         UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
     """

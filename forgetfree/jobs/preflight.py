@@ -73,10 +73,7 @@ def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
 def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoader | None) -> ForgetfreeError:
     """Return the error that keeps a run from beginning, or all that is wrong with it, if that is more.
 
-    Args:
-        error: what was found first.
-        config: what is asked for.
-        loader: what has read the data, if anything has.
+    ``loader`` is what has read the data, if anything has.
     """
     faults = _Look(config, False, loader).faults
     for fault in getattr(error, "faults", (str(error),)):

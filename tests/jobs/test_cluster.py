@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
 from forgetfree.files import LOCK
@@ -82,12 +81,6 @@ def test_without_ray_it_is_told_how_to_get_it(
     assert cli.main(["graft", "sst2", "--data", "demo", "--jobs", "ray", "--out", str(tmp_path / "out")]) == 2
     assert "Ray, which is not installed: pip install 'forgetfree[ray]'." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_what_no_file_can_name_stays_in_this_process(tmp_path: Path) -> None:
-    rows = {"own": [{"text": f"word {i}", "label": i % 2} for i in range(40)]}
-    with pytest.raises(UsageError, match=r"given are data in memory\. Leave jobs at 1\."):
-        forgetfree.run("own", data=rows, jobs="ray", progress=False, out=tmp_path / "out")
 
 
 # -- Files -----------------------------------------------------------------------------------------------
