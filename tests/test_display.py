@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree import display, options, registry
+from forgetfree import display, options
 from forgetfree.cli.refusal import fail
 from forgetfree.display import escaped, json_text, stderr, tell, tell_note
 from forgetfree.jobs.progress import TaskLearned, make_progress
@@ -32,7 +32,7 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("module", [display, options, registry])
+@pytest.mark.parametrize("module", [display, options])
 def test_examples_in_docstrings_are_true(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

@@ -164,12 +164,6 @@ def test_an_installed_package_cannot_take_a_name_of_ours(install: Install) -> No
     assert set(registry.broken("metrics")) == {"ece of own-package", "union_own of own-package", "own"}
 
 
-def test_of_two_packages_with_one_name_the_first_counts(install: Install) -> None:
-    install("b-package", "STREAM = ('sst2',)", streams={"mine": "STREAM"})
-    install("a-package", "STREAM = ('qnli',)", streams={"mine": "STREAM"})
-    assert registry.streams()["mine"] == ("qnli",)
-
-
 def complaint(reason: str) -> str:
     return (
         f"The plug-in 'own' of package 'own-package' (own_package:OWN) cannot be used: {reason}. "
