@@ -130,12 +130,7 @@ class Encoder:
         self.cut.append(max(over, 0))
 
     def cut_note(self, what: str, count: int) -> str:
-        """Note on rows that were cut; empty where there are none.
-
-        Args:
-            what: a row is called.
-            count: how many rows were encoded.
-        """
+        """Note on rows that were cut; empty where there are none."""
         rows, tokens = sum(map(bool, self.cut)), sum(self.cut)
         if not rows:
             return ""

@@ -129,18 +129,6 @@ def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> No
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_of_a_long_chat_the_oldest_turns_are_cut(tokenizer: Any) -> None:
-    """The instruction and the question stay."""
-    turns = [{"role": role, "content": "film " * 12} for role in ("user", "assistant")]
-    chat = rows((json.dumps([*turns, {"role": "user", "content": "a great movie " * 5}]), "great"))
-    definition = task(kind="messages", instruction="terrible")
-    (row,) = PromptEncoder(tokenizer, definition, 80).read(chat)
-    before, _ = read(tokenizer, row.ids)
-    assert before.startswith("system: terrible")
-    assert before.count("great movie") == 5
-    assert before.count("film") < 24
-
-
 def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
     """SentencePiece's words have their ▁, and the prompt's first word, too."""
     pieces = tiny.metaspace("unigram", "always")
