@@ -274,14 +274,8 @@ def test_a_run_meets_a_broken_package_only_where_it_names_it(
     install("own-package", f"{STRATEGY}\nPAIR = ('qnli', 'sst2')", strategies={"own": "Own"}, streams={"two": "PAIR"})
 
     def run(stream: str, strategy: str) -> tuple[int, str]:
-        places = [
-            "--data",
-            str(data_directory),
-            "--model",
-            str(model_directory("bert")),
-            "--out",
-            str(tmp_path / f"{stream}-{strategy}"),
-        ]
+        places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
+        places += ["--out", str(tmp_path / f"{stream}-{strategy}")]
         code = cli.main(["run", stream, "--strategy", strategy, *places, "--shots", "2", "--steps", "1"])
         return code, capsys.readouterr().err
 
