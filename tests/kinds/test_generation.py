@@ -169,8 +169,8 @@ def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, 
         ({"closed_answers": ["b", "c"]}, None, "exact_match"),
         ({"metric": "bleu"}, None, "bleu"),
         ({"metric": "bleu"}, "token_f1", "token_f1"),
-        ({}, {"own": "token_f1", "other": "bleu"}, "token_f1"),
-        ({}, {"other": "bleu"}, "rouge_l"),
+        ({}, ("own=token_f1", "other=bleu"), "token_f1"),
+        ({}, "other=bleu", "rouge_l"),
     ],
 )
 def test_free_texts_are_scored_by_what_sees_progress_or_what_is_named(
