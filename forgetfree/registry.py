@@ -176,22 +176,13 @@ def strategy(reference: str) -> Any:
 
 
 def strategy_name(reference: str) -> str:
-    """Return what tables, options and folders call a strategy: its name, or that of its class where it has no other.
-
-    >>> [strategy_name(each) for each in ("ewc", "upper_half:UpperHalf", "upper=upper_half:UpperHalf")]
-    ['ewc', 'UpperHalf', 'upper']
-    """
+    """Return what tables, options and folders call a strategy: its name, or that of its class where it has no other."""
     name, named, target = reference.rpartition("=")
     return name if named else target.rpartition(":")[2]
 
 
 def check_strategy_name(name: str, remedy: str) -> None:
-    """Raise ``UsageError`` unless a class of the user's own can have a name, in tables and as its folder on any system.
-
-    Args:
-        name: it.
-        remedy: how another is given.
-    """
+    """Raise ``UsageError``, with how another is given, unless a class of the user's own can have a name, also as its folder."""
     if name in strategies() or name == "all":
         raise UsageError(f"{name!r} is the name of a registered strategy. Give your class another: {remedy}.")
     if _TAKEN.fullmatch(name) or not _FOLDER.fullmatch(name):

@@ -26,23 +26,13 @@ PADDED = SIZES | {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1
 GROUPED = SIZES | {"num_key_value_heads": 1, "head_dim": HIDDEN // HEADS}
 GPT = {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": POSITIONS, "n_inner": INNER}
 T5 = {
-    "decoder_start_token_id": 0,
-    "d_model": HIDDEN,
-    "d_kv": HIDDEN // HEADS,
-    "d_ff": INNER,
-    "num_layers": LAYERS,
-    "num_heads": HEADS,
+    **{"decoder_start_token_id": 0, "d_model": HIDDEN, "d_kv": HIDDEN // HEADS, "d_ff": INNER},
+    **{"num_layers": LAYERS, "num_heads": HEADS},
 }
 BART = {
-    "d_model": HIDDEN,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": INNER,
-    "decoder_ffn_dim": INNER,
-    "max_position_embeddings": POSITIONS,
-    "init_std": SPREAD,
+    **{"d_model": HIDDEN, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_ffn_dim": INNER},
+    **{"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "decoder_ffn_dim": INNER},
+    **{"max_position_embeddings": POSITIONS, "init_std": SPREAD},
 }
 
 #: The kinds of parameters under short names.

@@ -90,12 +90,8 @@ def make_run(
     }
     definitions = [
         {
-            "name": task,
-            "kind": "single",
-            "labels": LABELS[: 2 + i % 3],
-            "label_words": [],
-            "template": "",
-            "metric": "accuracy",
+            **{"name": task, "kind": "single", "labels": LABELS[: 2 + i % 3]},
+            **{"label_words": [], "template": "", "metric": "accuracy"},
         }
         for i, task in enumerate(tasks)
     ]

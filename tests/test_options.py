@@ -21,12 +21,6 @@ class Own(Options):
     note: str = option("", "anything")
 
 
-def test_a_whole_number_serves_where_any_number_does() -> None:
-    rate = Own(rate=1).rate
-    assert rate == 1.0
-    assert isinstance(rate, float)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -56,6 +50,7 @@ def test_all_faults_are_told_together() -> None:
 
 
 def test_texts_are_read_as_the_options_type() -> None:
+    assert isinstance(Own(rate=1).rate, float)  # a whole number serves where any number does
     values = {"rate": "5e-3", "steps": "12", "nesterov": "yes", "optimizer": "adamw", "note": "12"}
     assert build(Own, values, "own") == Own(rate=0.005, steps=12, nesterov=True, optimizer="adamw", note="12")
     for text, value in (("none", None), ("NULL", None)):

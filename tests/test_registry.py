@@ -164,12 +164,6 @@ def test_an_installed_package_cannot_take_a_name_of_ours(install: Install) -> No
     assert set(registry.broken("metrics")) == {"ece of own-package", "union_own of own-package", "own"}
 
 
-def test_of_two_packages_with_one_name_the_first_counts(install: Install) -> None:
-    install("b-package", "STREAM = ('sst2',)", streams={"mine": "STREAM"})
-    install("a-package", "STREAM = ('qnli',)", streams={"mine": "STREAM"})
-    assert registry.streams()["mine"] == ("qnli",)
-
-
 def complaint(reason: str) -> str:
     return (
         f"The plug-in 'own' of package 'own-package' (own_package:OWN) cannot be used: {reason}. "
@@ -280,14 +274,8 @@ def test_a_run_meets_a_broken_package_only_where_it_names_it(
     install("own-package", f"{STRATEGY}\nPAIR = ('qnli', 'sst2')", strategies={"own": "Own"}, streams={"two": "PAIR"})
 
     def run(stream: str, strategy: str) -> tuple[int, str]:
-        places = [
-            "--data",
-            str(data_directory),
-            "--model",
-            str(model_directory("bert")),
-            "--out",
-            str(tmp_path / f"{stream}-{strategy}"),
-        ]
+        places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
+        places += ["--out", str(tmp_path / f"{stream}-{strategy}")]
         code = cli.main(["run", stream, "--strategy", strategy, *places, "--shots", "2", "--steps", "1"])
         return code, capsys.readouterr().err
 

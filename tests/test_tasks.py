@@ -95,14 +95,6 @@ def test_the_long_stream_fits_the_real_data(name: str) -> None:
     assert bool(rows.train.second) == (TASKS[name].kind == "pair")
 
 
-@real_data.needs("ni_sciq")
-def test_an_instructed_task_takes_its_instruction_from_the_data() -> None:
-    (rows,) = load_tasks("ni_sciq", str(real_data.DIRECTORY))
-    assert rows.task == replace(TASKS["ni_sciq"], instruction=rows.task.instruction)
-    assert rows.task.instruction.startswith("Given a scientific question")
-    assert rows.train.labels[0] == ("muscle",)
-
-
 def test_a_definition_comes_back_from_its_fields_as_json() -> None:
     """All but the hub's, which says where rows are."""
     task = TaskDefinition(

@@ -78,15 +78,9 @@ def byte_level(*, causal: bool) -> PreTrainedTokenizerFast:
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")],
     )
+    names = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        cls_token="<s>",
-        sep_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        mask_token="<mask>",
+        tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in names.items()}
     )
 
 

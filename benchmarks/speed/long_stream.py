@@ -52,7 +52,7 @@ def seconds_per_task(strategy: str) -> np.ndarray:
             write_scores(path, scores)
             times.append(time.perf_counter())
 
-        with patch("forgetfree.jobs.learn.write_scores", written):
+        with patch("forgetfree.jobs.unit.write_scores", written):
             learn(work, unit, Monitor())
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,7 @@ def run(
             job = Job.on(on, without, asked, objects)
         else:
             job = Job.of(RunConfig.of(asked, objects=objects).completed(), "" if out is None else f" into {directory}")
-        failed = failures(job.train(execution))
+        failed = failures(job.announced(execution)())
         results = load_results(Path(directory))
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
@@ -260,8 +261,8 @@ class Job:
         revision = revise(Path(run), config.names or of_files, without, out, beside)
         return cls(revision.config, f"{revision}, into {out}", revision)
 
-    def train(self, execution: Execution) -> Json:
-        """Say what will be done, train what is missing, and return the content of results.json."""
+    def announced(self, execution: Execution) -> Callable[[], Json]:
+        """Say what will be done, and return what trains what is missing, and returns the content of results.json."""
         from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.run import run
 
@@ -277,7 +278,7 @@ class Job:
             go_offline_if_cut_off()
         if is_watched and execution.resume:
             tell(resumption(out))
-        return run(config, execution, self.revision, self.loader)
+        return partial(run, config, execution, self.revision, self.loader)
 
 
 def recipe_of(config: RunConfig) -> str:

@@ -11,7 +11,6 @@ from cyclopts import (
     RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
-    UnusedCliTokensError,
 )
 
 from forgetfree.display import brief, escaped_lines, stderr
@@ -52,8 +51,6 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
                 return UnknownNameError(name, token.value, choices)
             expected = type_name(argument.hint).removesuffix(" or none")  # which nobody types
             return UsageError(f"{name} must be {expected}, got {brief(token.value)}. {see}")
-        case UnusedCliTokensError(unused_tokens=[*more]):
-            return UsageError(f"Unrecognized arguments: {' '.join(more)}. {see}")
     return UsageError(f"{' '.join(str(error).split()).rstrip('.')}. {see}")
 
 

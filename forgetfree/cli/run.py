@@ -23,6 +23,7 @@ from forgetfree.files import refuse_used
 from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream_of
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import HelpGroup, option
+from forgetfree.results.unit_folder import CONFIG
 
 Json = dict[str, Any]
 
@@ -61,24 +62,30 @@ def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any)
     if "set" in flags:
         flags["set"] = _settings(flags["set"])
     if how.on or how.without:
-        return _run_on(how, {**flags, "stream": ",".join(subjects)})
+        job = _job_on(how, {**flags, "stream": ",".join(subjects)})
+        with _remains_told(job, debug):
+            results = job.announced(how)()
+        return _shown(results, job.config, how)
     config = _config_of(how, command, subjects, flags)
-    out = Path(config.out)
     if how.check:
         _show_plan(config, how.resume)
         return 0
-    used, job = os.path.lexists(out / "config.json"), None
+    out, loader = Path(config.out), None
+    used = os.path.lexists(out / CONFIG)
     try:
         if not how.resume:
             refuse_used(out)
         job = Job.of(config, f" into {out}")
-        return _trained(job, how)
+        loader = job.loader
+        with _remains_told(job, debug):
+            results = job.announced(how)()
     except ForgetfreeError as error:
-        if debug or how.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
+        if debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or it has begun
             raise
         from forgetfree.jobs.preflight import with_all_faults
 
-        raise with_all_faults(error, config, job.loader if job else None) from error
+        raise with_all_faults(error, config, loader) from error
+    return _shown(results, config, how)
 
 
 def graft(*subjects: str, **flags: Any) -> int:
@@ -86,20 +93,14 @@ def graft(*subjects: str, **flags: Any) -> int:
     return run(*subjects, command="graft", **flags)
 
 
-def _run_on(how: CommandLine, asked: Json) -> int:
-    """Learn further tasks on top of a finished run, or write it without one of its tasks."""
+def _job_on(how: CommandLine, asked: Json) -> Job:
+    """Return the run on top of a finished one, with further tasks or without one of its own."""
     check_there(None, how.on)
     if how.check or how.config:
         raise UsageError(
             "--check and --config are of a whole run. Leave them out: beside --on all is checked before anything is written."
         )
-    job = Job.on(how.on, how.without, asked)
-    code = _trained(job, how)
-    if how.without is not None:
-        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
-        if cache := job.config.set.get("cache"):
-            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
-    return code
+    return Job.on(how.on, how.without, asked)
 
 
 # -- From the fields to the flags ------------------------------------------------------------------------
@@ -183,26 +184,28 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 # -- What is trained, and printed ------------------------------------------------------------------------
 
 
-def _trained(job: Job, how: CommandLine) -> int:
-    """Train what is missing, print what a run made, and what failed; return the exit code."""
+def _shown(results: Json, config: RunConfig, how: CommandLine) -> int:
+    """Print what a run made, and what failed; return the exit code."""
     from forgetfree.jobs.directory import failures, holdings
 
-    out = Path(job.config.out)
-    with _remains_told(out, how.debug):
-        results = job.train(how)
+    out = Path(config.out)
     if results["runs"]:
         _print_results(out)
-    messages = failures(results)
-    for message in messages[:-1]:
-        fail(message, 1)
-    return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
+    for message in (messages := failures(results)):
+        fail(f"{message} {holdings(out)}" if message is messages[-1] else message, 1)
+    if how.without is not None:
+        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
+        if cache := config.set.get("cache"):
+            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
+    return 1 if messages else 0
 
 
 @contextmanager
-def _remains_told(out: Path, debug: bool) -> Iterator[None]:
+def _remains_told(job: Job, debug: bool) -> Iterator[None]:
     """Add to an error inside what is left of a run that is cut short, and how it goes on."""
     from forgetfree.jobs.directory import holdings
 
+    out = Path(job.config.out)
     try:
         yield
     except KeyboardInterrupt as error:

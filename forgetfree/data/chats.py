@@ -281,11 +281,6 @@ class ChatTemplate:
     def answer(self, chat: Chat, turn: Turn, prompt: str) -> str:
         """Text that a turn adds to a chat, up to where it ends.
 
-        Args:
-            chat: the turns before.
-            turn: the answer.
-            prompt: what `put_together` returned of them.
-
         Raises:
             RowError: the template refuses it, or leaves out a part of it, or it cannot follow the prompt.
         """
@@ -376,12 +371,7 @@ class ChatTemplate:
         return text[max(1, places[count][0]) :] if count < len(places) else ""
 
     def ids(self, text: str, *, inside: bool = False) -> list[int]:
-        """Ids of a text with marks: special tokens are those of the template alone.
-
-        Args:
-            text: what `put_together` or `answer` returned.
-            inside: whether it stands after another.
-        """
+        """Ids of a text with marks: special tokens are those of the template alone."""
         first, *others = text.split(_BREAK)
         pieces = token_ids(self._tokenizer, [first], inside=inside, special=True)
         pieces += token_ids(self._tokenizer, others, inside=True, special=True)

@@ -160,8 +160,6 @@ READ_DEFAULTS = ReadOptions()
 def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[ColumnNames, str]:
     """Columns of texts and label of a table, and a note on them, empty where they were named or are ours.
 
-    Arguments are those of `choose_texts`.
-
     Raises:
         DataError: a column is missing, or several may be meant.
     """
@@ -189,12 +187,6 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
 
 def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[str, ...]:
     """Columns of texts of a table, which may be without labels; none where no name is recognised.
-
-    Args:
-        where: the table, for messages.
-        names: of all its columns.
-        columns: those that were named.
-        kind: of the task, where it is known.
 
     Raises:
         DataError: a column that was named is missing, or several may be meant.

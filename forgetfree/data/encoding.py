@@ -130,12 +130,7 @@ class Encoder:
         self.cut.append(max(over, 0))
 
     def cut_note(self, what: str, count: int) -> str:
-        """Note on rows that were cut; empty where there are none.
-
-        Args:
-            what: a row is called.
-            count: how many rows were encoded.
-        """
+        """Note on rows that were cut; empty where there are none."""
         rows, tokens = sum(map(bool, self.cut)), sum(self.cut)
         if not rows:
             return ""
@@ -199,11 +194,6 @@ class WordEncoder(Encoder):
 
 def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
     """Task without the rows that its model cannot learn from.
-
-    Args:
-        rows: the task and its rows.
-        encoder: of the task's texts, for the model.
-        skip_bad_rows: whether such rows are left out and counted.
 
     Raises:
         BadDataError: there are such rows, and they are not left out, or a split has no others.

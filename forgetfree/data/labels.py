@@ -140,11 +140,7 @@ class Labels:
 def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
     """Labels that training rows have; of names that look alike the commonest, see `check_alike`.
 
-    Args:
-        where: the table, for messages.
-        cells: what is `label_cells` in each row; all are numbers or all are names, unless ``names`` are given.
-        names: of the labels, in order, where they are known.
-        numbered: whether numbers are the places of names, as in a ``ClassLabel``; else a number may itself be a name.
+    ``numbered`` says that numbers are the places of ``names``, as in a ``ClassLabel``; else a number may itself be a name.
 
     Raises:
         DataError: these are no labels.
@@ -190,15 +186,7 @@ def _numbers_of(names: Sequence[str]) -> dict[int, int]:
 def check_alike(
     where: str, cells: Sequence[Any], rows: Sequence[int], what: str = "labels", key: str = "label_names"
 ) -> None:
-    """Raise ``DataError`` if names look alike to a reader, or are one number: see `folded`.
-
-    Args:
-        where: the table, for messages.
-        cells: the names of each row, or one name of many rows.
-        rows: the number of each, for messages.
-        what: the names are of.
-        key: of source.json, that lists names which are no mistake.
-    """
+    """Raise ``DataError`` if names look alike to a reader, or are one number: see `folded`."""
     groups = [group for group in _groups({cell for cell in cells if isinstance(cell, str)}) if len(group) > 1]
     if not groups:
         return

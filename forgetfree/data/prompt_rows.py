@@ -161,10 +161,6 @@ def _earlier_turns(cell: Any) -> list[Turn]:
 class PromptReader:
     """Reads the rows of one table.
 
-    Args:
-        table: the table.
-        task: whose it is.
-
     Attributes:
         form: ``generation`` or ``messages``, which prompts become where columns beside them say more than they do.
         columns: those of the prompt, and that of the answer; or that of the chat.

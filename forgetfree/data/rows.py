@@ -207,14 +207,6 @@ def read_rows(
 ) -> TaskRows:
     """Task with all three splits, and with what is to be known of how it was read.
 
-    Args:
-        read: the tables that the rows are from.
-        task: its definition.
-        rows: the good rows, by split.
-        phrases: for the note on the whole task.
-        notes: further notes.
-        faults: of the tables; the good rows are looked at all the same, for what else there is.
-
     Raises:
         DataError: as `complete`; or with the faults, and with the good rows as its ``rest``.
     """

@@ -257,13 +257,6 @@ def of_arrow(
 ) -> Table:
     """Table of Arrow's columns, which are read when they are asked for.
 
-    Args:
-        where: what the table is called, for messages.
-        schema: its schema.
-        features: of the ``datasets`` library, by column, as far as they are known.
-        read: returns the arrays of a column.
-        numbers: of the rows, for messages.
-
     Raises:
         DataError: a column's name comes twice; later, a column cannot be read.
     """

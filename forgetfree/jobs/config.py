@@ -53,7 +53,7 @@ class RunOptions(Options):
     )
     threads: int | None = option(
         None,
-        "CPU threads, at most one a core of the machine; none: as torch chooses",
+        "CPU threads; none: as torch chooses",
         at_least=1,
         flag=True,
         group="How to run",

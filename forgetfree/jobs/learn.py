@@ -5,8 +5,6 @@ Beside its scores stands what else is measured: floors, rows that are right, the
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -15,27 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forgetfree.data.rows import representative
-from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import link_or_copy, new_directory
+from forgetfree.errors import RunError
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import PREDICTION_FILE, History, Unit, ledger_summary, why_it_failed
-from forgetfree.json_file import parse_json, read_json
+from forgetfree.jobs.unit import PREDICTION_FILE, History, LearnedStream, Unit, ledger_summary, why_it_failed
+from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import recorded
-from forgetfree.results.answers import Answers, tensors_by_task
+from forgetfree.results.answers import tensors_by_task
 from forgetfree.results.unit_folder import (
     MODELS,
     PREDICTIONS,
-    SCORES_FILE,
-    Score,
-    described_files,
-    read_scores,
     size_and_sha256,
-    write_scores,
 )
-from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import PHASES, Monitor
 
 if TYPE_CHECKING:
@@ -44,7 +35,6 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.config import Execution, RunConfig
     from forgetfree.jobs.revision import Revision, StreamPrefix
-    from forgetfree.training.encoded_task import EncodedTask
     from forgetfree.training.held_out_loss import HeldOutTexts
 
 Json = dict[str, Any]
@@ -52,11 +42,6 @@ Json = dict[str, Any]
 
 def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     """Let one strategy learn the stream, from its start or where it was cut short; write scores, answers, and what it keeps.
-
-    Args:
-        work: what the units of the run have in common.
-        unit: the strategy and the seed, and the folder.
-        monitor: is told of it.
 
     Raises:
         UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
@@ -180,147 +165,6 @@ class UnitWork:
         from forgetfree.jobs.trackers import track
 
         return track(self._log, unit, Path(self.config.out), self.config.section(), history)
-
-
-_NOTE = TensorFile(RunError, "", "forgetfree.answers")
-_LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
-
-
-class LearnedStream:
-    """What a strategy made of a stream so far. If it is `resumable`, all is kept in the unit's checkpoint.
-
-    In its folder ``learned-K`` stand
-
-    - after K tasks were learned, what the strategy saves, and learned.safetensors: what was measured
-    - after they were answered, scores.csv and answers.safetensors: the latest answers, and what was measured
-
-    Args:
-        strategy: that has learned nothing.
-        unit: whose scores.csv is written.
-        monitor: is told of scores, and has the unit's checkpoint.
-        unlearned: whether tasks are answered before they are learned, too.
-
-    Attributes:
-        answers: of the strategy.
-        scores: before training and after each task.
-        kept_bytes: after each task.
-        seconds: that each task took to learn.
-    """
-
-    def __init__(self, strategy: ContinualStrategy, unit: Unit, monitor: Monitor, *, unlearned: bool) -> None:
-        from forgetfree.continual.strategy import StreamAnswers
-
-        self.strategy, self._unit, self._monitor = strategy, unit, monitor
-        self.answers = StreamAnswers(strategy, upper_triangle=unlearned)
-        self.scores, self.kept_bytes, self.seconds = list[Score](), list[int](), list[float]()
-        self._measured: dict[str, tuple[Answers, list[tuple[str, float]]]] = {}  # most answers stay the same objects
-        self._directory = monitor.checkpoint().directory if strategy.resumable else None
-
-    def add_scores(self, number: int, row: Mapping[str, Answers]) -> None:
-        """Write the scores of the answers after so many tasks, 0 before training, beside the others."""
-        key = self._unit.key["strategy"], self._unit.key["seed"]
-        new = [
-            Score(*key, task.name, number, metric, value, len(task.test))
-            for task in self.strategy.stream.tasks
-            if task.name in row
-            for metric, value in self._scores_of(task, row[task.name])
-        ]
-        self.scores = sorted([*self.scores, *new], key=lambda score: score.after)
-        write_scores(self._unit.directory / SCORES_FILE, self.scores)
-        self._monitor.log_scores(new)
-
-    def _scores_of(self, task: EncodedTask, answers: Answers) -> list[tuple[str, float]]:
-        if task.name not in self._measured or self._measured[task.name][0] is not answers:
-            metric = task.definition.metric
-            self._measured[task.name] = answers, [(metric, answers.score(metric)), *answers.more_scores().items()]
-        return self._measured[task.name][1]
-
-    def keep(self, number: int) -> None:
-        """Keep what was learned of so many tasks."""
-        if self._directory is None:
-            return
-        strategy = self.strategy
-        with new_directory(self._directory / f"learned-{number}") as folder:
-            strategy.save(folder)
-            about = {"seconds": self.seconds, "updates": strategy.updates, "phases": strategy.seconds}
-            _NOTE.write(folder / _LEARNED, {}, {"about": json.dumps(about | {"files": described_files(folder)})})
-        self._monitor.checkpoint().forget()
-
-    def keep_answers(self, number: int) -> None:
-        """Keep the answers after so many tasks, and the scores so far."""
-        if self._directory is None:
-            return
-        folder = self._directory / f"learned-{number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        link_or_copy(self._unit.directory / SCORES_FILE, folder / SCORES_FILE)
-        rows = {"answers": self.answers.answers, "samples": self.answers.sampled}
-        held = [(kind, task, answers) for kind, row in rows.items() for task, answers in row.items()]
-        tensors = {  # copies, for several answers may hold the labels of the rows themselves
-            f"{place}/{name}": torch.tensor(array, device="cpu")
-            for place, (_, _, answers) in enumerate(held)
-            for name, array in answers.tensors().items()
-        }
-        about = {
-            "held": [[kind, task] for kind, task, _ in held],
-            "kept_bytes": self.kept_bytes,
-            "broken": self.answers.broken,
-            "phases": self.strategy.seconds,
-            "files": {SCORES_FILE: size_and_sha256(folder / SCORES_FILE)},
-        }
-        _NOTE.write(folder / _ANSWERS, tensors, {"about": json.dumps(about)})
-        shutil.rmtree(self._directory / f"learned-{number - 1}", ignore_errors=True)
-
-    def restore(self) -> tuple[int, int | None]:
-        """Bring all to where it was kept, and return how many tasks are learned, and after how many it was answered."""
-        if self._directory is None:
-            return 0, None
-        folders = {int(path.name.removeprefix("learned-")): path for path in self._directory.glob("learned-*")}
-        try:
-            return self._restore(folders)
-        except (ForgetfreeError, LookupError, TypeError, ValueError):  # none, or damaged: all tasks are learned again
-            for folder in folders.values():
-                shutil.rmtree(folder, ignore_errors=True)
-            return 0, None
-
-    def _restore(self, folders: Mapping[int, Path]) -> tuple[int, int]:
-        strategy, done = self.strategy, max(folders)
-        answered = max(number for number, folder in folders.items() if (folder / _ANSWERS).is_file())
-        if done not in (answered, answered + 1):
-            raise RunError(f"There are answers after {answered} tasks, and {done} are learned.")
-        about, tensors = _read_note(folders[answered], _ANSWERS)
-        tasks = {task.name: task for task in strategy.stream.tasks}
-        held: dict[str, dict[str, Answers]] = {"answers": {}, "samples": {}}
-        for place, (kind, task) in enumerate(about["held"]):
-            arrays = {
-                name.removeprefix(f"{place}/"): tensor.numpy()
-                for name, tensor in tensors.items()
-                if name.startswith(f"{place}/")
-            }
-            held[kind][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
-        phases = about["phases"]
-        if done:
-            measured, _ = _read_note(folders[done], _LEARNED)
-            strategy.load(folders[done])
-            strategy.updates.update(measured["updates"])
-            self.seconds = measured["seconds"]
-            phases = measured["phases"] | phases if done == answered else phases | measured["phases"]
-        strategy.seconds |= phases
-        self.kept_bytes = about["kept_bytes"]
-        self.answers.broken += about["broken"]
-        self.answers.resume(strategy.stream.tasks[:answered], held["answers"], held["samples"])
-        self.scores = read_scores(folders[answered] / SCORES_FILE)
-        link_or_copy(folders[answered] / SCORES_FILE, self._unit.directory / SCORES_FILE)
-        self._monitor.log_scores([score for score in self.scores if score.after == answered])
-        return done, answered
-
-
-def _read_note(folder: Path, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
-    """Return what stands in a note of `LearnedStream`; raise ``RunError`` where it, or a file that it names, is damaged."""
-    header, tensors = _NOTE.read(folder / name)
-    about, files = parse_json(header["about"]), described_files(folder)
-    if any(files.get(file) != entry for file, entry in about["files"].items()):
-        raise RunError(f"{folder} has changed since it was written.")
-    return about, tensors
 
 
 def _bound(stream: Stream, options: Any) -> Json:

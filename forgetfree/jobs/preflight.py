@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
@@ -32,7 +31,7 @@ from forgetfree.errors import (
 )
 from forgetfree.files import check_place, refuse_used
 from forgetfree.jobs.config import RunConfig, RunOptions
-from forgetfree.jobs.environment import check_precision, machine_memory, set_threads, threads_as_before
+from forgetfree.jobs.environment import check_precision, machine_memory, set_threads
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of
@@ -74,10 +73,7 @@ def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
 def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoader | None) -> ForgetfreeError:
     """Return the error that keeps a run from beginning, or all that is wrong with it, if that is more.
 
-    Args:
-        error: what was found first.
-        config: what is asked for.
-        loader: what has read the data, if anything has.
+    ``loader`` is what has read the data, if anything has.
     """
     faults = _Look(config, False, loader).faults
     for fault in getattr(error, "faults", (str(error),)):
@@ -86,16 +82,7 @@ def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoa
 
 
 class _Look:
-    """Looks at all that can be looked at.
-
-    Args:
-        config: what is asked for.
-        resume: whether the run is to go on in its directory.
-        loader: what has read the data; default: nothing has.
-
-    Attributes:
-        faults: what is wrong.
-    """
+    """Looks at all that can be looked at, and puts down its faults."""
 
     def __init__(self, config: RunConfig, resume: bool, loader: StreamLoader | None = None) -> None:
         self._config, self._objects, self._notes = config, config.objects, list[str]()
@@ -122,8 +109,6 @@ class _Look:
             if name not in self._rows and (task := registry.tasks().get(name)):
                 self._definitions[name] = task
         self._loaded: LoadedModel | None = attempt(self._load)
-        if any(each.precision == "auto" for each in self._options.values()):
-            self._decide_precision()
         if self._loaded is not None:
             self._check_against(self._loaded)
 
@@ -165,21 +150,6 @@ class _Look:
         loaded = self._loader.load(list(self._definitions.values()))
         self._notes += [loaded.note] if loaded.note else []
         return loaded
-
-    def _decide_precision(self) -> None:
-        """Put into the options what ``auto`` means for the model; where it is not here, as if it were fp32."""
-        loaded, precision = self._loaded, "fp32"
-        if loaded is None:
-            self._notes.append("precision=auto is measured when the job starts: time is told for fp32.")
-        else:
-            with threads_as_before():
-                set_threads(self._common.threads)
-                precision = faster_precision(loaded.model.to(self._device))
-            loaded.model.to("cpu")  # what else is checked is there
-        self._options = {
-            name: replace(each, precision=precision) if each.precision == "auto" else each
-            for name, each in self._options.items()
-        }
 
     def _check_against(self, loaded: LoadedModel) -> None:
         """Check the tasks, the texts that no task trains, and the options against a model."""
@@ -290,13 +260,7 @@ class _Look:
 
 @dataclass(frozen=True)
 class _PhaseTime:
-    """What a phase of a task takes.
-
-    Attributes:
-        phase: which.
-        taken: the steps that were taken of it.
-        step: seconds of one.
-    """
+    """The steps that were taken of a phase, and the seconds of one."""
 
     phase: Phase
     taken: int

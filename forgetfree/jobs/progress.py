@@ -79,12 +79,7 @@ Event = Step | TaskLearned | Ended
 
 
 class Teller(Monitor):
-    """Tells what one unit does, here or, from a worker, through a queue.
-
-    Args:
-        unit: its name.
-        tell: hears it.
-    """
+    """Tells what the unit of a name does, here or, from a worker, through a queue."""
 
     def __init__(self, unit: str, tell: Callable[[Event], None]) -> None:
         self._unit, self._tell = unit, tell
@@ -121,12 +116,7 @@ class Progress:
 
     @contextmanager
     def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
-        """Watch a job.
-
-        Args:
-            units: names of its units.
-            tasks: that each of them learns.
-        """
+        """Watch a job of units with these names, each of which learns so many tasks."""
         yield
 
     def monitor(self, unit: str) -> Monitor:
@@ -138,12 +128,7 @@ class Progress:
 
 
 class ShownProgress(Progress):
-    """A bar for all tasks of the job and one for each phase at hand; or a line a task that was learned, and one a minute.
-
-    Args:
-        console: to print to.
-        live: whether it is a terminal or a notebook, which shows bars.
-    """
+    """A bar for all tasks of the job and one for each phase, if ``live``; else a line a learned task, and one a minute."""
 
     def __init__(self, console: Console, live: bool) -> None:
         self._console, self._live = console, live

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
@@ -174,7 +173,10 @@ def describe(loader: StreamLoader) -> Json:
     from forgetfree.models.loading import config_of
 
     config, common = loader.config, loader.config.common
-    _tell_of_rows(loader.tasks, config)
+    steps = {options.steps for options in config.options.values()}
+    for rows in loader.tasks:
+        for note in filter(None, (*rows.notes, rows.shared_note(common.evaluate_on))):
+            tell_note(note)
     stream, tuned = loader.stream(config.seed[0]), loader.fine_tuned
     for name, strategy in config.classes.items():
         check_options(strategy, config.options[name], stream)
@@ -221,7 +223,7 @@ def describe(loader: StreamLoader) -> Json:
             "model": {"name": config.model, **same, "parameters": size, "graftable": len(loaded.model.space())},
             "data": {
                 "shots": config.shots,
-                "steps": shared_value(options.steps for options in config.options.values()),
+                "steps": steps.pop() if len(steps) == 1 else None,
                 "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
                 "test_rows": {task.name: len(task.test) for task in stream.tasks},
                 **({"left_out": left_out} if left_out else {}),
@@ -231,21 +233,3 @@ def describe(loader: StreamLoader) -> Json:
             "shared_rows": {rows.task.name: rows.shared for rows in loader.tasks},
         },
     }
-
-
-def shared_value(values: Iterable[Any]) -> Any:
-    """Return the value that all have; ``None`` where they differ."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
-
-
-def _tell_of_rows(tasks: Sequence[TaskRows], config: RunConfig) -> None:
-    """Print what is to be known of the rows of each task, such as that some which are scored are trained on."""
-    for rows in tasks:
-        for note in filter(None, (*rows.notes, rows.shared_note(config.common.evaluate_on))):
-            tell_note(note)
-    labels = {rows.task.labels: rows.task.name for rows in tasks}
-    if config.common.scenario == "domain" and len(labels) > 1:
-        named = "; ".join(f"{name}: {shorten(', '.join(each), 60)}" for each, name in labels.items())
-        note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
-        tell_note(f"{note} If these labels mean different things, use scenario=class.")

@@ -39,15 +39,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def track(names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any], history: History) -> Iterator[None]:
-    """Log to trackers, inside, what is new in the history of a unit, and its scores.
-
-    Args:
-        names: of the trackers.
-        unit: of what.
-        out: the directory of the job.
-        config: what was asked for.
-        history: of the unit.
-    """
+    """Log to trackers, inside, what was asked for, what is new in the history of a unit, and its scores."""
     trackers = dict[str, Any]()
 
     def each(action: Callable[[Any], object]) -> None:

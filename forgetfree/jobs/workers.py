@@ -124,9 +124,7 @@ def _end(processes: Collection[BaseProcess]) -> None:
 def units_at_a_time(units: int, entries: int) -> int:
     """Return how many units run at a time on the cores and in the memory of this machine: all, if it has enough.
 
-    Args:
-        units: of the job.
-        entries: of the parameter space N: a unit holds θ_pre, θ and what AdamW keeps, 20 N bytes at most, beside libraries.
+    A unit holds θ_pre, θ and what AdamW keeps, at most 20 bytes an entry of the parameter space, beside libraries.
     """
     return max(1, min(units, cores(), machine_memory() // (_LIBRARIES + 20 * entries)))
 

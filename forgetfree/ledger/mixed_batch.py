@@ -145,10 +145,7 @@ class MixedBatchModel:
     def _plan(self, tasks: list[str]) -> tuple[int, dict[str, list[tuple[Change, int]]]]:
         """Return the stage of the model that all rows share, and what each task adds to it (+1) or takes from it (−1).
 
-        Tasks that cannot be corrected are left out.
-
-        Args:
-            tasks: in the ledger's order.
+        ``tasks`` are in the ledger's order; those that cannot be corrected are left out.
         """
         records, stage = self._ledger.records, 0
         positions = {task: self._ledger.position(task) for task in tasks}

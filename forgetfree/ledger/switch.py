@@ -283,12 +283,9 @@ def check_head(ledger: Ledger, model: nn.Module) -> None:
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
-    """Check what answers depend on besides weights; ledgers of rows that are no texts do not say it, and pass.
+    """Check what answers depend on besides weights, against the binding ``now`` of the model that will answer.
 
-    Args:
-        ledger: the ledger to check.
-        now: the binding of the model that will answer.
-        where: the ledger's file, for the message.
+    Ledgers of rows that are no texts do not say it, and pass; ``where`` is the ledger's file, for the message.
     """
     if ledger.binding and (differ := ledger.binding.differences(now)):
         raise LedgerError(

@@ -225,7 +225,8 @@ def learn(
     ``rows_after`` those after which it is asked for their training rows. ``drawn`` seeds the global generators before.
     With ``evaluate_within`` the second task is evaluated before, during and after the training of each.
     """
-    _draw_from(drawn)
+    for draw_from in (random.seed, np.random.seed, torch.manual_seed):
+        draw_from(drawn)
     if evaluate_within:
         arguments |= {"eval_every": 2, "peval_mode": "iteration"}
     run = Run(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
@@ -244,12 +245,6 @@ def learn(
         run.strategy.train(experience, eval_streams=[stream.benchmark.test_stream[1:2]] if evaluate_within else None)
         note(count)
     return run
-
-
-def _draw_from(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 # -- What is noted meanwhile -----------------------------------------------------------------------------

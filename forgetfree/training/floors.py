@@ -124,10 +124,7 @@ def overlap(first: Sequence[str], second: Sequence[str], weights: Mapping[str, f
 def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows]) -> list[float | None]:
     """Return the score of the right text of the most similar training row; ``None`` for tasks whose answers are labels.
 
-    Args:
-        tasks: that the rows are of.
-        train: of each task the texts of ``task.train``.
-        test: of each task the texts of ``task.test``.
+    The rows are the texts of each task's ``train`` and ``test``.
     """
     scores: list[float | None] = []
     for task, known, queries in zip(tasks, train, test, strict=True):

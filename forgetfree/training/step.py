@@ -263,12 +263,8 @@ def layer_checkpoints(model: ReadoutModel, wanted: bool) -> Iterator[None]:
     Dropout draws the same numbers again, so gradients have the same bits (arXiv:1604.06174). Transformers' own switch works in
     training mode alone, and a model without dropout is not in it.
 
-    Args:
-        model: whose backbone has lists of layers of one class.
-        wanted: else nothing happens.
-
     Raises:
-        OptionError: the backbone has none.
+        OptionError: the backbone has no list of layers of one class.
     """
     if not wanted:
         yield

@@ -194,11 +194,6 @@ CASES = [
         "The data directory 'nosuch.csv' does not exist.",
     ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
-    Case(
-        "run demo --check",
-        "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, was_it_kind. Write 'demo,'",
-        change=lambda place: (place / "data" / "sst2").rename(place / "data" / "demo"),
-    ),
     Case("run sst2 --set seed=1", "Unknown option 'seed'. Did you mean '--seed'? Known: accumulation, "),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --optimizer adamw", "--version, --without. An option without a flag is given by --set KEY=VALUE."),

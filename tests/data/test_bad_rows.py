@@ -104,14 +104,6 @@ def test_they_are_left_out_where_that_is_asked_for(data: Path) -> None:
     assert second.left_out["train"]["rows"] == 3 and "no JSON object (2), no text (1)" in second.notes[0]
 
 
-def test_good_rows_alone_give_the_same_task(data: Path, tmp_path: Path) -> None:
-    place = tmp_path / "good" / "b"
-    place.mkdir(parents=True)
-    (place / "train.jsonl").write_text("\n".join((data / "b" / "train.jsonl").read_text().split("\n")[:20]))
-    skipped, good = load_task("b", str(data), "test", SKIP), load_task("b", str(place.parent))
-    assert skipped == good and skipped.fingerprint() == good.fingerprint() and not good.left_out
-
-
 def test_a_fault_of_every_row_is_one_of_the_table_and_never_left_out(tmp_path: Path) -> None:
     (tmp_path / "mood.csv").write_text("text,label\n" + "".join(f"text {i},{i},more\n" for i in range(30)))
     for options in (ReadOptions(), SKIP):
@@ -141,10 +133,6 @@ def test_most_rows_say_whether_labels_are_names_or_numbers() -> None:
     assert [(each.row, each.what) for each in error.rows] == [(0, "label of another kind")]
     (read,) = load_tasks(None, {"mood": rows}, "test", SKIP)
     assert read.task.labels == ("0", "1")
-
-
-def test_labels_that_bad_rows_would_have_brought_are_no_second_fault() -> None:
-    assert len(refused(None, {"mood": [{"text": "a", "label": "yes"}, {"text": "b", "label": ""}]}).faults) == 1
 
 
 def test_what_is_wrong_with_rows_hides_nothing_else(tmp_path: Path) -> None:

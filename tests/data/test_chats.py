@@ -10,7 +10,7 @@ import pytest
 import tiny
 from task_files import write_task
 
-from forgetfree.data.chats import Chat, ChatTemplate, answer_of, answer_turn
+from forgetfree.data.chats import Chat, answer_of, answer_turn
 from forgetfree.data.columns import NO_COLUMN_NAMES
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.prompts import PromptEncoder
@@ -18,7 +18,6 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import kind_of
-from forgetfree.serve.server import ChatRequest
 from forgetfree.tasks import TaskDefinition
 
 END = "<|endoftext|>"
@@ -151,7 +150,7 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     rows = rows_of(good, chat, good)
     with pytest.raises(DataError, match=rf"^a\.jsonl, row 2: .*{message}.*--skip-bad-rows"):
         encoder.read(rows)
-    task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows, rows_of(good))
+    task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows_of(good), rows_of(good))
     with pytest.raises(DataError, match=r"^a\.jsonl, row 2: "):
         drop_bad_rows(task, encoder, False)
     left = drop_bad_rows(task, encoder, True)
@@ -181,21 +180,6 @@ def test_a_long_chat_loses_the_beginning_of_its_oldest_turns() -> None:
     assert before.startswith(f"[system]terrible{END}\n[user] ") and before.endswith(f"[user]great{END}\n[assistant]")
     assert "[assistant]movie" in before and before.count("film") > 3
     assert row.lost > 20
-
-
-def test_a_chat_of_many_turns_is_cut_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of which puts the whole chat together."""
-    tokenizer, encoder = encoder_of("drops", length=2000)
-    chat = [turn for i in range(100) for turn in (user(f"great film {i:02}"), said())]
-    calls, put_together = list[Chat](), ChatTemplate.put_together
-    monkeypatch.setattr(
-        ChatTemplate, "put_together", lambda self, *a, **k: calls.append(a[0]) or put_together(self, *a, **k)
-    )
-    row = encoder.read(rows_of(chat))[0]
-    asked = tokenizer.decode(row.before)
-    assert 1990 < len(row.before) <= 2000 - 4
-    assert "film 99" in asked and "film 01" not in asked
-    assert len(calls) < 30
 
 
 # -- Files -----------------------------------------------------------------------------------------------
@@ -281,15 +265,3 @@ def test_what_a_turn_does_not_say_may_be_nan() -> None:
 def test_an_answer_is_its_text_or_its_turn() -> None:
     for turn in (said(), said(reasoning_content="hm"), said('{"role": "assistant", "content": "a"}')):
         assert answer_turn(answer_of(Chat([user(), turn]))[1]) == turn
-
-
-def test_a_request_is_a_chat_with_all_that_it_has() -> None:
-    turns = [
-        user(),
-        {"role": "assistant", "content": None, "tool_calls": CALL},
-        {"role": "tool", "content": "7", "name": "p"},
-    ]
-    chat = ChatRequest.model_validate({"model": "own", "messages": turns, "tools": TOOLS}).chat
-    assert chat == Chat([user(), {"role": "assistant", "tool_calls": CALL}, turns[2]], TOOLS)
-    with pytest.raises(UsageError, match="Expected a list of turns"):
-        _ = ChatRequest.model_validate({"model": "own", "messages": [{"role": "user"}]}).chat

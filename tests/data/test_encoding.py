@@ -8,7 +8,7 @@ import pytest
 import torch
 from spaced import ALL, BERT, EVERY, GPT2, ROBERTA, SPACED
 
-from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, truncate, words_without_token
+from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
@@ -67,25 +67,6 @@ def test_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) 
     assert Encoder(tokenizer, None, length)(rows) == expected["input_ids"]
     alone = tokenizer(SECOND, truncation=True, max_length=length)["input_ids"]
     assert Encoder(tokenizer, None, length)(single(*SECOND)) == alone
-
-
-@pytest.mark.parametrize(
-    ("lengths", "room", "expected"),
-    [
-        ((3, 4), 7, (3, 4)),  # nothing to cut
-        ((3, 9), 8, (3, 5)),  # only the longer
-        ((9, 3), 8, (5, 3)),
-        ((9, 8), 8, (4, 4)),  # down to the shorter, then both
-        ((9, 8), 7, (4, 3)),  # the odd token stays with the longer text
-        ((8, 9), 7, (3, 4)),
-        ((8, 8), 7, (3, 4)),  # else with the second text
-        ((0, 9), 4, (0, 4)),
-        ((5, 5), 0, (0, 0)),
-    ],
-)
-def test_truncation_takes_from_the_longest(lengths: tuple[int, int], room: int, expected: tuple[int, int]) -> None:
-    texts = [list(range(lengths[0])), list(range(lengths[1]))]
-    assert truncate(texts, room) == [list(range(expected[0])), list(range(expected[1]))]
 
 
 # -- Prompts ---------------------------------------------------------------------------------------------
@@ -170,12 +151,6 @@ def test_a_text_that_spells_a_special_token_stays_a_text(tokenizer: Any, templat
     ids = Encoder(tokenizer, template)(single(SPELLED))[0]
     special = [token for token in ids if token in tokenizer.all_special_ids and token != tokenizer.unk_token_id]
     assert special == [token for token in tokenizer("film")["input_ids"] if token in tokenizer.all_special_ids]
-
-
-def test_encoding_leaves_the_tokenizer_as_it_was() -> None:
-    before = BERT("the [MASK] film")["input_ids"]
-    Encoder(BERT, WAS)(single(SPELLED))
-    assert BERT("the [MASK] film")["input_ids"] == before
 
 
 # -- What ids alone say ----------------------------------------------------------------------------------

@@ -36,14 +36,6 @@ def test_a_batch_is_inputs_labels_and_the_task(labels: Any) -> None:
     assert (y.dtype, t.dtype) == (torch.int64, torch.int64)
 
 
-def test_a_subset_counts_from_zero_and_may_be_cut_again() -> None:
-    rows = DatasetExamples(Rows(), LABELS, 0).subset([3, 1, 2]).subset([2, 0])
-    assert len(rows) == 2
-    assert rows.labels.tolist() == [2, 1]
-    assert rows.lengths == [0, 0]
-    assert torch.equal(rows.batch([0, 1])[0], X[[2, 3]])
-
-
 def test_the_digest_depends_on_inputs_and_labels_only() -> None:
     rows = DatasetExamples(Rows(), LABELS, 0)
     assert rows.digest == DatasetExamples(Rows(), LABELS, 5, [0, 1, 2, 3]).digest

@@ -247,12 +247,6 @@ def test_rows_in_one_piece_are_cut_label_by_label_with_equal_texts_on_one_side()
     assert load_tasks(None, {"other": rows})[0].fingerprint() != read.fingerprint()
 
 
-def test_a_label_with_a_single_row_keeps_it_for_training() -> None:
-    rows = [*({"text": f"{i}", "label": i % 2} for i in range(20)), {"text": "rare", "label": 2}]
-    (read,) = load_tasks(None, {"mood": rows})
-    assert (read.train.labels.count(2), read.test.labels.count(2), read.validation.labels.count(2)) == (1, 0, 0)
-
-
 def test_splits_in_memory_are_known_by_their_names() -> None:
     (read,) = load_tasks(None, {"mood": {"train": ROWS, "dev": ROWS[:10], "test": pandas.DataFrame(ROWS[5:])}})
     assert (len(read.train), len(read.validation), len(read.test)) == (40, 10, 35)
@@ -404,14 +398,6 @@ def test_real_numbers_of_a_csv_file_are_refused_unless_they_are_named(labels: li
     assert load_task("mood", str(tmp_path)).task.labels == tuple(labels)
 
 
-def test_codes_of_another_split_are_found_among_the_names() -> None:
-    rows = [{"text": f"{i}", "label": ("007", "100")[i % 2]} for i in range(20)]
-    (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "100"}]}})
-    assert read.test.labels == (1,)
-    message = refusal({"mood": {"train": rows, "test": [{"text": "x", "label": "7"}]}})
-    assert "(007, 100), got" in message
-
-
 def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> None:
     from forgetfree.data.columns import ReadOptions
 
@@ -545,14 +531,6 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         load_tasks("sst2", "demo", options=ReadOptions.of("text", None))
 
 
-def test_a_column_that_one_split_lacks_is_named() -> None:
-    rows = table("review", "label")["mood"]
-    message = refusal({"mood": {"train": rows, "test": [{"comment": "a", "label": 0}]}})
-    assert (
-        "data['mood']['test'] has no column 'review', which the training rows have; found 'comment', 'label'" in message
-    )
-
-
 # -- What is one task --------------------------------------------------------------------------------------
 
 
@@ -577,15 +555,6 @@ def test_a_folder_of_tasks_stays_one_whatever_lies_beside_them(tmp_path: Path) -
     (tmp_path / "mood" / "train.csv").unlink()
     (tmp_path / "README.md").unlink()
     assert len(load_task("any", str(tmp_path)).test) == 4  # the file beside the empty folder is the task now
-
-
-def test_several_tasks_come_from_several_forms(tmp_path: Path) -> None:
-    write_rows(tmp_path / "moods" / "b.jsonl", ROWS)
-    data = {"a": ROWS, "b": str(tmp_path / "moods" / "b.jsonl"), "c": pandas.DataFrame(ROWS)}
-    assert [rows.task.name for rows in load_tasks(None, data)] == ["a", "b", "c"]
-    assert [rows.task.name for rows in load_tasks(["c", "a"], data)] == ["c", "a"]
-    assert [rows.task.name for rows in load_tasks("b, a", data)] == ["b", "a"]
-    assert "Unknown stream or task 'd'. Known: a, b, c. The data given hold a, b, c." in refusal(data, "d")
 
 
 def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: Path) -> None:
@@ -622,16 +591,6 @@ def test_what_holds_no_rows_is_refused(rows: Any, fault: str) -> None:
     message = refusal({"mood": rows})
     assert fault in message
     message.encode()
-
-
-def test_damaged_folders_of_the_datasets_library_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, dataset())
-    (arrow,) = folder.glob("*.arrow")
-    arrow.write_bytes(arrow.read_bytes()[:100])
-    assert f"{folder} cannot be read by the datasets library: " in refusal(str(folder))
-    folder = snapshot(tmp_path)
-    (folder / "data" / "train-00001-of-00002.parquet").write_bytes(b"PAR1")
-    assert f"{folder} cannot be read by the datasets library: " in refusal(str(folder))
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import families
 import pytest
 import tiny
-import torch
 from transformers.utils import chat_template_utils
 
-from forgetfree.data.prompts import EncodedTexts, PromptEncoder, prompt_of
+from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.errors import DataError, ModelError
 from forgetfree.tasks import TaskDefinition
@@ -130,18 +129,6 @@ def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> No
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_of_a_long_chat_the_oldest_turns_are_cut(tokenizer: Any) -> None:
-    """The instruction and the question stay."""
-    turns = [{"role": role, "content": "film " * 12} for role in ("user", "assistant")]
-    chat = rows((json.dumps([*turns, {"role": "user", "content": "a great movie " * 5}]), "great"))
-    definition = task(kind="messages", instruction="terrible")
-    (row,) = PromptEncoder(tokenizer, definition, 80).read(chat)
-    before, _ = read(tokenizer, row.ids)
-    assert before.startswith("system: terrible")
-    assert before.count("great movie") == 5
-    assert before.count("film") < 24
-
-
 def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
     """SentencePiece's words have their ▁, and the prompt's first word, too."""
     pieces = tiny.metaspace("unigram", "always")
@@ -194,19 +181,6 @@ def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:
     broken.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(ModelError, match="chat template cannot put together"):
         PromptEncoder(broken, task(), 64)
-
-
-def test_encoded_rows_know_their_prompts_and_right_texts(tokenizer: Any) -> None:
-    encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
-    pairs = rows(("the film", "great"), ("a movie", "terrible film"))
-    found = encoder.read(pairs)
-    encoded = EncodedTexts.of([row.ids for row in found], [row.labels for row in found], 0, 0)
-    encoded = EncodedTexts(**(vars(encoded) | {"right": pairs.labels, "tokenizer": tokenizer}))
-    assert [tokenizer.decode(ids) for ids in encoded.prompts] == ["the film:", "a movie:"]
-    second = encoded.subset([1])
-    assert (second.prompts, second.right) == (encoded.prompts[1:], [pairs.labels[1]])
-    assert encoded.targets == [0, 0]
-    assert prompt_of(torch.tensor([4, 5])).tolist() == [4, 5]
 
 
 class Tomorrow(datetime):

@@ -168,12 +168,6 @@ def test_picked_rows_hold_rare_labels(labels: list[int], count: int, expected: d
     assert picked == sorted(set(picked)) and len(picked) == count
 
 
-def test_rows_are_picked_evenly() -> None:
-    assert evenly(10, None) == evenly(10, 12) == evenly(10, 10) == list(range(10))
-    assert evenly(10, 4) == [0, 2, 5, 7]
-    assert evenly(7, 0) == []
-
-
 def test_a_large_batch_is_cut_into_rows_of_nearly_equal_length() -> None:
     """Of rows 4 to 8 with 9, 3, 5, 3 and 7 tokens, 5 and 7 are the shortest; every row stays."""
     lengths = [1, 1, 1, 1, 9, 3, 5, 3, 7]

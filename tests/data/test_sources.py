@@ -17,7 +17,7 @@ from task_files import refusal, write_rows, write_task
 
 from forgetfree import registry
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sources import default_data, load_task, load_tasks
+from forgetfree.data.sources import load_task, load_tasks
 from forgetfree.errors import BadDataError, DataError, UnknownNameError, UsageError
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, HubSource, TaskDefinition
 
@@ -122,15 +122,6 @@ def test_a_task_is_a_folder_of_the_directory_and_nothing_else(tmp_path: Path, na
         load_task(name, str(tmp_path / "data"))
     with pytest.raises(UsageError):
         load_tasks(name, str(tmp_path / "data"))
-
-
-def test_a_missing_test_split_is_the_validation_split(tmp_path: Path) -> None:
-    folder = write_task(tmp_path, "mine", SINGLES)
-    (folder / "test.jsonl").unlink()
-    rows = load(tmp_path, "mine")
-    assert rows.test == Rows(tuple(f"text {i}" for i in range(20)), (), (0, 1) * 10)
-    assert len(rows.validation) == 2
-    assert len(rows.train) == 18
 
 
 def test_a_fingerprint_knows_every_text_label_and_split() -> None:
@@ -364,13 +355,6 @@ def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
         assert "Did you mean 'mood.csv'?" in refusal(data, None, UsageError)
     (tmp_path / "mood.csv").rename(tmp_path / "mood.cvs")
     assert "txt. Did you mean 'csv'? Give" in message(tmp_path / "mood.cvs", kind=UsageError)
-
-
-def test_the_default_data_is_the_environments_or_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORGETFREE_DATA", "somewhere")
-    assert default_data() == "somewhere"
-    monkeypatch.delenv("FORGETFREE_DATA")
-    assert default_data() == "hub"
 
 
 # -- The hub ---------------------------------------------------------------------------------------------

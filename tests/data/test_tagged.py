@@ -22,8 +22,7 @@ from forgetfree.data.encoding import WordEncoder
 from forgetfree.data.rows import Rows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task
 from forgetfree.errors import BadDataError, DataError
-from forgetfree.kinds.tagging import Tagging, bio
-from forgetfree.tasks import TaskDefinition
+from forgetfree.kinds.tagging import bio
 
 ROWS = [
     {"tokens": ["Jane", "Smith", "lives", "in", "Rome"], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"]},
@@ -73,13 +72,6 @@ def test_parquet_csv_and_numbered_tags_hold_the_same_rows(tmp_path: Path) -> Non
 )
 def test_other_schemes_become_bio(tags: str, expected: str) -> None:
     assert bio(tags.split()) == expected.split()
-
-
-def test_a_conversion_is_noted(tmp_path: Path) -> None:
-    rows = [{"tokens": ["in", "New", "York"], "tags": ["O", "I-LOC", "I-LOC"]}, *ROWS]
-    read = load_task("ner", str(write(tmp_path / "ner", rows)))
-    assert read.train.labels[0] == (0, 1, 2) and len(read.notes) == 3
-    assert "train rows of task 'ner'" in read.notes[0] and "row 1 has 'I-LOC' where BIO has 'B-LOC'" in read.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -152,14 +144,6 @@ def test_shots_are_sentences_of_each_kind() -> None:
     assert re.search(
         r"training sentences with (PER|LOC) entities.*, fewer than --shots 20", few_rows_note(rows, task, 20)
     )
-
-
-def test_a_sentence_of_two_kinds_counts_for_both() -> None:
-    rows = Rows(("a b", "a", "b", "b", "b"), (), ((1, 3), (1,), (3,), (3,), (3,)))
-    task = TaskDefinition.of_entities("two", ["A", "B"])
-    assert Tagging().groups(rows.labels) == [1, 1, 2, 2, 2]  # the rarer of the two
-    assert k_shot(rows, task, 2, 0).labels[:2] == ((1, 3), (1,))  # the only two of kind 1; one of them is of kind 2
-    assert len(k_shot(rows, task, 2, 0)) == 3
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta-mlm", "gpt2"])
@@ -297,12 +281,3 @@ def test_what_is_no_tagged_word_is_refused_by_its_line(tmp_path: Path, text: str
     with pytest.raises(DataError) as caught:
         load_task("ner", conll(tmp_path, text))
     assert told in str(caught.value)
-
-
-def test_a_txt_that_is_a_split_and_holds_no_tags_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mood").mkdir()
-    (tmp_path / "mood" / "train.csv").write_text("text,label\na joy,1\na bore,0\n")
-    (tmp_path / "mood" / "dev.txt").write_text("text,label\na joy,1\n")
-    with pytest.raises(DataError) as caught:
-        load_task("mood", str(tmp_path))
-    assert "dev.txt, row 1: expected a word and its tag" in str(caught.value)

@@ -35,15 +35,6 @@ def truncate(data: bytes, rng: random.Random) -> bytes:
     return data[: rng.randrange(len(data))]
 
 
-def swap(data: bytes, rng: random.Random) -> bytes:
-    """Two ranges of one length exchanged."""
-    length = rng.randint(1, max(1, min(64, len(data) // 3)))
-    first = rng.randrange(len(data) - 2 * length + 1)
-    second = rng.randrange(first + length, len(data) - length + 1)
-    one, other = data[first : first + length], data[second : second + length]
-    return data[:first] + other + data[first + length : second] + one + data[second + length :]
-
-
 def zero(data: bytes, rng: random.Random) -> bytes:
     start, length = rng.randrange(len(data)), rng.randint(1, 64)
     return data[:start] + bytes(len(data[start : start + length])) + data[start + length :]
@@ -54,7 +45,7 @@ def insert(data: bytes, rng: random.Random) -> bytes:
     return data[:at] + rng.randbytes(rng.randint(1, 16)) + data[at:]
 
 
-BYTES: dict[str, Mutation] = {"flip": flip, "truncate": truncate, "swap": swap, "zero": zero, "insert": insert}
+BYTES: dict[str, Mutation] = {"flip": flip, "truncate": truncate, "zero": zero, "insert": insert}
 
 # -- JSON ------------------------------------------------------------------------------------------------
 
@@ -250,7 +241,7 @@ def change_values(data: bytes, rng: random.Random) -> bytes:
         values.copy_(values.flip(0))
     else:
         content = values.view(torch.uint8)
-        damaged = rng.choice([flip, swap, zero])(content.numpy().tobytes(), rng)
+        damaged = rng.choice([flip, zero])(content.numpy().tobytes(), rng)
         content.copy_(torch.frombuffer(bytearray(damaged), dtype=torch.uint8))
     return signed(*split(save(tensors, header.get("__metadata__"))))
 

@@ -36,12 +36,10 @@ def test_a_layout_that_is_none_is_refused(layout: str) -> None:
         ParameterSpace.of_layout(LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, '{"network": "[1]"}'])
+@pytest.mark.parametrize("text", [*HOSTILE, '{"network": "[1]"}', json.dumps({"network": "[" * 10_000})])
 def test_a_binding_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Binding.of_json(text)
-    with pytest.raises(ValueError):
-        Binding.of_json(json.dumps({**json.loads(Binding("{}").json), "network": "[" * 10_000}))
 
 
 @pytest.mark.sampled(share=0.2)

@@ -19,7 +19,7 @@ def families(kind: str) -> dict:
     return BYTES | {".safetensors": SIGNED, ".json": JSON}.get(Path(KINDS[kind].file).suffix, {})
 
 
-@pytest.mark.sampled("ledger-swap", share=0.1)
+@pytest.mark.sampled("ledger-flip", share=0.1)
 @pytest.mark.parametrize(("kind", "family"), [(kind, family) for kind in KINDS for family in families(kind)])
 def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Path, tmp_path: Path) -> None:
     """Refused by the reader's own error; or read as what it was; or, where a key or value was changed, as what is sound."""

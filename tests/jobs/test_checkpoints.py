@@ -371,21 +371,6 @@ def test_a_kill_during_the_first_write_leaves_a_directory_that_starts_anew(
     assert (tmp_path / "theirs" / ".notes.txt.abcd1234.unfinished").exists()
 
 
-def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alone(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = replace(config("bitfit", "out"), strategy=("bitfit", "continual-ft"))
-    run(both)
-    out = tmp_path / "out"
-    before, kept = outcome(out), (out / "continual-ft" / "seed-0" / "unit.json").read_bytes()
-    (out / ".results.json.abcd1234.unfinished").touch()
-    (out / "bitfit" / "seed-0" / ".scores.csv.abcd1234.unfinished").touch()
-    (out / "bitfit" / "seed-0" / "ledger.safetensors").unlink()
-    run(both, Execution(resume=True))
-    assert outcome(out) == before and not [path for path in out.rglob(".*")]
-    assert (out / "continual-ft" / "seed-0" / "unit.json").read_bytes() == kept
-
-
 def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_nothing(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: None
 ) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
 from forgetfree.files import LOCK
@@ -42,10 +41,8 @@ def where_it_was() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("device", "threads", "resources"),
     [
-        ("cpu", 1, {"num_cpus": 1, "num_gpus": 0}),
         ("cpu", 6, {"num_cpus": 6, "num_gpus": 0}),
         ("cuda", 2, {"num_cpus": 2, "num_gpus": 1}),
-        ("mps", 2, {"num_cpus": 2, "num_gpus": 0}),
     ],
 )
 def test_a_unit_asks_for_its_threads_and_its_device(device: str, threads: int, resources: dict[str, float]) -> None:
@@ -82,12 +79,6 @@ def test_without_ray_it_is_told_how_to_get_it(
     assert cli.main(["graft", "sst2", "--data", "demo", "--jobs", "ray", "--out", str(tmp_path / "out")]) == 2
     assert "Ray, which is not installed: pip install 'forgetfree[ray]'." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_what_no_file_can_name_stays_in_this_process(tmp_path: Path) -> None:
-    rows = {"own": [{"text": f"word {i}", "label": i % 2} for i in range(40)]}
-    with pytest.raises(UsageError, match=r"given are data in memory\. Leave jobs at 1\."):
-        forgetfree.run("own", data=rows, jobs="ray", progress=False, out=tmp_path / "out")
 
 
 # -- Files -----------------------------------------------------------------------------------------------

@@ -117,12 +117,6 @@ def test_places_within_the_run_directory_and_behind_links(project: Path, tmp_pat
     assert located(name, Path("runs/run")) == located(name, disk / "run") == "data"
 
 
-def test_places_with_nothing_in_common_are_written_as_they_were_typed(project: Path) -> None:
-    """The way from one to the other would tell all of the machine's."""
-    assert portable("data", Path("/no-such-place/run")) == "data"
-    assert located("data", Path("/no-such-place/run")) == "data"
-
-
 # -- What every job says, it reads back -------------------------------------------------------------------
 
 JOBS = {

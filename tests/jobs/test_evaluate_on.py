@@ -52,55 +52,6 @@ def test_no_other_rows_can_be_asked_for() -> None:
         task_of((0, 0, 1, 1)).evaluated_on("valid")  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def by_hand(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny tasks, their validation rows parted into files as evaluate_on=validation parts them; no test rows."""
-    root = tmp_path_factory.mktemp("by-hand") / "tasks"
-    shutil.copytree(data_directory, root)
-    for folder in root.iterdir():
-        lines = (folder / "validation.jsonl").read_text().splitlines(keepends=True)
-        met: dict[int, int] = {}
-        parts: dict[str, list[str]] = {"validation": [], "test": []}
-        for line in lines:
-            label = json.loads(line)["label"]
-            met[label] = met.get(label, 0) + 1
-            parts["validation" if met[label] % 2 else "test"].append(line)
-        for split, part in parts.items():
-            (folder / f"{split}.jsonl").write_text("".join(part))
-    return root
-
-
-def outcome(out: Path) -> dict[str, Any]:
-    """results.json without times, and without what says which rows were meant."""
-    results = json.loads((out / "results.json").read_text())
-    for run in results.get("runs", []):
-        del run["seconds"], run["options"]
-    return {key: value for key, value in results.items() if key not in ("seconds", "evaluated_on")}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("run", "qnli,sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"),
-    ],
-    ids=lambda value: " ".join(value[:2]),
-)
-def test_the_outcome_is_that_of_files_parted_by_hand(
-    command: tuple[str, ...],
-    data_directory: Path,
-    by_hand: Path,
-    model_directory: Any,
-    tmp_path: Path,
-) -> None:
-    data, hand = tmp_path / "data", tmp_path / "hand"
-    for source, root in ((data_directory, data), (by_hand, hand)):
-        shutil.copytree(source, root)
-    given = [*command, "--model", str(model_directory("bert"))]
-    assert cli.main([*given, "--data", str(data), "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
-    assert cli.main([*given, "--data", str(hand), "--out", str(tmp_path / "expected")]) == 0
-    assert outcome(tmp_path / "chosen") == outcome(tmp_path / "expected")
-
-
 @pytest.mark.sampled(share=0.3)
 def test_reports_say_it_and_do_not_mix_it_with_test_rows(
     data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

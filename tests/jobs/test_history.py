@@ -50,16 +50,6 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
     assert searched == ([5.0, 5.0] if name == "grafting-continual" else [])
 
 
-def test_a_phase_that_tells_no_rate_has_none(tmp_path: Path) -> None:
-    history = History(Monitor(), tmp_path, Checkpoint())
-    with history.phase("a", "train", 2) as on_step:
-        history.log_rate(lambda step: step / 10)
-        on_step(1, 0.5)
-    with history.phase("a", "localize", 2) as on_step:
-        on_step(1, 0.5)
-    assert [line.get("rate") for line in lines(tmp_path)] == [0.1, None]
-
-
 def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phases of 1 and 3 seconds, and one of 2 that fails."""
     heard: list[object] = []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import real_data
-import torch
 
 from forgetfree import cli
 
@@ -56,35 +55,3 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
     assert cli.main(["predict", str(out), "--task", "sst2", "what a joy", "what a bore"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-@pytest.mark.sampled(share=0.1)
-@real_data.needs("qnli")
-def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
-    """After learning a task, its row of predictions is bit-identical to those at the end of the stream."""
-    from forgetfree.continual.stream import load_stream
-    from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
-
-    stream = load_stream("qnli-agnews-sst2", data=str(real_data.DIRECTORY), shots=32, seed=0, test_limit=64)
-    options = GraftingOptions(
-        steps=8, optimizer="adamw", learning_rate=1e-4, base_fraction=0.0, mask_batch_size=32,
-        weight_decay=0.1, sparsity=1e-3,
-    )  # fmt: skip
-    strategy = GraftingContinual(stream=stream, options=options, seed=0)
-    learned: dict[str, torch.Tensor] = {}
-    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
-        strategy.train(experience)
-        answers = strategy.evaluate()
-        learned[task.name] = torch.from_numpy(answers[task.name].logits)
-        for name, logits in learned.items():
-            assert torch.equal(torch.from_numpy(answers[name].logits), logits)
-
-
-@pytest.mark.sampled(share=0.1)
-@real_data.needs("qnli")
-def test_on_real_data(tmp_path: Path) -> None:
-    options = ["--shots", "32", "--steps", "16", "--precision", "bf16", "--set", "test_limit=60"]
-    options += ["--set", "mask_batch_size=32", "--set", "upper_triangle=false"]
-    runs = main_job(tmp_path / "out", "qnli-agnews-sst2", "--data", str(real_data.DIRECTORY), *options)
-    assert list(runs) == ["fine-tune", "continual-ft", "grafting-continual"]
-    assert runs["grafting-continual"]["summary"]["forgetting"] == 0

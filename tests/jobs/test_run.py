@@ -265,15 +265,6 @@ def test_a_check_of_what_is_resumed_answers_as_resuming_does(
         assert answers[0] == answers[1] and told in "".join(answers[0])
 
 
-def test_a_failure_ends_a_command_with_one(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing(command, monkeypatch, TrainingError("The loss became nan."))
-    assert cli.main(command.words(tmp_path / "out")) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "The loss became nan." in error and f"--resume --out {tmp_path / 'out'} goes on." in error
-
-
 def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Path) -> None:
     phases: list[str] = []
 

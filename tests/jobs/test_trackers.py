@@ -98,15 +98,6 @@ def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.Monk
         assert one.data.params["steps"] == "5"
 
 
-@pytest.mark.filterwarnings("ignore")
-@needs("trackio")
-def test_trackio_takes_a_run(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    assert run("--log", "trackio")[1] == 0
-    assert "logging to trackio has stopped" not in capfd.readouterr().err
-    assert any((tmp_path / "trackio").rglob("forgetfree*"))
-
-
 class Own(GeneralTracker):  # type: ignore[misc]
     """A tracker of somebody else's, which writes down what it is told, and may fail."""
 

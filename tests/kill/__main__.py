@@ -26,9 +26,6 @@ def main() -> int:
     )
     parser.add_argument("--renames", type=int, default=10**6, help="kill at renames up to this one")
     parser.add_argument(
-        "--first", type=int, default=1, metavar="N", help="begin with the N-th rename, to go on in slices"
-    )
-    parser.add_argument(
         "--seldom", action="store_true", help="at renames of a run without checkpoints within its phases"
     )
     given = parser.parse_args()
@@ -56,12 +53,12 @@ def of_runs(given: argparse.Namespace, here: Campaign) -> None:
 
 def at_renames(given: argparse.Namespace, here: Campaign) -> None:
     """Kill a run at each rename, before it and after it by turns."""
-    one, number, before = Harness(World(here.folder)), given.first, len(here.failures)
+    one, number, before = Harness(World(here.folder)), 1, len(here.failures)
     killed = partial(one.killed_at_replace, often=not given.seldom)
     while number <= given.renames and attempt(here, f"rename {number}", killed, number, after=number % 2 == 0):
         number += 1
     end = "" if number > given.renames else f"; a run has {number - 1}"
-    tell(here, before, f"SIGKILL at {number - given.first} renames from the {given.first}. on{end}")
+    tell(here, before, f"SIGKILL at the first {number - 1} renames{end}")
 
 
 def of_revisions(given: argparse.Namespace, here: Campaign) -> None:

@@ -44,14 +44,7 @@ _PATIENCE = 300.0
 
 @dataclass
 class World:
-    """A tiny model, tiny data, and where runs write.
-
-    Attributes:
-        folder: of all.
-        strategies: that a run trains.
-        jobs: how many units at a time.
-        settings: of a run.
-    """
+    """A tiny model, tiny data, and a folder where runs of these strategies write, so many units at a time."""
 
     folder: Path
     strategies: Sequence[str] = STRATEGIES
@@ -245,8 +238,6 @@ def digest(out: Path, *, shared: bool = False) -> Json:
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             parsed = [timeless(json.loads(line)) for line in lines]
-            if path.name == "audit.jsonl":  # when, and the SHA-256 of files with seconds
-                parsed = [{key: each for key, each in line.items() if key not in ("time", "after")} for line in parsed]
             # Of two workers that need one model, whichever comes first fine-tunes it.
             raced = [isinstance(each, dict) and each.get("phase") == "fine_tune" for each in parsed]
             content = json.dumps([each for each, other in zip(parsed, raced, strict=True) if not (shared and other)])
@@ -264,11 +255,7 @@ def timeless(value: Any) -> Any:
 
 
 class Harness:
-    """One run that was not interrupted, and many that are.
-
-    Args:
-        world: what is run.
-    """
+    """One run that was not interrupted, and many that are."""
 
     def __init__(self, world: World) -> None:
         assert torch.get_num_threads() == 1, "a process with threads cannot be forked: set OMP_NUM_THREADS=1"
@@ -299,10 +286,7 @@ class Harness:
     def killed_at_replace(self, number: int, *, after: bool, often: bool = True) -> bool:
         """Kill a run at its rename of this number, before it or after, and resume; return whether it got so far.
 
-        Args:
-            number: of the rename.
-            after: kill after it, not before.
-            often: write a checkpoint after every step, so that those renames are among them.
+        A checkpoint is written after every step, if ``often``, so that those renames are among them.
         """
         out, replace, done = self.out(), os.replace, 0
 
@@ -326,13 +310,7 @@ class Harness:
         return True
 
     def killed_at(self, moment: int, delay: float, number: int = signal.SIGKILL) -> str:
-        """Kill a run a little after its event of this number, resume it, and return where it was killed.
-
-        Args:
-            moment: the number of the event.
-            delay: seconds after it.
-            number: the signal.
-        """
+        """Kill a run by a signal, seconds after its event of this number, resume it, and return where it was killed."""
         out, watch = self.out(), Watch()
         child = Child(self.world.words(out), out, watch)
         while child.running() and watch.read()[0] < moment:

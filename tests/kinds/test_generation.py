@@ -169,7 +169,7 @@ def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, 
         ({"closed_answers": ["b", "c"]}, None, "exact_match"),
         ({"metric": "bleu"}, None, "bleu"),
         ({"metric": "bleu"}, "token_f1", "token_f1"),
-        ({}, ("own=token_f1", "other=bleu"), "token_f1"),
+        ({}, ["own=token_f1", "other=bleu"], "token_f1"),
         ({}, "other=bleu", "rouge_l"),
     ],
 )

@@ -76,7 +76,6 @@ def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, weight_decay=0.1),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
 }
 
 

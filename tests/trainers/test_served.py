@@ -260,7 +260,6 @@ def test_what_does_not_say_what_a_task_is(tmp_path: Path) -> None:
     told(UsageError, "got tokenizer=NoneType", "tokenizer=…", labels=two, tokenizer=None)
     told(UsageError, "Unknown kind of task 'taging'. Did you mean 'tagging'?", kind="taging", labels=two)
     told(UsageError, "no argument 'sparsty'", "metric, max_length", sparsty=0.1, tokenizer=None)
-    told(UsageError, "labels must be a list", labels="no")
     told(UsageError, "outputs of a …ForTokenClassification", kind="tagging", labels=["O", "B-X", "I-X"])
     told(UsageError, "the model is GPT2LMHeadModel", on=writer, labels=two)
     told(UsageError, "heads=['lm_head']", on=writer, kind="generation", heads=["lm_head"], tokenizer=larger)
