@@ -220,11 +220,11 @@ class StreamPrefix:
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
 
-    def put_into(self, learned: Any, directory: Path, unlearned: bool) -> int:
+    def put_into(self, learned: LearnedStream, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.
 
         Args:
-            learned: the `forgetfree.jobs.learn.LearnedStream` of a new strategy that has learned nothing.
+            learned: of a new strategy that has learned nothing.
             directory: of the unit.
             unlearned: whether tasks are answered before they are learned, too.
 
