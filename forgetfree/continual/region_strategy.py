@@ -30,7 +30,7 @@ from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.rows import representative
-from forgetfree.errors import LedgerError
+from forgetfree.errors import ConformanceError, LedgerError
 from forgetfree.ledger import (
     Composition,
     Ledger,
@@ -307,7 +307,9 @@ class LedgerModel:
     def record(self, training: Training) -> Record:
         """Return who owns what after a training, with the values that the model holds."""
         strategy, task, own = self._strategy, training.task, training.region
-        assert own is not None, "region_training gives a training its region"
+        if own is None:
+            fault = "begin(task): expected a Training of a region, got one without. Return self.region_training(task, region)."
+            raise ConformanceError(type(strategy).__name__, [fault])
         model, loaded = strategy.model, strategy.stream.loaded
         return Record(
             task.name,

@@ -108,7 +108,10 @@ class StrategyTemplate(SupervisedTemplate):
             training = self.begin(task)
         if not isinstance(training, Training):
             raise ConformanceError(
-                type(self).__name__, [f"begin(task): expected a Training, got {brief(training)}. Return one."]
+                type(self).__name__,
+                [
+                    f"begin(task): expected a Training, got {brief(training)}. Return one, such as self.everything(task)."
+                ],
             )
         self.training = training
         self.model.current_task = task.label

@@ -134,7 +134,7 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches
 
 
 def _check_class(cls: Any, faults: Breaches) -> None:
-    """Check that it is a subclass of `ContinualStrategy` with options, and has its constructor."""
+    """Check that it is a subclass of `ContinualStrategy` with options, and overrides nothing that is final."""
     try:
         registry.strategy_class(cls)
     except UsageError as error:
@@ -146,11 +146,19 @@ def _check_class(cls: Any, faults: Breaches) -> None:
             f"__init__: expected ContinualStrategy's own, got {constructor.__qualname__}. Drop it: the runner makes every "
             "strategy alike. What is to be prepared once belongs into setup(), what a user may choose into Options."
         )
+    finals = {name for base in cls.__mro__ for name, member in vars(base).items() if _is_final(member)}
+    for name in sorted(finals):
+        if not _is_final(inspect.getattr_static(cls, name)):
+            faults.add(f"{name}: expected the contract's own, which is final, got another. Give yours another name.")
     if "__dataclass_params__" not in vars(cls.Options):  # a dataclass that inherits from a frozen one is frozen
         faults.add(
             f"Options: expected a frozen dataclass, got {cls.Options.__name__}, which is none. Decorate it with "
             "@dataclass(frozen=True, kw_only=True)."
         )
+
+
+def _is_final(member: Any) -> bool:
+    return bool(getattr(getattr(member, "fget", member), "__final__", False))
 
 
 # -- What a strategy that has learned a stream answers, claims, keeps and leaves -----------------------------

@@ -238,10 +238,12 @@ def check_plain(model: nn.Module) -> None:
 
 def _stands_alone(composition: str, ledger: Ledger) -> bool:
     """Return whether a record of the ledger says that its task stands alone."""
-    if composition not in ("union", "alone") or ledger.composition not in ("auto", composition):
+    if composition not in ("union", "alone"):
+        raise UnknownNameError("composition", composition, ("union", "alone"))
+    if ledger.composition not in ("auto", composition):
         raise UsageError(
-            f"composition={composition!r} does not fit this ledger: expected union or alone, and the composition of a run's "
-            f"ledger, got one of {ledger.composition!r}. Begin a ledger of its own by Ledger.of_model(model)."
+            f"composition={composition!r} does not fit this ledger, whose composition is {ledger.composition!r} for all tasks. "
+            "Begin a ledger of its own by Ledger.of_model(model)."
         )
     return composition == "alone" and ledger.composition == "auto"
 
@@ -263,8 +265,8 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
         known = name in modules and name != ""
         if not known or (any(id(each) in graftable for each in modules[name].parameters()) and "pooler" not in name):
             raise UsageError(
-                f"heads names {name!r}, expected modules outside of the body, of which a task trains its region: "
-                f"{', '.join(outside) or 'none'}.{nearest(name, outside)}"
+                f"heads names {name!r}, expected modules outside of the body: {', '.join(outside) or 'none'}."
+                f"{nearest(name, outside)} Of the body, a task trains its region."
             )
     return {name: modules[name] for name in names}
 

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetfree import registry
 from forgetfree.continual.adapter import PluginStrategy
+from forgetfree.continual.region_strategy import RegionStrategy
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.errors import ConformanceError
 from forgetfree.options import build, option
@@ -58,6 +59,12 @@ class Plain(ContinualStrategy):
 def test_a_begin_that_returns_nothing_is_told_so() -> None:
     with pytest.raises(ConformanceError, match=r"begin\(task\): expected a Training, got None"):
         learned(type("Own", (Plain,), {"begin": lambda self, task: None}))
+
+
+def test_a_begin_of_a_strategy_on_a_ledger_that_gives_no_region_is_told_so() -> None:
+    parts = {"setup": lambda self: self.open_ledger("union"), "begin": lambda self, task: self.everything(task)}
+    with pytest.raises(ConformanceError, match=r"expected a Training of a region, got one without.*region_training"):
+        learned(type("Own", (RegionStrategy,), parts))
 
 
 # -- The seams -------------------------------------------------------------------------------------------

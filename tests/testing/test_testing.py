@@ -88,6 +88,10 @@ def constructor(self: Any, **arguments: Any) -> None:
             type("Own", (Plain,), {"__init__": constructor}),
             "__init__: expected ContinualStrategy's own, got constructor. Drop",
         ),
+        (
+            type("Mixed", (type("Mixin", (), {"phase_seed": lambda self, *_: 0}), Plain), {}),
+            "phase_seed: expected the contract's own, which is final, got another.",
+        ),
     ],
 )
 def test_a_class_that_is_no_strategy_is_refused(cls: Any, message: str) -> None:

@@ -390,6 +390,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(loss=lambda m, b: (m(**b).loss * 0).sqrt()), TrainingError, ("expected finite ones",)),
         (learn(region=Region.of([entries])), ForgetfreeError, ("do not fit a parameter space",)),
         (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
+        (learn(composition="unoin"), UsageError, ("Did you mean 'union'?",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'", ".state_dict()")),
         (learn(heads=["scores"]), UsageError, ("heads names 'scores', expected modules outside of the body",)),
