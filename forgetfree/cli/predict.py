@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from forgetfree.data.columns import (
     NO_COLUMN_NAMES,
     PAIR,
     ColumnNames,
+    ReadOptions,
     choose_texts,
     is_label,
 )
@@ -38,10 +40,16 @@ from forgetfree.data.tables import Columns
 from forgetfree.display import Screen, counted, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
+from forgetfree.results.config_file import load_run
 from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
+#: What a line of --json or --csv holds itself.
+_OURS = {
+    *("text", *PAIR, "prompt", "task", "label", "probability", "probabilities", "words", "tags"),
+    *("cut_tokens", "entities"),
+}
 #: Rows that are answered together.
 _ROWS = 256
 Row = tuple[str, ...]
@@ -98,6 +106,8 @@ def command(
         )
     if keep and not (as_json or as_csv):
         raise UsageError("--keep is for what --json or --csv writes. Give one of them, or leave it out.")
+    if taken := [name for name in keep if name in _OURS]:
+        raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     if task is None:
@@ -117,8 +127,9 @@ def command(
         streaming = True
         tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
     if file is not None:
-        alike = len({each.kind for each in asked}) == 1  # rows are the same for all tasks
-        rows = rows_of_file(file, asked[0] if alike else None, columns, keep)
+        alike = asked[0] if len({each.kind for each in asked}) == 1 else None  # rows are the same for all tasks
+        usual = columns_of_run(directory, alike.name) if alike else NO_COLUMN_NAMES
+        rows = rows_of_file(file, alike, columns, keep, usual)
     else:
         lines = rows_of_texts(texts, size) if texts and not streaming else rows_of_stdin(size)
         rows = ((row, {}) for row in lines)
@@ -168,12 +179,17 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path, task: TaskDefinition | None, columns: ColumnNames = NO_COLUMN_NAMES, keep: Sequence[str] = ()
+    path: Path,
+    task: TaskDefinition | None,
+    columns: ColumnNames = NO_COLUMN_NAMES,
+    keep: Sequence[str] = (),
+    usual: ColumnNames = NO_COLUMN_NAMES,
 ) -> Iterator[tuple[Row, Extra]]:
     """Yield the rows of a file: of a table by its columns, of txt a text a line.
 
     Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
-    Without a task, rows have one text or two, as the file has them.
+    Without a task, rows have one text or two, as the file has them. Where ``columns`` names none, those that are ``usual`` are
+    read, if the file has them.
     """
     if not format_of(path.name)[1]:
         raise DataError(
@@ -191,6 +207,8 @@ def rows_of_file(
         raise refusal(table.bad.faults[0])
     tell_note(f"{table.note}." if table.note else "")
     header = list(table.columns)
+    if not columns.texts and {*usual.texts} <= {*header}:
+        columns = usual
     names = _columns(f"{path}", header, task, columns)
     if lacking := [name for name in keep if name not in header]:
         raise DataError(
@@ -198,7 +216,13 @@ def rows_of_file(
         )
     for i, number in enumerate(table.numbers):
         record = Columns(header, lambda name, i=i: table.columns[name][i])  # type: ignore[misc]
-        yield _texts(f"{path}, row {number}", record, names, task), {name: record[name] for name in keep}
+        yield _texts(f"{path}, row {number}", record, names, task), {name: _json_value(record[name]) for name in keep}
+
+
+def columns_of_run(run: Path, task: str) -> ColumnNames:
+    """Return the columns of texts that a run was told to read for a task; none where it was not, or there is but a ledger."""
+    asked = load_run(run)["run"] if run.is_dir() else {}
+    return ReadOptions.of(asked.get("text_column"), None).columns(task)
 
 
 def is_plain(path: Path) -> bool:
@@ -245,8 +269,18 @@ def _print_lines(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> N
 
 
 def _print_json(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:
-    # Files hold dates and the like, too.
-    print(json.dumps({**extra, **kind_of(task).json(task, answer, row)}, ensure_ascii=False, default=str))
+    print(json.dumps({**extra, **_json_value(kind_of(task).json(task, answer, row))}, ensure_ascii=False))
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON may have it: files hold dates, and numbers that are not finite, too."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 class _Csv:

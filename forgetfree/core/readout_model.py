@@ -111,6 +111,10 @@ class ReadoutModel(nn.Module):
         """Return inputs ``(rows, …)`` that passes can be timed by; ``None`` where a model does not know what it reads."""
         return None
 
+    def features_and_mean(self, x: Tensor) -> Tensor:
+        """Return `features`, one a row, and `pooled` of the last layer ``(B, 2, H)``."""
+        return torch.stack([self.features(x), self.pooled(x, -1)], 1)
+
     def counts(self, x: Tensor) -> Tensor:
         """Return the number of labels of each row ``(B,)``: 1, unless words are labelled."""
         return torch.ones(len(x), dtype=torch.int64, device=x.device)

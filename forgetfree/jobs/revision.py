@@ -25,7 +25,7 @@ from forgetfree.jobs.config import RunConfig, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit
+from forgetfree.jobs.unit import PREDICTION_FILE, Json, LearnedStream, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import usual_max_length

@@ -168,6 +168,15 @@ class TaskModel(ReadoutModel):
         states = read(**inputs, output_hidden_states=True).hidden_states
         return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
 
+    def features_and_mean(self, x: Tensor) -> Tensor:
+        """Return both of one pass, where one layer has them."""
+        config: Any = self.backbone.config
+        if self.readout != "linear" or config.is_encoder_decoder:
+            return super().features_and_mean(x)
+        inputs = self.inputs(x)
+        hidden: Tensor = self.backbone(**inputs).last_hidden_state
+        return torch.stack([self._first_tokens(x, inputs, hidden), mean_of_tokens(hidden, inputs["attention_mask"])], 1)
+
     def _first_tokens(self, x: Tensor, inputs: dict[str, Tensor], hidden: Tensor) -> Tensor:
         """Return the hidden state that each label is read from ``(n, H)``."""
         rows, position = self._read_at(x[:, : hidden.shape[1]], inputs["input_ids"])

@@ -163,9 +163,9 @@ def linear_probes(
 ) -> dict[str, list[float | None]]:
     """Return the scores on each task of linear readouts on the model's features as they are, standardised.
 
-    ``linear_probe`` reads where the model's readout reads, ``mean_probe`` the mean of a row's tokens in the last layer. A
-    score is ``None`` where there are no such features: a readout that is not linear reads logits of the whole vocabulary, and
-    the mean of a row says nothing of its single words, or of a text to be written.
+    ``linear_probe`` reads where the model's readout reads, ``mean_probe`` the mean of a row's tokens in the last layer; one
+    pass over the rows gives both. A score is ``None`` where there are no such features: a readout that is not linear reads
+    logits of the whole vocabulary, and the mean of a row says nothing of its single words, or of a text to be written.
 
     Args:
         tasks: whose rows are read.
@@ -178,23 +178,40 @@ def linear_probes(
     if precision == "auto":
         precision = faster_precision(model, tasks[0].train)
     for group in _groups(len(tasks), task_known):
-        places: dict[str, Callable[[Tensor], Tensor] | None] = dict.fromkeys(scores)
-        if model.readout in LINEAR:
-            places["linear_probe"] = model.features
-        if model.readout != "mean" and all(_has_mean(tasks[i], model) for i in group):
-            places["mean_probe"] = partial(model.pooled, layer=-1)
-        rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
-        for place, features in places.items():
-            if features is None:
+        possible = {
+            "linear_probe": model.readout in LINEAR,
+            "mean_probe": model.readout != "mean" and all(_has_mean(tasks[i], model) for i in group),
+        }
+        here = [place for place in scores if possible[place]]
+        for place in scores:
+            if place not in here:
                 scores[place] += [None] * len(group)
-                continue
-            read = partial(features_of, model, read=features, batch_size=batch_size, precision=precision)
-            train, test = ([read(part).numpy() for part in parts] for parts in (rows, [tasks[i].test for i in group]))
-            labels = np.concatenate([_labels_read(part) for part in rows])
-            answers = probe_answers(np.concatenate(train), labels, np.concatenate(test))
-            ends = np.cumsum([len(each) for each in test])[:-1]
+        if not here:
+            continue
+
+        def read(rows: Examples, here: Sequence[str] = here) -> npt.NDArray[np.float32]:
+            features = features_of(model, rows, _read(model, here), batch_size=batch_size, precision=precision)
+            array: npt.NDArray[np.float32] = features.numpy()
+            return array
+
+        rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
+        features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
+        test = [read(tasks[i].test) for i in group]
+        ends = np.cumsum([len(each) for each in test])[:-1]
+        for number, place in enumerate(here):
+            answers = probe_answers(features[:, number], labels, np.concatenate(test)[:, number])
             scores[place] += [_score(tasks[i], each) for i, each in zip(group, np.split(answers, ends), strict=True)]
     return scores
+
+
+def _read(model: ReadoutModel, places: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """Return what reads features at places in one pass ``(n, P, H)``."""
+    if len(places) == 2:
+        return model.features_and_mean
+    alone: Callable[[Tensor], Tensor] = (
+        model.features if places[0] == "linear_probe" else partial(model.pooled, layer=-1)
+    )
+    return lambda x: alone(x).unsqueeze(1)
 
 
 def probe_answers(train: npt.NDArray[Any], labels: Integers, test: npt.NDArray[Any]) -> Integers:

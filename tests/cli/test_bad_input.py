@@ -373,6 +373,10 @@ CASES = [
         "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet.",
     ),
     Case(
+        "predict run --file data/sst2/test.jsonl --keep label --csv",
+        "--keep label has the name of a column that predict writes. Rename it in data/sst2/test.jsonl.",
+    ),
+    Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
     ),
     Case("ledger --modle model verify x", "Unknown flag of 'forgetfree ledger' '--modle'."),

@@ -98,6 +98,22 @@ def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: 
     assert "Task 'feelings' (mood.csv): labels, in this order: angry" in capsys.readouterr().err
 
 
+def test_predict_finds_the_columns_that_its_run_was_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "blurbs.csv").write_text((here / "mood.csv").read_text().replace("review", "blurb", 1))
+    named = ("--text-column", "mood=blurb", "--strategy", "continual-ft", "--out", "out")
+    assert call("run", "mood", "--data", "blurbs.csv", *COMMON, *named) == 0
+    (here / "new.csv").write_text("id,text,blurb\n7,one,two\n")
+    (here / "other.csv").write_text("id,text\n7,one\n")
+    for file, more, read in (
+        ("new.csv", (), "two"),
+        ("new.csv", ("--text-column", "text"), "one"),
+        ("other.csv", (), "one"),
+    ):
+        capsys.readouterr()
+        assert call("predict", "out", "--file", file, *more, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["text"] == read
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault", "code"),
     [

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import transformers
 from cards import pipeline_probabilities
 from compared import run_logits
 from safetensors.torch import load_file
+from task_files import write_rows
 
 from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
 from forgetfree.core.readout_model import body_fingerprint, body_of, fingerprint_of
@@ -337,6 +340,15 @@ def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, t
     assert capsys.readouterr().out.splitlines()[0].startswith("id,text,task,label,probability,")
     assert cli.main([*asked, "--keep", "nosuch", "--csv"]) == 1
     assert "has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'" in capsys.readouterr().err
+
+
+def test_what_json_has_no_word_for_is_kept_as_json(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    rows = [{"text": "a joy", "size": 1.5, "when": date(2026, 1, 2)}, {"text": "dull", "size": math.nan, "when": None}]
+    file = write_rows(tmp_path / "rows.parquet", rows)
+    asked = ["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--file", str(file)]
+    assert cli.main([*asked, "--keep", "size", "--keep", "when", "--json"]) == 0
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["size"], line["when"]) for line in lines] == [(1.5, "2026-01-02"), (None, None)]
 
 
 def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
