@@ -256,15 +256,18 @@ def is_unused(out: Path) -> bool:
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Keep other processes out of a directory, inside; an empty one does not stay."""
+    """Make a directory, unless it is there, and keep other processes out of it, inside; what was made and is empty goes."""
+    made = [each for each in (out, *out.parents) if not os.path.lexists(each)]
+    make_directory(out)
     try:
         with locked(out / LOCK, wait=False):
             yield
     except BlockingIOError as error:
         raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
     finally:
-        with suppress(OSError):
-            out.rmdir()
+        with suppress(OSError):  # one is not empty
+            for each in made:
+                each.rmdir()
 
 
 def check_place(path: Path, flag: str = "--out") -> None:

@@ -13,6 +13,7 @@ from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import (
     LOCK,
+    exclusive,
     is_unfinished,
     locked,
     make_directory,
@@ -118,6 +119,18 @@ def test_a_new_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError), new_directory(tmp_path / "deep") as inside:  # not empty
         (inside / "file").write_text("text")
     assert sorted(os.listdir(tmp_path)) == ["deep"]
+
+
+def test_of_a_directory_nothing_is_left_that_was_made_for_nothing(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    for out in (own, own / "a" / "b"):
+        with pytest.raises(ZeroDivisionError), exclusive(out):
+            raise ZeroDivisionError
+        assert own.is_dir() and not any(own.iterdir())
+    with exclusive(own / "a" / "b"):
+        (own / "a" / "file").touch()
+    assert os.listdir(own / "a") == ["file"]
 
 
 def test_a_directory_is_made_and_what_it_holds_is_told(tmp_path: Path) -> None:

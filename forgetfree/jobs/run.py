@@ -82,7 +82,6 @@ def run(
     out, work = Path(config.out), UnitWork(config, execution, revision, loader)
     if execution.resume:
         check_begun(out)
-    make_directory(out)
     with terminable(), exclusive(out), threads_as_before():
         begun = _begun(config, execution, work.loader.store)
         content = _config_json(work.loader, execution, begun, revision)  # every fault of data and model is told here
