@@ -158,6 +158,15 @@ def test_a_language_model_is_causal_if_tokens_see_only_those_before(
     assert language_model(config) == readout
 
 
+def test_the_causal_readout_of_a_model_that_looks_ahead_is_refused(written: Any) -> None:
+    directory = written("BertLMHeadModel", families.config("Bert"), families.tokenizer("Bert"))
+    assert load_model(str(directory)).readout == "linear"
+    with pytest.raises(
+        ModelError, match=r"is BertLMHeadModel, whose tokens see those after them\. Give one, or another"
+    ):
+        load_model(str(directory), "causal")
+
+
 # -- What is no language model, and what would not stay the same ------------------------------------------
 
 
