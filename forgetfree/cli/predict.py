@@ -279,7 +279,7 @@ def _json_value(value: Any) -> Any:
     """Return a value as JSON may have it: files hold dates, and numbers that are not finite, too."""
     if isinstance(value, Mapping):
         return {str(key): _json_value(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_json_value(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.bad_rows import DataFaults
     from forgetfree.data.rows import TaskRows
-    from forgetfree.jobs.config import RunConfig
+    from forgetfree.jobs.config import RunConfig, RunOptions
     from forgetfree.models.fine_tuned_directory import FineTunedModel
     from forgetfree.models.loading import LoadedModel
     from forgetfree.training.held_out_loss import HeldOutTexts
@@ -174,9 +175,7 @@ def describe(loader: StreamLoader) -> Json:
 
     config, common = loader.config, loader.config.common
     steps = {options.steps for options in config.options.values()}
-    for rows in loader.tasks:
-        for note in filter(None, (*rows.notes, rows.shared_note(common.evaluate_on))):
-            tell_note(note)
+    _tell_of_rows(loader.tasks, common)
     stream, tuned = loader.stream(config.seed[0]), loader.fine_tuned
     for name, strategy in config.classes.items():
         check_options(strategy, config.options[name], stream)
@@ -233,3 +232,15 @@ def describe(loader: StreamLoader) -> Json:
             "shared_rows": {rows.task.name: rows.shared for rows in loader.tasks},
         },
     }
+
+
+def _tell_of_rows(tasks: Sequence[TaskRows], common: RunOptions) -> None:
+    """Print what is to be known of the rows of each task, such as that some which are scored are trained on."""
+    for rows in tasks:
+        for note in filter(None, (*rows.notes, rows.shared_note(common.evaluate_on))):
+            tell_note(note)
+    labels = {rows.task.labels: rows.task.name for rows in tasks}
+    if common.scenario == "domain" and len(labels) > 1:
+        named = "; ".join(f"{name}: {shorten(', '.join(each), 60)}" for each, name in labels.items())
+        note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
+        tell_note(f"{note} If these labels mean different things, use scenario=class.")

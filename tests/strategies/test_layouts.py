@@ -161,9 +161,10 @@ def test_what_runs_avalanches_code_refuses_weights_in_half_precision(name: str) 
         make(name, STREAMS["mixed"]())
 
 
-def test_buffers_are_right_after_the_model_has_moved() -> None:
+@pytest.mark.parametrize("name", ["grafting-continual", "packnet"])
+def test_buffers_are_right_after_the_model_has_moved(name: str) -> None:
     """To move a model to another device puts new tensors in the place of its buffers."""
-    learner = learn(make("grafting-continual", channels_last()))
+    learner = learn(make(name, channels_last()))
     ledger, model = learner.ledger, learner.stream.model
     learner.stream.pre_trained.load_(model)
     switch = LedgerSwitch(ledger, model.backbone)

@@ -116,7 +116,7 @@ class Odd(nn.Module):
 
 
 def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
-    """In a union and alone, from memory and from the file."""
+    """In a union and alone, beside entries that others own, from memory and from the file."""
     torch.manual_seed(0)
     model, x = Odd(), torch.randn(8, 4)
     batch, y = {"x": x}, torch.arange(8) % 2
@@ -125,8 +125,10 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(**batch), y)
 
-    for task, composition in (("one", "union"), ("two", "union"), ("three", "alone"), ("four", "union")):
-        with learning(model, ledger, task, batches=[batch], loss=loss, sparsity=0.2, composition=composition) as skill:
+    how: dict[str, Any] = {"batches": [batch], "loss": loss, "sparsity": 0.2}
+    every_other = {"region": Region.of(range(0, len(ledger.space), 2))}
+    for task, way in (("one", {}), ("two", {}), ("three", {"composition": "alone"}), ("four", every_other)):
+        with learning(model, ledger, task, **how | way) as skill:
             optimizer = torch.optim.AdamW([skill.values], lr=0.05, weight_decay=0.1)
             for _ in range(5):
                 loss(model.train(), batch).backward()
@@ -142,6 +144,7 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
     assert torch.equal(seen["three"], seen["one"])  # which began where it did, on the same rows
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
     owned = [record.owned.region for record in ledger.records if not record.alone]
+    assert 0 < len(owned[-1]) < len(every_other["region"])
     assert not any(len(one & other) for i, one in enumerate(owned) for other in owned[:i])
 
 
