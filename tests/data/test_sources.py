@@ -146,6 +146,7 @@ def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path
         write_rows(tmp_path / "mine" / f"{split}.jsonl", rows)
     rows = load(tmp_path, "mine")
     assert rows.shared == {"train": 4, "validation": 2}
+    assert "(whatever the labels, case and punctuation)" in rows.shared_note()
     assert rows.shared_note().startswith(
         "Of 9 test rows of task 'mine', the texts of 4 are also in the training rows and the texts of 2 are also in the val"
     )
