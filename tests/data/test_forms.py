@@ -562,7 +562,18 @@ def test_a_task_with_the_name_of_a_registered_stream_is_not_mixed_up_with_it(tmp
         assert [rows.task.name for rows in load_tasks("demo,", data)] == ["demo"]
 
 
+def test_a_label_with_a_single_row_keeps_it_for_training() -> None:
+    rows = [*({"text": f"{i}", "label": i % 2} for i in range(20)), {"text": "rare", "label": 2}]
+    (read,) = load_tasks(None, {"mood": rows})
+    assert (read.train.labels.count(2), read.test.labels.count(2), read.validation.labels.count(2)) == (1, 0, 0)
+
+
 def test_rows_without_columns_or_labels_are_refused() -> None:
+    rows = [{"review": f"{i}", "label": i % 2} for i in range(9)]
+    message = refusal({"mood": {"train": rows, "test": [{"comment": "a", "label": 0}]}})
+    assert (
+        "data['mood']['test'] has no column 'review', which the training rows have; found 'comment', 'label'" in message
+    )
     assert "data['mood'] has no column 'text'" in refusal({"mood": [{}] * 20})
     unlabelled = [{**row, "sentiment": -1} for row in class_labels().to_list()]
     data = datasets.Dataset.from_list(unlabelled, features=class_labels().features)
