@@ -39,7 +39,7 @@ _BOUNDS = {
 _TYPE_NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
     **{type(None): "none", Mapping[str, Any]: "a table", Function: "package.module:function"},
-    **{Mapping[str, str]: "a table of texts", tuple[str, ...]: "a list of texts"},
+    **{Mapping[str, str]: "a table of texts", tuple[str, ...]: "a list of texts", tuple: "a list"},
 }
 
 
@@ -253,7 +253,8 @@ def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
 
 def type_name(hint: Any) -> str:
     """Return a type as a user reads it, e.g. ``a number or none``."""
-    return " or ".join(_TYPE_NAMES.get(choice, str(choice)) for choice in _choices(hint))
+    known = (_TYPE_NAMES.get(each) or _TYPE_NAMES.get(typing.get_origin(each), str(each)) for each in _choices(hint))
+    return " or ".join(known)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ from forgetfree.data.columns import (
 )
 from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
 from forgetfree.data.tables import Columns
-from forgetfree.display import Screen, counted, tell, tell_note
+from forgetfree.display import Screen, counted, escaped, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
 from forgetfree.results.config_file import load_run
@@ -122,7 +122,7 @@ def command(
     size = sizes.pop() if len(sizes) == 1 else None
     answers_to = predictor.route if routed else partial(predictor.answer, task)
     table = _Csv(asked, size, keep) if as_csv else None
-    show = table or partial(_print_json if as_json else _print_lines, asked[0])
+    show = table or partial(_print_json if as_json else partial(_print_lines, routed), asked[0])
     if not texts and file is None and Screen(sys.stdin).isatty():
         streaming = True
         tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
@@ -264,8 +264,11 @@ def _columns(where: str, header: list[str], task: TaskDefinition | None, columns
 # -- What is printed -------------------------------------------------------------------------------------
 
 
-def _print_lines(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:
-    print("\n".join(kind_of(task).lines(task, row, answer)))
+def _print_lines(routed: bool, task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:
+    """Print the lines of an answer, each after the task that the router found."""
+    found = f"{escaped(answer.task)}\t" if routed else ""
+    for line in kind_of(task).lines(task, row, answer):
+        print(f"{found}{line}")
 
 
 def _print_json(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:

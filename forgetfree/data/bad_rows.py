@@ -129,8 +129,11 @@ class DataFaults(Faults):
         if not bad or (skip_bad_rows and good):
             return
         if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
-            named = "name what is read by --text-column, --label-column or --kind"
-            alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one: {named}."
+            alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one."
+            if alike and bad.faults[0].column:
+                alike += (
+                    " If other columns or another kind of task are meant, give --text-column, --label-column or --kind."
+                )
             self.add(escaped(bad.faults[0].message) + alike)
         else:
             self._rows += sorted(bad.faults, key=lambda fault: fault.row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -198,16 +199,24 @@ def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> Task
     Raises:
         BadDataError: there are such rows, and they are not left out, or a split has no others.
     """
-    splits, bad, faults = dict[str, Rows](), dict[str, BadRows](), DataFaults()
+    splits, bad, good = dict[str, Rows](), dict[str, BadRows](), Counter[str]()
+    of_files = dict[str, BadRows]()  # which the splits may come from together
     for split in SPLITS:
         part: Rows = getattr(rows, split)
-        if found := encoder.bad_rows(part):
-            bad[split] = BadRows(found.values())
-            splits[split] = part.take([i for i in range(len(part)) if i not in found])
-            faults.add_rows(bad[split], len(splits[split]), skip_bad_rows)
-    faults.report()
+        found = encoder.bad_rows(part)
+        left = [i for i in range(len(part)) if i not in found]
+        good.update(part.places[i][0] if part.places else "" for i in left)
+        if found:
+            bad[split], splits[split] = BadRows(found.values()), part.take(left)
+        for fault in found.values():
+            of_files.setdefault(fault.file, BadRows()).add(fault)
     if not bad:
         return rows
+    if not skip_bad_rows or not all(map(len, splits.values())):
+        faults = DataFaults()
+        for file, each in of_files.items():
+            faults.add_rows(each, good[file])
+        faults.report()
     counts = {split: each.summary(rows.left_out.get(split, {})) for split, each in bad.items()}
     note = f"Task {rows.task.name!r}: {left_out_note(bad.items())}."
     return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})

@@ -13,6 +13,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
+from forgetfree.data.columns import ColumnNames
 from forgetfree.data.table_files import check_size, format_of, read_table
 from forgetfree.data.tables import Tables, split_of, tables_of
 from forgetfree.display import brief, listed
@@ -237,6 +238,10 @@ def read_source(folder: Path) -> dict[str, Any]:
                 raise DataError(f"{path}: {key} must be {expected}, got {brief(value, 200)}.")
         elif meant := difflib.get_close_matches(key, [each for each in known if each not in source], 1, 0.8):
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
+    try:
+        ColumnNames.of(source.get("text_column"), source.get("label_column"))
+    except UsageError as error:
+        raise DataError(f"{path}: {error}") from error
     return source
 
 

@@ -110,7 +110,7 @@ class TaskRows:
             return ""
         return (
             f"Of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r}, {' and '.join(phrases)} (whatever the "
-            "labels), so scores may be higher than on new texts. Keep each of these texts once."
+            "labels, case and punctuation), so scores may be higher than on new texts. Keep each of these texts once."
         )
 
     def fingerprint(self) -> str:

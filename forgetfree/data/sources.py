@@ -130,6 +130,12 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
     elif isinstance(stream, str):
+        own = tasks_of_files(os.fspath(source.path)) if source.is_nameless and source.path else source.names
+        if stream in streams and stream in own:
+            raise UsageError(
+                f"{stream!r} is both a task of the data and a registered stream: {', '.join(streams[stream])}. Write "
+                f"'{stream},' with a comma for the task, or these names for the stream."
+            )
         names = streams.get(stream) or tuple(filter(None, map(str.strip, stream.split(","))))
     else:
         names = tuple(stream)
@@ -289,6 +295,10 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     if (twice := first_twice(files)) is not None:
         raise UsageError(
             f"--data names two files of one name, and both would be the task {twice!r}. Rename one of them."
+        )
+    if comma := next((name for name in files if "," in name), None):
+        raise UsageError(
+            f"--data names a file of the task {comma!r}, and a task has no comma in its name. Rename the file."
         )
     sources = [_named(_open(place, READ_DEFAULTS if _is_known(place) else options)) for place in places]
     names = list(dict.fromkeys(name for source in sources for name in source.names))

@@ -226,9 +226,16 @@ def _of_dataset(where: str, dataset: Any) -> Table:
     def read(name: str) -> Iterable[Any]:
         return dataset.select_columns([name]).with_format("arrow")[:].column(name).chunks  # type: ignore[no-any-return]
 
-    if dataset.format["type"] == "custom":  # of with_transform, or set_transform
-        return _of_stream(f"{where} with its transform", dataset)
-    return of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
+    stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
+    if dataset.format["type"] != "custom":
+        return stored
+    changed = _of_stream(f"{where} with its transform", dataset)  # of with_transform, or set_transform
+    same = {
+        name: names
+        for name, names in stored.label_names.items()
+        if [*map(str, changed.columns.get(name, ()))] == [*map(str, stored.columns[name])]
+    }
+    return replace(changed, label_names=same)
 
 
 def _of_iterable(where: str, dataset: Any) -> Table:

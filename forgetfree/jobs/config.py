@@ -379,9 +379,11 @@ class RunConfig:
             faults.attempt(find_device, self.device)
         for each in fields(self):
             value, key = getattr(self, each.name), each.name.replace("_", "-")
-            if isinstance(value, tuple) and len(set(value)) < len(value):
+            if not isinstance(value, tuple):
+                continue
+            if any(one in value[:place] for place, one in enumerate(value) if isinstance(one, str | int)):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
-            if value == () != each.default:  # of a file or a call
+            if not value and each.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         for named in self.kind:
             faults.attempt(registry.kind, named.rpartition("=")[2])

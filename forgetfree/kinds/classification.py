@@ -74,7 +74,8 @@ class Classification(Kind):
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows: columns and labels are named, or found out."""
         faults, train = DataFaults(), task.train
-        chosen = faults.attempt(_chosen, task) if train.columns else None  # else of all rows none could be read
+        # without columns and with bad rows, none of the rows could be read
+        chosen = faults.attempt(_chosen, task) if train.columns or not train.bad else None
         if chosen is None:
             for table in task.tables.values():
                 faults.add_rows(table.bad, len(table.good().numbers), task.skip_bad_rows)
@@ -103,7 +104,7 @@ class Classification(Kind):
         for split, each in read.items():
             if labels is None:
                 faults.attempt(each.check_texts)
-            elif unlabelled[split] and not len(each.table.numbers):
+            elif split != "train" and unlabelled[split] and not len(each.table.numbers):
                 continue
             elif (good := faults.attempt(each.rows, labels, task.name)) is not None:
                 rows[split] = good
@@ -386,11 +387,10 @@ class _LabelledTable:
         """
         self.check_texts()
         read = self._read(labels.names)
-        expected = f"one of the {len(labels.names)} labels of task {task!r} ({labels.shown})"
-        remedy = ""
+        remedy = f"Task {task!r} has the labels {labels.shown}, and every label needs training rows."
         if self._registered:
-            remedy = (
-                "A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
+            remedy += (
+                " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
                 f"my_{task}, before --data FILE or to its folder."
             )
         known = {cell: labels.place(cell) for cell in {*read} if not isinstance(cell, ValueError)}
@@ -399,7 +399,7 @@ class _LabelledTable:
             if isinstance(cell, ValueError):
                 self.table.bad.add(self._no_label(i, labels.expected, str(cell)))
             elif place is None:
-                self.table.bad.add(self._fault(self._label, i, "unknown label", expected, remedy))
+                self.table.bad.add(self._fault(self._label, i, "unknown label", "a label of the task", remedy))
         keep = [i for i, number in enumerate(self.table.numbers) if number not in self.table.bad.numbers]
         texts = [tuple(self.table.columns[name][i] for i in keep) for name in self._texts]
         return Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))

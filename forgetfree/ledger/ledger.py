@@ -425,7 +425,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         if task in self._positions:
             raise TaskError(
                 f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
-                "To learn more of it, name it again in the stream, or train it under another name."
+                "To learn more of it, train it under another name."
             )
 
     def of_tasks(self, tasks: Collection[str]) -> Ledger:

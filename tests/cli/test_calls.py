@@ -21,6 +21,7 @@ import forgetfree
 from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import DataError, ReportError, RunError, UnknownNameError, UsageError
+from forgetfree.jobs.config import RunConfig
 from forgetfree.options import option
 from forgetfree.results.table import Results
 from forgetfree.training.training_options import TrainingOptions
@@ -183,6 +184,13 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run(**asked)
     with pytest.raises(UsageError, match="No stream is given"):
         forgetfree.run(data={}, progress=False)
+    for seeds in ({0, 1}, np.arange(2)):
+        with pytest.raises(UsageError, match=r"--seed must be a whole number, got [{a]"):
+            forgetfree.run("sst2", **asked, seeds=seeds)
+    with pytest.raises(UsageError, match=r"--shots must be a whole number or none, got np\.int64"):
+        forgetfree.run("sst2", **asked | {"shots": np.int64(2)})
+    with pytest.raises(UsageError, match="--seed must be a list, got 0"):
+        forgetfree.plan(RunConfig(stream="sst2", data="demo", seed=0))  # type: ignore[arg-type]
     frame = pd.DataFrame({"text": ["a", "b"], "label": [0, 1]})
     for call in (forgetfree.run, forgetfree.graft):
         with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):

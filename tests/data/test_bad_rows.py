@@ -107,7 +107,7 @@ def test_they_are_left_out_where_that_is_asked_for(data: Path) -> None:
 def test_a_fault_of_every_row_is_one_of_the_table_and_never_left_out(tmp_path: Path) -> None:
     (tmp_path / "mood.csv").write_text("text,label\n" + "".join(f"text {i},{i},more\n" for i in range(30)))
     for options in (ReadOptions(), SKIP):
-        with pytest.raises(DataError, match=r"row 1: .* All 30 rows are like this one: .*\.$") as caught:
+        with pytest.raises(DataError, match=r"row 1: .* All 30 rows are like this one\.$") as caught:
             load_task("mood", str(tmp_path / "mood.csv"), "test", options)
         assert "\n" not in str(caught.value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,10 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     left = drop_bad_rows(task, encoder, True)
     assert ([number for _, number in left.train.places], left.left_out["train"]["rows"]) == ([1, 3], 1)
     assert "1 bad train row left out" in left.notes[0]
+    shown = replace(task, train=rows_of(chat), validation=rows_of(chat), test=rows_of(chat))
+    with pytest.raises(DataError, match=r"^a\.jsonl, row 1: ") as caught:  # once, whatever splits a file became
+        drop_bad_rows(shown, encoder, True)
+    assert "faults" not in str(caught.value)
 
 
 @pytest.mark.parametrize("template", ["drops", "strict", "rewrites"])

@@ -16,7 +16,7 @@ from task_files import refusal, write_rows, write_task, zstd
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.errors import UsageError
+from forgetfree.errors import DataError, UsageError
 
 NAMES = ("angry", "joyful", "sad")
 #: Texts with all that files quote, in rows that are not balanced: 20 angry, 12 joyful, 8 sad.
@@ -265,7 +265,8 @@ def test_a_transform_of_a_data_set_is_applied() -> None:
         return {"review": [text.upper() for text in batch["review"]], "sentiment": torch.tensor(batch["sentiment"])}
 
     (read,) = load_tasks(None, {"mood": class_labels().with_transform(louder)})
-    assert {*read.train.first} <= {row["review"].upper() for row in ROWS} and read.task.labels == ("0", "1", "2")
+    assert {*read.train.first} <= {row["review"].upper() for row in ROWS}
+    assert read.task.labels == NAMES  # the data set's own, for the labels are as they were
     renamed = dataset().with_transform(
         lambda batch: {"text": batch["review"], "label": [len(t) % 2 for t in batch["review"]]}
     )
@@ -434,11 +435,15 @@ def test_a_label_is_known_however_its_characters_are_coded() -> None:
 def test_a_label_that_training_rows_lack_is_refused_with_its_row() -> None:
     rows = [{"text": f"{i}", "label": "ab"[i % 2]} for i in range(9)]
     message = refusal({"mood": {"train": rows, "test": [*rows, {"text": "x", "label": "c"}]}})
-    expected = "row 9, column 'label': expected one of the 2 labels of task 'mood' (a, b), got \"c\""
-    assert f"data['mood']['test'], {expected}" in message
+    assert "data['mood']['test'], row 9, column 'label': expected a label of the task, got \"c\"." in message
+    assert " Task 'mood' has the labels a, b, and every label needs training rows. " in message
+    with pytest.raises(DataError, match=r"unknown label \(2\).* Task 'mood' has the labels a, b, and"):
+        load_tasks(None, {"mood": {"train": rows, "test": [*rows, *[{"text": "x", "label": "c"}] * 2]}})
     shifted = [{"text": f"{i}", "label": i % 3 + 1} for i in range(9)]
     message = refusal({"mood": {"train": shifted, "test": [{"text": "x", "label": 0}]}})
-    assert "row 0, column 'label': expected one of the 3 labels of task 'mood' (1, 2, 3), got 0" in message
+    assert (
+        "row 0, column 'label': expected a label of the task, got 0. Task 'mood' has the labels 1, 2, 3, and" in message
+    )
 
 
 # -- Columns -----------------------------------------------------------------------------------------------
@@ -516,6 +521,9 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     assert load_task("mood", str(tmp_path), options=ReadOptions.of("review", None)).train.first[0].startswith("review")
     (tmp_path / "mood" / "source.json").write_text('{"text_column": 3}')
     assert "text_column must be a text, or a list of texts, got 3" in refusal(str(tmp_path))
+    for wrong in ('{"text_column": ["phrase", "topic", "review"]}', '{"label_column": ""}'):
+        (tmp_path / "mood" / "source.json").write_text(wrong)
+        assert "source.json: text_column must be one column or, for pairs, two" in refusal(str(tmp_path))
     (tmp_path / "mood" / "source.json").unlink()
     message = refusal(data, options=ReadOptions.of("phase", "rank"))
     assert "has no column 'phase', which is named as text_column; found 'phrase', 'topic', 'review', 'rank'." in message
@@ -543,6 +551,33 @@ def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
     for name in ("..", "a/b", "sub/"):
         with pytest.raises(UsageError, match=r"Unknown|and no task\."):
             load_task(name, path)
+
+
+def test_a_task_with_the_name_of_a_registered_stream_is_not_mixed_up_with_it(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "demo.csv", ROWS)
+    folder = write_rows(tmp_path / "data" / "demo" / "train.csv", ROWS).parent.parent
+    for data in (str(folder), str(file), {"demo": ROWS}):
+        told = refusal(data, "demo")
+        assert "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, was_it_kind" in told
+        assert [rows.task.name for rows in load_tasks("demo,", data)] == ["demo"]
+
+
+def test_a_label_with_a_single_row_keeps_it_for_training() -> None:
+    rows = [*({"text": f"{i}", "label": i % 2} for i in range(20)), {"text": "rare", "label": 2}]
+    (read,) = load_tasks(None, {"mood": rows})
+    assert (read.train.labels.count(2), read.test.labels.count(2), read.validation.labels.count(2)) == (1, 0, 0)
+
+
+def test_rows_without_columns_or_labels_are_refused() -> None:
+    rows = [{"review": f"{i}", "label": i % 2} for i in range(9)]
+    message = refusal({"mood": {"train": rows, "test": [{"comment": "a", "label": 0}]}})
+    assert (
+        "data['mood']['test'] has no column 'review', which the training rows have; found 'comment', 'label'" in message
+    )
+    assert "data['mood'] has no column 'text'" in refusal({"mood": [{}] * 20})
+    unlabelled = [{**row, "sentiment": -1} for row in class_labels().to_list()]
+    data = datasets.Dataset.from_list(unlabelled, features=class_labels().features)
+    assert "Task 'mood' has no rows in its train split" in refusal({"mood": data})
 
 
 def test_a_folder_of_tasks_stays_one_whatever_lies_beside_them(tmp_path: Path) -> None:

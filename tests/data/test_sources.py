@@ -146,6 +146,7 @@ def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path
         write_rows(tmp_path / "mine" / f"{split}.jsonl", rows)
     rows = load(tmp_path, "mine")
     assert rows.shared == {"train": 4, "validation": 2}
+    assert "(whatever the labels, case and punctuation)" in rows.shared_note()
     assert rows.shared_note().startswith(
         "Of 9 test rows of task 'mine', the texts of 4 are also in the training rows and the texts of 2 are also in the val"
     )
@@ -190,7 +191,7 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     ({"test.csv": 'text,label\na,0\n"b,1\nc,0\n'}, "{folder}/test.csv, line 3: unexpected end of data. Quote texts"),
     (
         {"test.csv": None, "test.jsonl": '\n{"text": "a", "label": 7}\n'},
-        "test.jsonl, row 2, column 'label': expected one of",
+        "test.jsonl, row 2, column 'label': expected a label of the task",
     ),
     ({"test.csv": None, "test.jsonl": '{"text": "a", "label": 0}\nnull\n'}, "row 2: expected a JSON object, got "),
     ({"test.csv": None, "test.jsonl": '{"text": 3, "label": 0}'}, "row 1, column 'text': expected a text, got 3"),
@@ -199,7 +200,7 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     ({"train.csv": "text,label\na,0\nb,one\nc,1\n"}, "row 2, column 'label': expected an integer from 0, got \"one\""),
     ({"train.csv": "text,label\na,0\nb,-1\n"}, "row 2, column 'label': expected an integer from 0, got \"-1\". -1"),
     ({"train.csv": None, "train.jsonl": '{"text": "a", "label": [1]}'}, "expected an integer from 0, got [1]."),
-    ({"test.csv": "text,label\na,2\n"}, "row 1, column 'label': expected one of the 2 labels"),
+    ({"test.csv": "text,label\na,2\n"}, "row 1, column 'label': expected a label of the task, got \"2\""),
     (
         {"source.json": '{"label_names": ["x", "y", "z"]}'},
         "no training row of label 2 ('z'); rows per label: [10, 10, 0]",
@@ -246,7 +247,7 @@ def test_what_does_not_fit_a_registered_task_is_named(tmp_path: Path) -> None:
     assert "no column 'text_a': expected text_a and text_b, and label" in message(tmp_path, "qnli")
     folder = write_task(tmp_path, "sst2", SINGLES, ending="csv")
     (folder / "test.csv").write_text("text,label\na,2\n")
-    assert "expected one of the 2 labels of task 'sst2' (negative, positive), got" in message(tmp_path, "sst2")
+    assert "Task 'sst2' has the labels negative, positive, and every label needs" in message(tmp_path, "sst2")
     (folder / "source.json").write_text('{"label_names": ["a", "b", "c"]}')
     assert "names 3 labels, but task 'sst2' has 2: negative, positive" in message(tmp_path, "sst2")
 

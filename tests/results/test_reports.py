@@ -100,6 +100,16 @@ def test_transfer_table(two_seeds: Results) -> None:
     assert table.rows == (("continual-ft", "0.0 (0.0)", "—"),)
 
 
+def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
+    """Without scores before training there is no FWT, without a model of each task alone no intransigence."""
+    run = run_of("continual-ft", 0, [0.6, 0.7])
+    run["matrix"] = [[None, None], [0.8, None], [0.6, 0.7]]
+    page = page_of(run)
+    titles = [table.title for table in page.tables]
+    assert any(title.startswith("Learning matrix") for title in titles)
+    assert not [title for title in titles if title.startswith("Transfer")] and "FWT" not in dict(page.words)
+
+
 def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
     """12,000 bytes over two tasks: 6,000 a task."""
     ledger = {"bytes": 12000}

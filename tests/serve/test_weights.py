@@ -125,6 +125,9 @@ def test_the_router_of_the_run_finds_the_task(
         {"text_a", "text_b"},
     ]
     assert {each["task"] for each in said} <= set(TASKS)
+    assert cli.main([*asked[:-1], "a film", "who\tit was"]) == 0
+    told = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    assert told == [answer.task for answer in predictor.route(["a film", ("who", "it was")])]
 
 
 def test_without_a_router_the_task_must_be_named(finished_run: MakeRun, capsys: Any) -> None:

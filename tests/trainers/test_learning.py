@@ -385,7 +385,7 @@ def test_what_cannot_be_learned() -> None:
     offloaded.transformer.ln_f.to_empty(device="meta")
     refused(lambda: Ledger.of_model(offloaded), ModelError, "is not in memory")
     for action, error, words in (
-        (learn("known"), TaskError, ("'known' is already in the ledger",)),
+        (learn("known"), TaskError, ("'known' is already in the ledger", "another name")),
         (learn(batches=None), UsageError, ("batches=…",)),
         (learn(batches=[]), UsageError, ("hold no row",)),
         (learn(batches=[{"input_ids": texts(1)[0]["input_ids"]}]), UsageError, ("give no loss",)),

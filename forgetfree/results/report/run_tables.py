@@ -35,8 +35,10 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     others += [_held_out(results), _costs(results)]
     if len(results.tasks) <= WIDE:
         others += [_matrix(results, label) for label in results.strategies]
-    transfer = [_transfer(results)] if len(results.tasks) > 1 else []  # of one task there is none
-    return [_outcome(results), *transfer, *(table for table in others if table.rows)]
+    if len(results.tasks) > 1:  # of one task there is no transfer
+        others.insert(0, _transfer(results))
+    known = (table for table in others if any(value != NULL for row in table.rows for value in row[1:]))
+    return [_outcome(results), *known]
 
 
 def words_of(tables: Iterable[Table]) -> tuple[tuple[str, str], ...]:
