@@ -16,7 +16,8 @@ from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.plots import panels
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.regions import Region, distribution, layer_of, parameter_kind
+from forgetfree.core.parameters import layer_of, parameter_kind
+from forgetfree.core.regions import Region, distribution
 from forgetfree.results.report.figures import legend, styles
 from forgetfree.results.report.page import Table, percent
 

@@ -89,7 +89,8 @@ def _load(path: Path) -> tuple[Path, Ledger]:
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs, and regions by layer and kind of parameter; lists have the tasks' order."""
-    from forgetfree.core.regions import distribution, layer_of, parameter_kind
+    from forgetfree.core.parameters import layer_of, parameter_kind
+    from forgetfree.core.regions import distribution
 
     tasks = [
         {

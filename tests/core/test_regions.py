@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forgetfree.core.parameters import ParameterSpace, TensorSpec
-from forgetfree.core.regions import Region, distribution, layer_of, parameter_kind
+from forgetfree.core.parameters import ParameterSpace, TensorSpec, layer_of, parameter_kind
+from forgetfree.core.regions import Region, distribution
 from forgetfree.errors import RegionError
 
 

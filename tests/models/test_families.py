@@ -12,7 +12,7 @@ import torch
 from families import FAMILIES
 from tiny import POSITIONS, TASK
 
-from forgetfree.core.regions import parameter_kind
+from forgetfree.core.parameters import parameter_kind
 from forgetfree.data.rows import Rows
 from forgetfree.models.loading import LoadedModel, load_model
 
