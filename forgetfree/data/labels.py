@@ -28,6 +28,7 @@ _A_REAL = (
     "A number that is not whole is a value to predict, and tasks here have classes: name one for each range; if these are "
     "names, list all as label_names in source.json. "
 )
+_A_LIST = "A row has one label, a whole number or a name. "
 _A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
 
@@ -59,7 +60,7 @@ def _of_value(value: Any, names: Sequence[str]) -> int | str | ValueError:
     if isinstance(value, int):
         return value
     if not isinstance(value, float) or math.isnan(value):
-        return ValueError("")
+        return ValueError(_A_LIST if isinstance(value, list) else "")
     if value.is_integer():
         return int(value)
     return str(value) if str(value) in names else ValueError(_A_REAL)
