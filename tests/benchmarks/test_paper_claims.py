@@ -15,6 +15,77 @@ from forgetfree.benchmarks.paper.rows import pivot
 from forgetfree.errors import UsageError
 
 
+def verdicts(name: str, rows: list[dict[str, Any]]) -> dict[str, bool | None]:
+    return {claim.text: claim.holds for claim in EXPERIMENTS[name].claims(rows)}
+
+
+def test_localization_asks_for_95_percent_of_the_fine_tuned_score() -> None:
+    def rows(grafted: float, before: float = 0.5) -> list[dict[str, Any]]:
+        common = {"task": "a", "shots": 64, "seed": 0}
+        return [
+            {**common, "model": "pre-trained", "sparsity": 0.0, "score": before},
+            {**common, "model": "fine-tuned", "sparsity": 1.0, "score": 0.8},
+            {**common, "model": "grafted", "sparsity": 0.01, "score": grafted},
+        ]
+
+    assert list(verdicts("localization", rows(0.77)).values()) == [True]  # 96.25 %
+    assert list(verdicts("localization", rows(0.75)).values()) == [False]  # 93.75 %
+    assert list(verdicts("localization", rows(0.8, before=0.76)).values()) == [None]  # nothing was learned
+
+
+def test_calibration_asks_for_an_ece_at_least_40_percent_lower() -> None:
+    def rows(ece: float, retrained: float) -> list[dict[str, Any]]:
+        common = {"task": "a", "seed": 0, "score": 0.9, "ece": 0.1}
+        return [
+            {**common, "model": "fine-tuned"},
+            {**common, "model": "grafted", "ece": ece},
+            {**common, "model": "retrained", "score": retrained},
+            {**common, "model": "bitfit"},
+        ]
+
+    assert list(verdicts("calibration", rows(0.055, 0.91)).values()) == [True, True]  # 45 % lower
+    assert list(verdicts("calibration", rows(0.07, 0.85)).values()) == [False, False]  # 30 % lower
+
+
+def test_optimizers_compares_shares_kept() -> None:
+    def rows(adamw: float, l1: float) -> list[dict[str, Any]]:
+        kept = {"sgd": 0.9, "adamw": adamw, "adamw + ℓ1": l1}
+        return [
+            {"task": "a", "seed": 0, "optimizer": name, "model": model, "sparsity": sparsity, "score": score}
+            for name, share in kept.items()
+            for model, sparsity, score in (("fine-tuned", 1.0, 0.8), ("grafted", 0.01, 0.8 * share))
+        ]
+
+    assert list(verdicts("optimizers", rows(0.6, 0.95)).values()) == [True, True]
+    assert list(verdicts("optimizers", rows(0.95, 0.9)).values()) == [False, False]
+
+
+def test_sparsity_curve_tells_learned_from_moved_and_random() -> None:
+    def rows(moved: float, random: float) -> list[dict[str, Any]]:
+        scores = {"none": 0.5, "fine-tuned": 0.9, "learned": 0.85, "movement": moved, "random": random}
+        sparsity = {"none": 0.0, "fine-tuned": 1.0}
+        return [
+            {"task": "a", "seed": 0, "region": name, "sparsity": sparsity.get(name, 0.01), "score": score}
+            for name, score in scores.items()
+        ]
+
+    assert list(verdicts("sparsity-curve", rows(0.6, 0.55)).values()) == [True, True]
+    assert list(verdicts("sparsity-curve", rows(0.84, 0.7)).values()) == [False, False]
+
+
+def test_ood_compares_whole_models_by_target() -> None:
+    def rows(grafted: float) -> list[dict[str, Any]]:
+        return [
+            {"task": "a", "seed": 0, "target": target, "model": model, "alpha": alpha, "score": score}
+            for target in ("a", "b")
+            for model, score in (("fine-tuned", 0.7), ("grafted", grafted))
+            for alpha in (0.0, 1.0)
+        ]
+
+    assert list(verdicts("ood", rows(0.71)).values()) == [True]
+    assert list(verdicts("ood", rows(0.69)).values()) == [False]
+
+
 def test_of_two_models_below_a_constant_answer_neither_is_called_better() -> None:
     rows = [
         {"task": "qnli", "target": "mnli", "model": model, "alpha": 1.0, "seed": 0, "score": score, "constant": 0.6}
@@ -24,6 +95,24 @@ def test_of_two_models_below_a_constant_answer_neither_is_called_better() -> Non
     assert claim.holds is None and claim.ours == "50.0 against 40.0, a constant answer 60.0"
     (claim,) = EXPERIMENTS["ood"].claims([row | {"constant": 0.45} for row in rows])
     assert claim.holds is True
+
+
+def test_what_fails_asks_whether_biases_and_tickets_fail() -> None:
+    def rows(bias: float, pruned: float) -> list[dict[str, Any]]:
+        scores = {
+            "fine-tuned": 0.9,
+            "no graft": 0.5,
+            "grafted": 0.85,
+            "biases": bias,
+            "pruned to the graft's region": pruned,
+            "pruned": pruned,
+        }
+        return [
+            {"task": "a", "seed": 0, "model": name, "sparsity": 0.1, "score": score} for name, score in scores.items()
+        ]
+
+    assert list(verdicts("what-fails", rows(0.6, 0.5)).values()) == [True, True, True]
+    assert list(verdicts("what-fails", rows(0.84, 0.61)).values()) == [False, False, False]
 
 
 def test_continual_sets_the_papers_numbers_beside_ours() -> None:
