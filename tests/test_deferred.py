@@ -14,6 +14,7 @@ from forgetfree.continual import UNUSED
 from forgetfree.deferred import deferred
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(share=0.2)
 def test_they_are_not_imported_and_work_when_they_are_used(tmp_path: Path) -> None:
     code = f"""

@@ -123,6 +123,7 @@ def group_is_gone(running: subprocess.Popen[str]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(share=0.2)
 def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Popen[str]) -> None:
     busy.kill()
@@ -162,6 +163,7 @@ def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, m
             assert unit.directory.with_suffix(".txt").read_text() == f"{value} {tmp_path / value}"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(share=0.2)
 def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Path) -> None:
     """It is looked for before the worker knows where this process looks."""
