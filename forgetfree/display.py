@@ -44,6 +44,15 @@ def _is_invisible(char: str) -> bool:
     return unicodedata.category(char) in ("Cc", "Cf") or _FILLERS.match(char) is not None
 
 
+def is_blank(text: str) -> bool:
+    r"""Say whether ``text`` has no character that anybody sees.
+
+    >>> [is_blank(text) for text in ("", " \u200b\n", "\u200ba")]
+    [True, True, False]
+    """
+    return all(char.isspace() or _is_invisible(char) for char in text)
+
+
 def without_invisible(text: str) -> str:
     """Return ``text`` without characters that nobody sees, such as a zero-width space, and without white space around it."""
     return "".join(char for char in text if not _is_invisible(char)).strip()

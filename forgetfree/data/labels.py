@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.data.tables import shown
-from forgetfree.display import with_invisible, without_invisible
+from forgetfree.display import is_blank, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
 #: A whole number as programs write it, and the same in a column of real numbers. Longer ones are names.
@@ -47,7 +47,7 @@ def label_cells(column: Sequence[Any], typed: bool = True, names: Sequence[str] 
         Of each cell the label, or an error that says why it is none, where there is more to say.
     """
     texts = {cell: cell.strip() for cell in column if isinstance(cell, str)}
-    read = _reader({text for text in texts.values() if without_invisible(text)}, typed, bool(names))
+    read = _reader({text for text in texts.values() if not is_blank(text)}, typed, bool(names))
     known: dict[Any, int | str | ValueError] = {
         cell: text if text in names and not _WHOLE.fullmatch(text) else read(text) for cell, text in texts.items()
     }
@@ -75,7 +75,7 @@ def _reader(texts: set[str], typed: bool, named: bool) -> Any:
     are_codes = whole < numeric and not are_reals and not named
 
     def read(text: str) -> int | str | ValueError:
-        if not without_invisible(text):
+        if is_blank(text):
             return ValueError("")
         if text.lower() == "nan":
             return ValueError(_A_NAN)

@@ -18,7 +18,7 @@ from forgetfree.data.labels import Labels, check_alike, folded, label_cells, lea
 from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
-from forgetfree.display import brief, counted, escaped, is_text, without_invisible
+from forgetfree.display import brief, counted, escaped, is_blank, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, Kind, Text, probability_column, text_rows
 from forgetfree.results.answers import LabelAnswers
@@ -413,7 +413,7 @@ class _LabelledTable:
         self.table.check_columns(ColumnNames(self._texts, self._label))
         for column in self._texts:
             cells = self.table.columns[column]
-            blank = [i for i, cell in enumerate(cells) if isinstance(cell, str) and not without_invisible(cell)]
+            blank = [i for i, cell in enumerate(cells) if isinstance(cell, str) and is_blank(cell)]
             if len(cells) and len(blank) == len(cells):
                 raise DataError(
                     f"{self.table.where}: column {column!r} is empty in every row. Write the texts into it."
@@ -431,7 +431,7 @@ class _LabelledTable:
         """Return the fault of a row without a label that could be one."""
         value = self.table.columns[self._label][i]
         is_nan = isinstance(value, float) and math.isnan(value)
-        is_empty = value is None or is_nan or (isinstance(value, str) and not without_invisible(value))
+        is_empty = value is None or is_nan or (isinstance(value, str) and is_blank(value))
         return self._fault(self._label, i, "no label" if is_empty else "not a label", expected, why)
 
     def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:
