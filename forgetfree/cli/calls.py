@@ -135,19 +135,21 @@ def run(
         "readout": readout,
         "device": None if device is None else str(device),
     }
-    asked = {key: value for key, value in arguments.items() if value is not None} | settings
-    asked |= {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
+    run_options = {key: value for key, value in arguments.items() if value is not None} | settings
+    run_options |= {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
     place = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="forgetfree-")
     with warnings.catch_warnings(), caller_untouched(), each_note_once(), place as directory:
         quiet_libraries()
         execution = Execution(
             resume=resume, jobs=jobs, progress=make_progress(stderr()) if progress else None, debug=debug
         )
-        asked["out"] = directory
+        run_options["out"] = directory
         if on is not None or without is not None:
-            job = Job.on(on, without, asked, objects)
+            job = Job.on(on, without, run_options, objects)
         else:
-            job = Job.of(RunConfig.of(asked, objects=objects).completed(), "" if out is None else f" into {directory}")
+            job = Job.of(
+                RunConfig.of(run_options, objects=objects).completed(), "" if out is None else f" into {directory}"
+            )
         failed = failures(job.announced(execution)())
         results = load_results(Path(directory))
         if failed and results.scores.empty:
@@ -202,9 +204,9 @@ def _named_strategies(
     """Return strategies as the command line names them, and the classes that no command line could name, by name."""
     if strategies is None:
         return None, {}
-    chosen = [strategies] if isinstance(strategies, str | type) else strategies
+    run_options = [strategies] if isinstance(strategies, str | type) else strategies
     names, classes = list[str](), dict[str, Any]()
-    for name, each in chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]:
+    for name, each in run_options.items() if isinstance(run_options, Mapping) else [("", each) for each in run_options]:
         if isinstance(each, str):
             names.append(f"{name}={each}" if name not in ("", each) else each)
             continue
@@ -239,7 +241,7 @@ class Job:
         return cls(config, f"{doing} {config.stream}{into}", loader=StreamLoader(config))
 
     @classmethod
-    def on(cls, run: Any, without: str | None, asked: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Job:
+    def on(cls, run: Any, without: str | None, options: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Job:
         """Return a run on top of a finished one, with the tasks of ``stream`` or without one of its own.
 
         Raises:
@@ -247,16 +249,16 @@ class Job:
         """
         from forgetfree.jobs.revision import revise
 
-        config = RunConfig.of(asked, objects=objects)
+        config = RunConfig.of(options, objects=objects)
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
-        beside = {key: getattr(config, key) for key in OF_RUN if key in asked and key not in ("stream", "out")}
+        beside = {key: getattr(config, key) for key in OF_RUN if key in options and key not in ("stream", "out")}
         if wrong := [*config.unnamed, *(key for key in (*beside, *config.set) if key not in BESIDE_ON)]:
             raise UsageError(
                 f"{wrong[0]} cannot be given with --on: a run goes on with its own options, from files, so that it equals one "
                 "that had all tasks from the start. Leave it out, or run the whole stream."
             )
-        of_files = tasks_of_files(config.data) if "data" in asked and without is None else ()
+        of_files = tasks_of_files(config.data) if "data" in options and without is None else ()
         out = Path(config.out or free_directory(Path(run).resolve().name))
         revision = revise(Path(run), config.names or of_files, without, out, beside)
         return cls(revision.config, f"{revision}, into {out}", revision)

@@ -117,17 +117,19 @@ def command(
     routed = task == "auto" and task not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
-    asked = [predictor.definition(each) for each in (predictor.tasks if routed else [task])]
-    sizes = {len(each.text_columns) for each in asked}
+    definitions = [predictor.definition(each) for each in (predictor.tasks if routed else [task])]
+    sizes = {len(each.text_columns) for each in definitions}
     size = sizes.pop() if len(sizes) == 1 else None
     answers_to = predictor.route if routed else partial(predictor.answer, task)
-    table = _Csv(asked, size, keep) if as_csv else None
-    show = table or partial(_print_json if as_json else partial(_print_lines, routed), asked[0])
+    table = _Csv(definitions, size, keep) if as_csv else None
+    show = table or partial(_print_json if as_json else partial(_print_lines, routed), definitions[0])
     if not texts and file is None and Screen(sys.stdin).isatty():
         streaming = True
         tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
     if file is not None:
-        alike = asked[0] if len({each.kind for each in asked}) == 1 else None  # rows are the same for all tasks
+        alike = (
+            definitions[0] if len({each.kind for each in definitions}) == 1 else None
+        )  # rows are the same for all tasks
         usual = columns_of_run(directory, alike.name) if alike else NO_COLUMN_NAMES
         rows = rows_of_file(file, alike, columns, keep, usual)
     else:
@@ -149,7 +151,7 @@ def command(
         )
 
 
-# -- What is asked ---------------------------------------------------------------------------------------
+# -- The texts -------------------------------------------------------------------------------------------
 
 
 def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
@@ -221,8 +223,8 @@ def rows_of_file(
 
 def columns_of_run(run: Path, task: str) -> ColumnNames:
     """Return the columns of texts that a run was told to read for a task; none where it was not, or there is but a ledger."""
-    asked = load_run(run)["run"] if run.is_dir() else {}
-    return ReadOptions.of(asked.get("text_column"), None).columns(task)
+    config = load_run(run)["run"] if run.is_dir() else {}
+    return ReadOptions.of(config.get("text_column"), None).columns(task)
 
 
 def is_plain(path: Path) -> bool:

@@ -93,14 +93,14 @@ def graft(*subjects: str, **flags: Any) -> int:
     return run(*subjects, command="graft", **flags)
 
 
-def _job_on(how: CommandLine, asked: Json) -> Job:
+def _job_on(how: CommandLine, flags: Json) -> Job:
     """Return the run on top of a finished one, with further tasks or without one of its own."""
     check_there(None, how.on)
     if how.check or how.config:
         raise UsageError(
             "--check and --config are of a whole run. Leave them out: beside --on all is checked before anything is written."
         )
-    return Job.on(how.on, how.without, asked)
+    return Job.on(how.on, how.without, flags)
 
 
 # -- From the fields to the flags ------------------------------------------------------------------------

@@ -248,10 +248,9 @@ class TaskByTask:
 
     def _answers(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
         """Return the logits of each batch."""
-        with self._strategy.model.answering_with(
-            None
-        ):  # also where a strategy evaluates in the midst of `begin` or `commit`
-            return (self._by_entropy if self._strategy.task_features is None else self._by_features)(batches)
+        answers = self._by_entropy if self._strategy.task_features is None else self._by_features
+        with self._strategy.model.answering_with(None):  # a strategy may evaluate within `begin` or `commit`
+            return answers(batches)
 
     def _by_entropy(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
         """Return the logits of each batch, every row's by the task whose answer has the least entropy."""

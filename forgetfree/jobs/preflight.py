@@ -227,8 +227,8 @@ class _Look:
         for task, rows in self._rows.items() if phases else ():
             drawn = len(sampled(rows, config.shots, seed))
             rarest = min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values())
-            asked = options.updates(max(1, len(rows.task.labels)), config.shots or rarest, drawn)
-            steps = [(each, each.steps(options, asked, drawn)) for each in phases]
+            updates_of_task = options.updates(max(1, len(rows.task.labels)), config.shots or rarest, drawn)
+            steps = [(each, each.steps(options, updates_of_task, drawn)) for each in phases]
             updates[task] = sum(count for each, count in steps if each.phase in ("fine_tune", "train"))
             for each, count in steps:
                 made = task, seed, options.learning_rate, options.optimizer, count

@@ -341,14 +341,14 @@ class LearnedStream:
         folder.mkdir(parents=True, exist_ok=True)
         link_or_copy(self._unit.directory / SCORES_FILE, folder / SCORES_FILE)
         rows = {"answers": self.answers.answers, "samples": self.answers.sampled}
-        held = [(kind, task, answers) for kind, row in rows.items() for task, answers in row.items()]
+        entries = [(place, task, answers) for place, row in rows.items() for task, answers in row.items()]
         tensors = {  # copies, for several answers may hold the labels of the rows themselves
-            f"{place}/{name}": torch.tensor(array, device="cpu")
-            for place, (_, _, answers) in enumerate(held)
+            f"{entry}/{name}": torch.tensor(array, device="cpu")
+            for entry, (_, _, answers) in enumerate(entries)
             for name, array in answers.tensors().items()
         }
         about = {
-            "held": [[kind, task] for kind, task, _ in held],
+            "entries": [[place, task] for place, task, _ in entries],
             "kept_bytes": self.kept_bytes,
             "broken": self.answers.broken,
             "phases": self.strategy.seconds,
@@ -376,14 +376,14 @@ class LearnedStream:
             raise RunError(f"There are answers after {answered} tasks, and {done} are learned.")
         about, tensors = _read_note(folders[answered], _ANSWERS)
         tasks = {task.name: task for task in strategy.stream.tasks}
-        held: dict[str, dict[str, Answers]] = {"answers": {}, "samples": {}}
-        for place, (kind, task) in enumerate(about["held"]):
+        rows: dict[str, dict[str, Answers]] = {"answers": {}, "samples": {}}
+        for entry, (place, task) in enumerate(about["entries"]):
             arrays = {
-                name.removeprefix(f"{place}/"): tensor.numpy()
+                name.removeprefix(f"{entry}/"): tensor.numpy()
                 for name, tensor in tensors.items()
-                if name.startswith(f"{place}/")
+                if name.startswith(f"{entry}/")
             }
-            held[kind][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
+            rows[place][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
         phases = about["phases"]
         if done:
             measured, _ = _read_note(folders[done], _LEARNED)
@@ -394,7 +394,7 @@ class LearnedStream:
         strategy.seconds |= phases
         self.kept_bytes = about["kept_bytes"]
         self.answers.broken += about["broken"]
-        self.answers.resume(strategy.stream.tasks[:answered], held["answers"], held["samples"])
+        self.answers.resume(strategy.stream.tasks[:answered], rows["answers"], rows["samples"])
         self.scores = read_scores(folders[answered] / SCORES_FILE)
         link_or_copy(folders[answered] / SCORES_FILE, self._unit.directory / SCORES_FILE)
         self._monitor.log_scores([score for score in self.scores if score.after == answered])
