@@ -172,7 +172,8 @@ def strategy(reference: str) -> Any:
         candidate = _class_of_module(target)
         check_strategy_name(strategy_name(reference), f"--strategy NAME={target}")
         return candidate
-    return _entry("strategy", target, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
+    hint = "Give --strategy once for each." if "," in target else "A class of your own is named MODULE:CLASS."
+    return _entry("strategy", target, strategies(), hint).load(strategy_class)
 
 
 def strategy_name(reference: str) -> str:

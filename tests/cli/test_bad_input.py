@@ -137,6 +137,7 @@ CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
     Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
+    Case("run sst2 --strategy ewc,si", "Give --strategy once for each."),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
     Case("run sst2 more", "Unrecognized arguments: more. Join the tasks of a stream by commas: sst2,more. See"),
     Case(
