@@ -174,7 +174,7 @@ class History(Monitor):
     Args:
         monitor: hears of everything.
         directory: of the unit.
-        kept: where the phases of the unit stand.
+        checkpoint: of the unit.
 
     Attributes:
         log: logs losses, rates and scores over the updates of the unit, where that is asked for, see `trackers`.
@@ -182,10 +182,10 @@ class History(Monitor):
 
     log: Callable[[Mapping[str, float], int], object] | None = None
 
-    def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
+    def __init__(self, monitor: Monitor, directory: Path, checkpoint: Checkpoint) -> None:
         super().__init__(monitor)
         self._rate: Callable[[int], float] = lambda step: math.nan
-        self._path, self._kept = directory / HISTORY, kept
+        self._path, self._checkpoint = directory / HISTORY, checkpoint
         lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
         met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
@@ -201,8 +201,8 @@ class History(Monitor):
         return round(time.perf_counter() - self._begin, 3)
 
     def checkpoint(self) -> Checkpoint:
-        """Return the unit's."""
-        return self._kept
+        """Return the checkpoint of the unit."""
+        return self._checkpoint
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
