@@ -1,1 +1,1 @@
-"""What one command asks for: its units of work and its directory."""
+"""The work that one command asks for: its units and its directory."""

@@ -490,7 +490,7 @@ class Execution:
 
     @property
     def at_a_time(self) -> int:
-        """How many units are asked for at a time; 1 where ``auto`` decides."""
+        """The number of units that are asked for at a time; 1 where ``auto`` decides."""
         return self.jobs if isinstance(self.jobs, int) else 1
 
     def check_objects(self, objects: Sequence[str]) -> None:

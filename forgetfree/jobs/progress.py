@@ -45,7 +45,7 @@ class Step:
 
     @property
     def numbers(self) -> str:
-        """How many steps are done, and the loss of the last one."""
+        """The number of steps that are done, and the loss of the last one."""
         return f"{self.step}/{self.steps}" + ("" if math.isnan(self.loss) else f" loss {self.loss:.3f}")
 
 

@@ -298,12 +298,12 @@ class StreamPrefix:
 
     @property
     def seconds(self) -> list[float]:
-        """How long each of the tasks that are carried over took."""
+        """The seconds that each of the tasks that are carried over took."""
         seconds = self._record["details"]["seconds_per_task"]
         return [each for task, each in zip(self._learned, seconds, strict=True) if task in self.tasks]
 
     @property
     def updates(self) -> dict[str, int | None]:
-        """How many updates each of the tasks that are carried over took."""
+        """The number of updates that each of the tasks that are carried over took."""
         updates = self._record["details"]["by_task"].get("updates", {})
         return {task: updates.get(task) for task in self.tasks}

@@ -61,7 +61,7 @@ class StreamLoader:
 
     @property
     def device(self) -> str:
-        """Where this process computes."""
+        """The device on which this process computes."""
         return find_device(self.config.device)
 
     @property
