@@ -184,7 +184,7 @@ _BREAK = "\ufdd0"
 _PROBES = ("1", "2")
 #: Keys of turns without which a chat asks, or answers, something else: they are refused where the template leaves them out.
 _NEEDED = ("tools", "tool_calls", "function_call")
-#: The same of an answer.
+#: Keys of an answer that hold its thoughts: it is refused where the template leaves them out.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
