@@ -1,4 +1,4 @@
-"""Where a phase of training stands: kept while it lasts, so that a phase that is cut short goes on to the same bits.
+"""The state of a phase of training: kept while it lasts, so that a phase that is cut short goes on to the same bits.
 
 A loop says what its steps change (`Resumable`), asks how many steps are done already, and tells of each further one:
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 
 class Resumable(Protocol):
-    """What the steps of a phase change, and all that a step depends on and that changes.
+    """The state that the steps of a phase change and depend on.
 
     A state is made of tensors, numbers, texts and ``None``, in dictionaries, lists and tuples.
     """

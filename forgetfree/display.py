@@ -1,4 +1,4 @@
-"""What people read: users' texts that are safe on a terminal, numbers with their unit, and the streams that are written to.
+"""Text for people: users' texts that are safe on a terminal, numbers with their unit, and the streams that are written to.
 
 A standard stream may be a terminal, a pipe that nobody reads, closed, ``None``, or an application's console.
 """
@@ -113,7 +113,7 @@ def counted(count: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """How numbers of one kind are shown, in every table, figure and line.
+    """The form of numbers of one kind in every table, figure and line.
 
     >>> Scale().titled("loss"), Scale().text(0.6931), PERCENT.titled("score"), PERCENT.with_unit(0.8125)
     ('loss', '0.693', 'score (%)', '81.2 %')

@@ -1,4 +1,4 @@
-"""What a task is, before any data is read: form of its rows, labels or texts, prompt, metric, where the hub has it."""
+"""The definition of a task, before any data is read: form of its rows, labels or texts, prompt, metric, place on the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where the Hugging Face hub holds a task.
+    """The place of a task on the Hugging Face hub.
 
     Attributes:
         path: repository, e.g. ``nyu-mll/glue``; or a folder of data files, such as an installed package ships.
@@ -132,7 +132,7 @@ class TaskDefinition:
 
     @property
     def form(self) -> str:
-        """What a row is, ``single``, ``pair`` or such: the kind says it, or else labels and prompts do."""
+        """The form of a row, ``single``, ``pair`` or such: the kind says it, or else labels and prompts do."""
         if self.kind in KIND_OF_FORM:
             return self.kind
         if self.entities:

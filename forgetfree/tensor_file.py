@@ -113,7 +113,7 @@ class TensorFile:
 
 @dataclass(frozen=True, eq=False)
 class TaskTensors:
-    """What a `TaskFile` holds of one task.
+    """The tensors of one task in a `TaskFile`.
 
     Attributes:
         task: its name; empty for what belongs to no task alone.
@@ -150,7 +150,7 @@ def grouped(**groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Task:
-    """What the metadata say of a task."""
+    """The metadata of a task."""
 
     task: str
     checksum: str
@@ -197,7 +197,7 @@ class TaskFile(TensorFile):
 
 
 class StoredTasks:
-    """What a `TaskFile` holds; the tensors of a task are read, and checked, when they are asked for.
+    """The tasks of a `TaskFile`; the tensors of a task are read, and checked, when they are asked for.
 
     Attributes:
         metadata: the file's, which match their checksum.

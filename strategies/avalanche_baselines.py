@@ -89,7 +89,7 @@ class _GDumbPlugin(avalanche.GDumbPlugin):
 
 @dataclass(frozen=True, kw_only=True)
 class GDumbOptions(TrainingOptions):
-    """How long GDumb trains."""
+    """Options of GDumb's training."""
 
     passes: int = option(
         0,

@@ -37,7 +37,7 @@ from forgetfree.training.training_options import TrainingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions(TrainingOptions):
-    """How adapters are made and trained."""
+    """Options of adapters and their training."""
 
     rank: int = option(8, "r of every adapter", at_least=1, at_most=2**16)
     lora_alpha: int = option(16, "α: an adapter acts with weight α/r", at_least=1)

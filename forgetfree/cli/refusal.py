@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in forgetfree's form of message, and how errors are told."""
+"""Faults of a command line in forgetfree's form of message, and errors as they are told."""
 
 from __future__ import annotations
 

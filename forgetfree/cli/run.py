@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(Execution):
-    """How a job is run, and what the command line alone has: where options are read from, and what is done with them."""
+    """The way in which a job is run, with what the command line alone has: files of options, and what is done with them."""
 
     config: str | None = option(
         None,

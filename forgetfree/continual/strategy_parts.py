@@ -44,7 +44,7 @@ class TaskRegion:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained for one task, from the weights that the model holds when `begin` returns, and for how long.
+    """The training of one task: what is trained, from the weights that the model holds when `begin` returns, and for how long.
 
     Attributes:
         task: the task.

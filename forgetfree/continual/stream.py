@@ -43,7 +43,7 @@ _OWNER = "_owner"
 
 
 class WithTaskLabels(MultiTaskModule):
-    """What Avalanche knows a model with task labels by."""
+    """The class by which Avalanche knows a model with task labels."""
 
     def adaptation(self, experience: Any) -> None:
         """Nothing to adapt: the readouts of all tasks are there from the start."""

@@ -74,7 +74,7 @@ def check_loss(loss: Tensor | float, step: int) -> float:
 
 
 class TrainedParameters(Protocol):
-    """What a task trains in the backbone: vectors beside the model, such as the one of `RegionParameters`.
+    """The parameters that a task trains in the backbone: vectors beside the model, such as the one of `RegionParameters`.
 
     Attributes:
         parameters: what the optimizer updates.

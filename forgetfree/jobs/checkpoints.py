@@ -1,4 +1,4 @@
-"""Where a unit stands, in ``.checkpoint`` in its folder, which goes when the unit has ended.
+"""The checkpoint of a unit, in ``.checkpoint`` in its folder, which goes when the unit has ended.
 
 A phase of training has a file of its own, until the task is learned, and is known by the digest of all that it starts from. So
 none goes on from another's state, and one that ended is passed over: its last state is kept, too.

@@ -58,7 +58,7 @@ def check_cluster(cluster: str) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """What a unit needs wherever it runs.
+    """The device, threads and folders of a unit, wherever it runs.
 
     Attributes:
         device: each unit has a GPU of its own, if it is one.

@@ -36,7 +36,7 @@ BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column",
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """What ``--set`` reaches of a run, beside the strategies' own options."""
+    """Options of a run that ``--set`` reaches, beside the strategies' own."""
 
     test_limit: int | None = option(
         None, "evaluate on at most this many test rows a task", at_least=1, flag=True, group="How to run"
@@ -448,7 +448,7 @@ def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str,
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a job is run; the outcome does not depend on it.
+    """The way in which a job is run; the outcome does not depend on it.
 
     Attributes:
         progress: hears of all units. Default: silence.

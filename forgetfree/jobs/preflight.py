@@ -1,4 +1,4 @@
-"""What a run will do, and all that is wrong with it, before anything is downloaded or written."""
+"""The plan of a run and all its faults, before anything is downloaded or written."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _INTERVAL = 60.0
 
 @dataclass(frozen=True)
 class Step:
-    """What a unit is doing; ``step`` 0 begins a phase. While texts are written, tokens are counted in the place of steps."""
+    """The step that a unit takes now; ``step`` 0 begins a phase. While texts are written, tokens count in place of steps."""
 
     unit: str
     task: str

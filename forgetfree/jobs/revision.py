@@ -195,7 +195,7 @@ Form = Literal["ledger", "state"]
 
 
 class StreamPrefix:
-    """What is carried over from a unit.
+    """The part of a finished unit that is carried over.
 
     Args:
         unit: a finished unit.

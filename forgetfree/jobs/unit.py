@@ -274,7 +274,7 @@ _LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
 
 
 class LearnedStream:
-    """What a strategy made of a stream so far. If it is `resumable`, all is kept in the unit's checkpoint.
+    """A stream as far as a strategy has learned it. If it is `resumable`, all is kept in the unit's checkpoint.
 
     In its folder ``learned-K`` stand
 

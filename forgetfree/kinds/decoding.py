@@ -36,7 +36,7 @@ _FLOAT32, _HALF = 1e-3, 2**-4
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """How rows are put through a model.
+    """Options of the passes that answer rows.
 
     Attributes:
         batch_size: rows at once, at most.
@@ -119,7 +119,7 @@ class _Text:
 
     @property
     def room(self) -> int:
-        """How many tokens may still come."""
+        """The number of tokens that may still come."""
         return self._limit - len(self.ids)
 
     def add(self, token: int) -> None:

@@ -69,7 +69,7 @@ _SCORED = 500
 
 @dataclass(frozen=True)
 class WrittenText:
-    """What a task's model writes after one prompt.
+    """The text that a task's model writes after one prompt.
 
     Attributes:
         task: the task.

@@ -43,7 +43,7 @@ Wrote = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Where a text ends, as far as that is not as its task says.
+    """The end of a text, as far as it is not as its task says.
 
     Attributes:
         max_tokens: its length, at most; default: the task's ``max_new_tokens``.

@@ -31,7 +31,7 @@ SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER = "AutoModelForSequenceClassification", "A
 
 @dataclass(frozen=True)
 class Parts:
-    """What a network is made of.
+    """The parts of a network.
 
     Attributes:
         loaded: the base model, which holds the task's weights.

@@ -45,7 +45,7 @@ _FILE_NAME = "graft.safetensors"
 
 @dataclass(frozen=True)
 class GraftOrigin:
-    """Where a graft comes from, and what else is needed to answer with it.
+    """The origin of a graft, and what else is needed to answer with it.
 
     Attributes:
         task: the task it was made for.

@@ -48,7 +48,7 @@ COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 
 @dataclass(frozen=True)
 class Record:
-    """What one task added to the ledger.
+    """The entries that one task added to the ledger.
 
     Attributes:
         task: its name.
@@ -104,7 +104,7 @@ FILE = TaskFile(
 
 @dataclass(frozen=True)
 class RecordFields:
-    """What the file says of a record besides its tensors: see `Record`."""
+    """The fields of a record in the file, besides its tensors: see `Record`."""
 
     sparsity: Annotated[float, Field(ge=0, le=1)]
     definition: TaskDefinition | None

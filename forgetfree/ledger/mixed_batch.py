@@ -214,7 +214,7 @@ class NotCorrected(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """What a graft adds to θ_pre, entry by entry and tensor after tensor.
+    """The change that a graft makes to θ_pre, entry by entry and tensor after tensor.
 
     Attributes:
         indices: the graft's, which are not copied: ``(s,)``.

@@ -124,7 +124,7 @@ class LedgerSwitch:
 
     @cached_property
     def _owners(self) -> list[tuple[dict[str, nn.Parameter | None], str]]:
-        """Where the model has each tensor of the space."""
+        """The place of each tensor of the space in the model."""
         self.ledger.space.parameters(self._backbone)  # refuses a model that lacks one
         places = [spec.name.rpartition(".") for spec in self.ledger.space.tensors]
         return [(self._backbone.get_submodule(module)._parameters, name) for module, _, name in places]

@@ -1,4 +1,4 @@
-"""What a model says to a task's rows, in the form of the task's kind: labels, of rows or of words, or texts."""
+"""The answers of a model to a task's rows, in the form of the task's kind: labels, of rows or of words, or texts."""
 
 from __future__ import annotations
 

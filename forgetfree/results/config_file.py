@@ -75,7 +75,7 @@ def with_places(section: Mapping[str, Any], directory: Path, change: Callable[[s
 
 
 def portable(name: str, directory: Path) -> str:
-    """How a file in ``directory`` names a model or data, so that it says nothing of this machine that nobody typed.
+    """The name of a model or of data in a file in ``directory``, so that it says nothing of this machine that nobody typed.
 
     What is typed relative to the working directory is written relative to ``directory``, if both have a folder in common:
     then they are found from everywhere, and may be moved together. Anything else is written as it was typed.

@@ -1,4 +1,4 @@
-"""How far scores may be off: one 95 % interval for all, over seeds and test rows.
+"""The uncertainty of scores: one 95 % interval for all, over seeds and test rows.
 
 What is shown of several seeds, an average or a difference in pairs, is x̄ = μ + seeds + rows. Seeds are drawn anew for each run,
 so their variance is s²/S with n − 1. All seeds share the test rows; what rows add alike to every seed does not become less with
@@ -140,7 +140,7 @@ def _seed_variance(values: Floats) -> float:
 
 
 class _Spread(NamedTuple):
-    """What a mean over seeds varies by: the variance of seeds, that of rows, and how many seeds there are."""
+    """The variation of a mean over seeds: the variance of seeds, that of rows, and how many seeds there are."""
 
     of_seeds: float
     of_rows: float

@@ -1,4 +1,4 @@
-"""How well answers are: metrics of predicted labels, calibration, and what a learning matrix says of a run.
+"""Metrics of predicted labels, calibration, and what a learning matrix says of a run.
 
 Metrics of labels read logits and labels of n examples. All arithmetic is in float64.
 """
@@ -208,7 +208,7 @@ class Reliability:
 
     @property
     def gaps(self) -> Floats:
-        """What each example adds to the expected calibration error, times their number ``(n,)``: their mean is the error.
+        """The part of each example in the expected calibration error, times their number ``(n,)``: their mean is the error.
 
         It is ± (right − confidence), with the sign of the bin's mean, which other rows would change only near 0.
         """

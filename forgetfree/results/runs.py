@@ -82,7 +82,7 @@ class HeldOut(_Facts):
 
 
 class UnitFacts(_Facts):
-    """What a unit says beside its scores; see docs/results-format.md."""
+    """The facts of a unit beside its scores; see docs/results-format.md."""
 
     strategy: str
     seed: int
@@ -113,7 +113,7 @@ class Floors(_Facts):
 
 
 class About(_Facts):
-    """What is known of a whole run: its tasks, in the order of learning, model, data, floors, and what was set."""
+    """The facts of a whole run: its tasks, in the order of learning, model, data, floors, and what was set."""
 
     stream: str
     tasks: Annotated[list[str], Field(min_length=1)]
@@ -197,7 +197,7 @@ class RunRecord:
 
     @property
     def test_rows(self) -> dict[str, int]:
-        """How many rows each task is scored on, as far as it is known."""
+        """The number of rows that each task is scored on, as far as it is known."""
         counts = {**self.about.data.get("test_rows", {})}
         if not counts and self.runs:
             scores = self.scores_of(self.runs[0])

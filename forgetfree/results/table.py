@@ -1,4 +1,4 @@
-"""What runs measured, together: one table of scores, summarised, compared, drawn, and what a report is made of.
+"""The scores of runs in one table: summarised, compared, drawn, and the source of a report.
 
 >>> results = load_results("runs/a", "runs/b")  # doctest: +SKIP
 >>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP

@@ -1,1 +1,1 @@
-"""What was learned, in use."""
+"""Learned tasks in use."""

@@ -129,7 +129,7 @@ class Predictor:
 
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:
-        """What answers batches of many tasks; none where rows are answered one by one, or not from a ledger."""
+        """The model that answers batches of many tasks; none where rows are answered one by one, or not from a ledger."""
         if self.deterministic or not isinstance(self.weights, LedgerWeights):
             return None
         return MixedBatchModel(self.loaded.model, self.weights.switch, pad=self.loaded.pad)

@@ -1,4 +1,4 @@
-"""Where answers come from: a file that a strategy saved, and what its run says of it. Read once, before any model is.
+"""The source of answers: a file that a strategy saved, and what its run says of it. Read once, before any model is.
 
 A ledger says itself what its answers depend on; for other files their unit.json does, under ``bound``. The run's config.json
 says where the model lies, how the task of a row is found out, and whether rows are answered one by one.

@@ -1,4 +1,4 @@
-"""What a strategy saved of a stream, as the weights that answer for each of its tasks. Needs no Avalanche.
+"""The weights that answer for each task of a stream, from what a strategy saved. Needs no Avalanche.
 
 A strategy's folder in a run holds one of these files, and each has a class that answers from it:
 
@@ -33,7 +33,7 @@ _REMEDY = "Restore it from a copy, or run the stream again."
 
 
 class TaskWeights(ABC):
-    """What answers for the tasks of a stream, beside a base model, which is changed in place.
+    """The weights that answer for the tasks of a stream, beside a base model, which is changed in place.
 
     Attributes:
         binding: what answers depend on besides weights, of the model as it was loaded.

@@ -28,7 +28,7 @@ Tensors = dict[str, Tensor]
 
 
 class Breaches(Faults):
-    """What was found wrong so far."""
+    """The breaches of a contract that were found so far."""
 
     _cause: Exception | None = None
 
@@ -69,7 +69,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 @dataclass(frozen=True)
 class Look:
-    """What a strategy answers at one moment.
+    """The answers of a strategy at one moment.
 
     Attributes:
         logits: of every task; where texts are the answers, the losses and the ids of their tokens.
@@ -162,7 +162,7 @@ class Watch:
         self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
 
     def report(self, faults: Breaches) -> None:
-        """What moved."""
+        """Add the tensors that moved to the breaches."""
         if self._moved:
             faults.add(
                 "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "

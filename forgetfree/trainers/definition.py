@@ -1,4 +1,4 @@
-"""What a task is that is learned in a trainer of others, so that everything else of forgetfree answers it from the ledger."""
+"""The definition of a task that is learned in a trainer of others, by which all of forgetfree answers it from the ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from forgetfree.tasks import TaskDefinition
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a task is, and what its answers depend on.
+    """The definition of a task, and what its answers depend on.
 
     Attributes:
         definition: the task.

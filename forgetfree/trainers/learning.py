@@ -46,7 +46,7 @@ def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Skill:
-    """What a task trains: inside `learning`, the model has no other trainable parameters.
+    """The parameters that a task trains: inside `learning`, the model has no other trainable parameters.
 
     Attributes:
         task: its name.

@@ -72,7 +72,7 @@ class EncodedTask:
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """How a task's labels are numbered among those that its readout distinguishes.
+    """The numbers of a task's labels among those that its readout distinguishes.
 
     Attributes:
         width: the width of the logits; ``None``: the number of the task's labels.

@@ -104,7 +104,7 @@ class HeldOutTexts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many ``texts`` there are, and how many of their ``tokens`` are predicted."""
+        """The number of ``texts``, and of their ``tokens`` that are predicted."""
         return {"texts": len(self.rows), "tokens": sum(self.rows.counts)}
 
     def notes(self, tasks: Iterable[TaskRows]) -> list[str]:
