@@ -93,8 +93,9 @@ def learn_features(features: TaskFeatures, task: EncodedTask, batch_size: int) -
 def among_own_labels(strategy: Any, task: EncodedTask) -> AbstractContextManager[object]:
     """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
     alone = strategy.stream.scenario == "class" and _infers_tasks(strategy)
-    among_them: AbstractContextManager[object] = strategy.model.answering_with(task.classes or None if alone else None)
-    return among_them
+    labels = (task.classes or None) if alone else None
+    context: AbstractContextManager[object] = strategy.model.answering_with(labels)
+    return context
 
 
 def among_labels_of_batch(strategy: Any, labels: Tensor) -> AbstractContextManager[object]:
