@@ -132,16 +132,10 @@ class StrategyTemplate(SupervisedTemplate):
         super()._after_training_exp(**kwargs)  # plugins still see which parameters are trained
         self.scope.close()
 
-    def train_dataset_adaptation(self, **kwargs: Any) -> None:
-        """Take the task's own rows, which a plugin or a strategy may replace afterwards."""
-        super().train_dataset_adaptation(**kwargs)
-        self._own_rows = self.adapted_dataset
-
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
         training, data = training_of(self.training), self.adapted_dataset
-        known, train = data is self._own_rows, training.task.train
-        lengths, counts = (train.lengths, train.counts) if known else sizes_of(data, self.model)
+        lengths, counts = sizes_of(data, self.model)  # a plugin or a strategy may have put other rows into it
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
         self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation, counts)]

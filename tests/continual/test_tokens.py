@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
-from compared import different, everything
 from tagged import PEOPLE, TOPICS, tagged_stream, tagged_task
 from torch.nn import functional as F
 
 from forgetfree import registry
-from forgetfree.continual import template
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
@@ -203,25 +200,6 @@ def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
         options = TrainingOptions(batch_size=6, accumulation=accumulation, dropout=False, learning_rate=0.1)
         fine_tune(stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=partial(note, accumulation))
     assert losses[1] == pytest.approx(losses[3], rel=1e-4)
-
-
-class SameRows(SupervisedPlugin):  # type: ignore[misc]
-    """Puts a task's rows in the place of the same rows."""
-
-    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        strategy.adapted_dataset = strategy.adapted_dataset.train()
-
-
-def test_rows_of_a_plugin_are_planned_as_a_tasks_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = []
-    for plugins in ([SameRows()], []):
-        stream, options = tagged_stream(), options_of("continual-ft", accumulation=2)
-        strategy = registry.strategy("continual-ft")(stream=stream, options=options, plugins=plugins)
-        for experience in stream.benchmark.train_stream:
-            strategy.train(experience)
-        models.append(everything(strategy.model))
-        monkeypatch.setattr(template, "sizes_of", None)  # a task's own rows have been measured
-    assert different(*models) == []
 
 
 def test_fisher_information_is_that_of_a_whole_sentence() -> None:
