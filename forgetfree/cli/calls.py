@@ -147,9 +147,8 @@ def run(
         if on is not None or without is not None:
             job = Job.on(on, without, run_options, objects)
         else:
-            job = Job.of(
-                RunConfig.of(run_options, objects=objects).completed(), "" if out is None else f" into {directory}"
-            )
+            config = RunConfig.of(run_options, objects=objects).completed()
+            job = Job.of(config, "" if out is None else f" into {directory}")
         failed = failures(job.announced(execution)())
         results = load_results(Path(directory))
         if failed and results.scores.empty:
@@ -204,9 +203,9 @@ def _named_strategies(
     """Return strategies as the command line names them, and the classes that no command line could name, by name."""
     if strategies is None:
         return None, {}
-    run_options = [strategies] if isinstance(strategies, str | type) else strategies
+    several = [strategies] if isinstance(strategies, str | type) else strategies
     names, classes = list[str](), dict[str, Any]()
-    for name, each in run_options.items() if isinstance(run_options, Mapping) else [("", each) for each in run_options]:
+    for name, each in several.items() if isinstance(several, Mapping) else [("", each) for each in several]:
         if isinstance(each, str):
             names.append(f"{name}={each}" if name not in ("", each) else each)
             continue

@@ -127,9 +127,8 @@ def command(
         streaming = True
         tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
     if file is not None:
-        alike = (
-            definitions[0] if len({each.kind for each in definitions}) == 1 else None
-        )  # rows are the same for all tasks
+        # Tasks of one kind read the same rows.
+        alike = definitions[0] if len({each.kind for each in definitions}) == 1 else None
         usual = columns_of_run(directory, alike.name) if alike else NO_COLUMN_NAMES
         rows = rows_of_file(file, alike, columns, keep, usual)
     else:

@@ -343,7 +343,7 @@ def data_loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -
 
 
 def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
-    """Return the tokens and the labels per row of rows that a plugin put together; 0 and ``None`` where rows are no texts."""
+    """Return the tokens and the labels of each row of a data set; 0 and ``None`` where rows are no texts."""
     if getattr(model, "tokens", None) is None:
         return [0] * len(data), None
     rows = [data[i][0].unsqueeze(0) for i in range(len(data))]

@@ -1,4 +1,4 @@
-"""The binding of a ledger to the network's configuration, the tokenizer, and how texts are read.
+"""The binding of a ledger or a graft to the network's configuration, the tokenizer, and how texts are read.
 
 A fingerprint of weights cannot tell GELU from ReLU, or a vocabulary from one with two words exchanged. What keeps a skill
 (a ledger, a graft) therefore keeps a `Binding` too, and every use compares it.
@@ -65,7 +65,7 @@ Network = Annotated[str, AfterValidator(_network)]
 
 @dataclass(frozen=True)
 class Binding:
-    """The circumstances on which answers depend besides weights.
+    """All that answers depend on besides weights.
 
     Attributes:
         network: what decides answers in the configuration, as JSON (see `network_of`).
