@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -312,13 +312,23 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def embeddings_of(model: Any, side: Literal["input", "output"]) -> nn.Module | None:
+    """Return the input or the output embeddings (the LM head) of a model of transformers; ``None`` where it has none."""
+    try:
+        found = getattr(model, f"get_{side}_embeddings", lambda: None)()
+    except (NotImplementedError, AttributeError):  # models of images and sounds
+        return None
+    return found if isinstance(found, nn.Module) else None
+
+
 def _outside_of_the_body(model: Any) -> set[int]:
     """Return the ids of a Hugging Face model's parameters in its head, its input embeddings and their norms."""
     body = getattr(model, "base_model", None)
     if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):
         return set()
     inside = {id(parameter) for parameter in body.parameters()}
-    embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    table = embeddings_of(model, "input")
+    embeddings = {id(parameter) for parameter in table.parameters()} if table is not None else set()
     for module in body.modules():  # DeBERTa's is called as other families call their last norm
         if hasattr(module, "rel_embeddings") and isinstance(norm := getattr(module, "LayerNorm", None), nn.Module):
             embeddings |= {id(parameter) for parameter in norm.parameters()}

@@ -283,16 +283,34 @@ def autocast(precision: str, device: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def evaluating(model: ReadoutModel, precision: str) -> Iterator[None]:
-    """Let a model answer in evaluation mode and in a precision, inside."""
-    before = model.training, model.precision
-    model.eval()
-    model.precision = precision
+def keeping_mode(model: nn.Module) -> Iterator[None]:
+    """Give each module of a model, after the block, the mode (training or evaluation) that it had before."""
+    before = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        model.train(before[0])
-        model.precision = before[1]
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside, and each of its modules into its own mode afterwards."""
+    with keeping_mode(model):
+        model.eval()
+        yield
+
+
+@contextmanager
+def evaluating(model: ReadoutModel, precision: str) -> Iterator[None]:
+    """Let a model answer in evaluation mode and in a precision, inside."""
+    before = model.precision
+    with in_evaluation_mode(model):
+        model.precision = precision
+        try:
+            yield
+        finally:
+            model.precision = before
 
 
 def attention_for_training(x: Tensor) -> AbstractContextManager[object]:

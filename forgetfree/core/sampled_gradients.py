@@ -136,14 +136,15 @@ class SampledWeight(nn.Parameter):
     """A tensor of which some entries are trained; ``leaf (s,)`` gets their gradients, that of a vector is the vector itself.
 
     A matrix ``W`` takes part in ``x Wᵀ`` (`nn.Linear`) and ``x W`` (GPT-2's ``Conv1D``) as a constant, of whose gradient these
-    entries alone are computed. In all else it takes part as any parameter, which gets its whole gradient; one that is frozen
-    hands on that of its entries. A parameter becomes one by its class, for a time (`sampled`), so that it is seen in whatever
-    module. Copies of it, and what is pickled, are parameters.
+    entries alone are computed. In all else it takes part as any parameter, which gets its whole gradient; or, where it hands
+    on, it is a constant that hands the gradient of its entries on to the leaf. A parameter becomes one by its class, for a
+    time (`sampled`), so that it is seen in whatever module. Copies of it, and what is pickled, are parameters.
     """
 
     leaf: Tensor
     local: Tensor
     entries: EntriesOfProduct | None
+    hands_on: bool
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -154,7 +155,7 @@ class SampledWeight(nn.Parameter):
                 return func(*args, **kwargs)
             if torch._C._are_functorch_transforms_active():
                 if not _reads_or_sets_itself(func):
-                    tree_map(_refuse_frozen, (args, kwargs))
+                    tree_map(_refuse_transform, (args, kwargs))
                 return func(*args, **kwargs)
             at = _PLACES.get(func, len(args))
             weight = args[at] if at < len(args) else None
@@ -179,9 +180,9 @@ class SampledWeight(nn.Parameter):
         return nn.Parameter(self.detach(), self.requires_grad)
 
 
-def _refuse_frozen(value: Any) -> None:
-    """Raise ``TrainingError`` for a frozen tensor, whose entries' gradients a transform does not hand on."""
-    if isinstance(value, SampledWeight) and not value.requires_grad:
+def _refuse_transform(value: Any) -> None:
+    """Raise ``TrainingError`` for a tensor that hands on, which a transform does not."""
+    if isinstance(value, SampledWeight) and value.hands_on:
         raise TrainingError(
             "The trainer computes within a transform of torch.func (vmap, grad, jvp), which hands no gradients on to a region. "
             "Compute by backward(), or under torch.no_grad() where no gradient of the weights is wanted."
@@ -195,18 +196,22 @@ def _reads_or_sets_itself(func: Any) -> bool:
 
 
 def _handing_on(value: Any) -> Any:
-    """Return a frozen tensor as one that hands its entries' gradients on, also within a list; anything else as it is."""
-    if isinstance(value, SampledWeight) and not value.requires_grad:
+    """Return a tensor that hands on as one that does so in the graph, also within a list; anything else as it is."""
+    if isinstance(value, SampledWeight) and value.hands_on:
         return value.leaf if value.dim() == 1 else _Entries.apply(value.detach(), value.leaf, value.local)
     return tree_map(_handing_on, value) if type(value) in (list, tuple, dict) else value
 
 
 @contextmanager
-def sampled(tensors: Iterable[tuple[nn.Parameter, Tensor, Tensor, EntriesOfProduct | None]]) -> Iterator[None]:
+def sampled(
+    tensors: Iterable[tuple[nn.Parameter, Tensor, Tensor, EntriesOfProduct | None]], *, hands_on: bool = False
+) -> Iterator[None]:
     """Let each tensor, inside, give the gradients of its entries to a leaf.
 
     Args:
         tensors: each with its leaf ``(s,)``, the entries' numbers ``(s,)``, and, of a matrix, these entries of a product.
+        hands_on: where a tensor takes part in something else than such a product, hand the gradients of its entries on to the
+            leaf, too; else it gets a gradient of its own.
     """
     made: list[Any] = []
     try:
@@ -214,7 +219,7 @@ def sampled(tensors: Iterable[tuple[nn.Parameter, Tensor, Tensor, EntriesOfProdu
             weight: Any = tensor
             made.append(weight)
             weight.__class__ = SampledWeight
-            weight.leaf, weight.local, weight.entries = leaf, local, entries
+            weight.leaf, weight.local, weight.entries, weight.hands_on = leaf, local, entries, hands_on
         yield
     finally:
         for weight in made:

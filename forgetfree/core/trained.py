@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, values_at, write_
-from forgetfree.core.readout_model import autocast
+from forgetfree.core.readout_model import autocast, keeping_mode
 from forgetfree.core.regions import Region
 from forgetfree.core.sampled_gradients import EntriesOfProduct, Leaves, sampled
 from forgetfree.errors import TrainingError
@@ -196,16 +196,15 @@ def in_training(
 
 @contextmanager
 def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let only ``parameters`` have gradients inside the block; restore flags, mode and gradients afterwards."""
+    """Let only ``parameters`` have gradients inside the block; restore flags, modes and gradients afterwards."""
     wanted = {id(parameter) for parameter in parameters}
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    mode = model.training
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(id(parameter) in wanted)
-        yield
-    finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
-            parameter.grad = None
-        model.train(mode)
+    with keeping_mode(model):
+        try:
+            for parameter, _ in before:
+                parameter.requires_grad_(id(parameter) in wanted)
+            yield
+        finally:
+            for parameter, flag in before:
+                parameter.requires_grad_(flag)
+                parameter.grad = None

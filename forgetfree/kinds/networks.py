@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -104,6 +105,17 @@ def name_labels_(config: Any, labels: tuple[str, ...], classes: tuple[int, ...] 
         )
     config.id2label = dict(sorted(zip(numbers, labels, strict=True)))
     config.label2id = {label: number for number, label in config.id2label.items()}
+
+
+@contextmanager
+def naming_labels(config: Any, labels: tuple[str, ...]) -> Iterator[None]:
+    """Let ``config`` name labels inside, as transformers' pipelines say them."""
+    before = config.id2label, config.label2id
+    name_labels_(config, labels)
+    try:
+        yield
+    finally:
+        config.id2label, config.label2id = before
 
 
 def check_linear(readout: Mapping[str, Tensor], labels: int, width: int) -> None:

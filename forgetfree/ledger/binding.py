@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from forgetfree.core.parameters import digest_of
-from forgetfree.core.readout_model import ReadoutKind
+from forgetfree.core.parameters import digest_of, embeddings_of
+from forgetfree.core.readout_model import ReadoutKind, body_prefix
 from forgetfree.json_file import checked, parse_json
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
@@ -74,7 +74,6 @@ class Binding:
         max_length: the longest row that is read, in tokens.
         architecture: the Hugging Face class that another trainer trained, see `forgetfree.learning`; of its body the ledger's
             tensors are named. Empty for a run.
-        head: of a language model that such a trainer trained, see `head_digest`.
     """
 
     network: Network
@@ -82,7 +81,6 @@ class Binding:
     readout: ReadoutKind = "linear"
     max_length: Annotated[int, Field(ge=0)] = 0
     architecture: str = ""
-    head: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
@@ -118,12 +116,25 @@ class Binding:
 
 
 def head_digest(model: Any) -> str:
-    """Return the SHA-256 of a language model's head; empty where there is none, or where it is the input embeddings."""
-    head, embeddings = (getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("output", "input"))
-    if head is None or (embeddings is not None and head.weight is embeddings.weight):
+    """Return the SHA-256 of a language model's head, which is all that lies outside of its body; empty where it has none.
+
+    Of a tensor that is one of the body's, too (tied embeddings), the name alone counts.
+    """
+    if embeddings_of(model, "output") is None:
         return ""
-    digests = [f"{name} {digest_of(tensor)}" for name, tensor in sorted(head.state_dict().items())]
+    tensors, prefix = model.state_dict(keep_vars=True), body_prefix(model)
+    inside = {id(tensor) for name, tensor in tensors.items() if name.startswith(prefix)}
+    digests = [
+        f"{name} {'of the body' if id(tensor) in inside else digest_of(tensor)}"
+        for name, tensor in sorted(tensors.items())
+        if not name.startswith(prefix)
+    ]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def has_other_head(model: nn.Module, expected: str) -> bool:
+    """Return whether a language model has another head than the one of this digest; without either, nothing is compared."""
+    return bool(expected) and head_digest(model) not in ("", expected)
 
 
 def network_of(model: nn.Module) -> str:

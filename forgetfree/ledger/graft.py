@@ -30,7 +30,7 @@ from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
 from forgetfree.json_file import check, checked
-from forgetfree.ledger.binding import Network, network_differences, network_of
+from forgetfree.ledger.binding import Network, has_other_head, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
@@ -59,6 +59,7 @@ class GraftOrigin:
         network: what the base model computes apart from its weights, see `forgetfree.ledger.binding.network_of`; for
             ``classifier``, what the fine-tuned model computes. Empty if it is not known.
         tokenizer: what its tokenizer does, see `forgetfree.ledger.binding.tokenizer_digest`; empty if it is not known.
+        head: of a base model that is a language model, see `forgetfree.ledger.binding.head_digest`.
     """
 
     task: TaskDefinition
@@ -71,6 +72,7 @@ class GraftOrigin:
     max_length: Annotated[int, Field(ge=0)] = MAX_LENGTH
     network: Network = ""
     tokenizer: str = ""
+    head: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
@@ -213,6 +215,11 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
                     f"The graft belongs to other weights, those of {origin.model!r}: expected fingerprint "
                     f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from. In Python, "
                     "check=False puts it on top of another graft."
+                )
+            if has_other_head(backbone, origin.head):
+                raise GraftError(
+                    f"The graft belongs to {origin.model!r} with another language model head: the body's weights are the same, "
+                    "and those of the head are not. Load the very weights it was made from."
                 )
         return self.space
 

@@ -8,8 +8,8 @@ Its file is a `forgetfree.tensor_file.TaskFile`, with a record a task:
     readout/… the tensors of its readout
     buffer/…  the buffers that training changed
 
-The metadata name the composition, the parameter space's layout, the base model's fingerprint and the binding (see
-`forgetfree.ledger.binding`).
+The metadata name the composition, the parameter space's layout, the base model's fingerprint, a language model's head and the
+binding (see `forgetfree.ledger.binding`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
 from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
 from forgetfree.json_file import check, checked
-from forgetfree.ledger.binding import Binding
+from forgetfree.ledger.binding import Binding, head_digest
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
@@ -179,6 +179,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         fingerprint: that of the base model, see `forgetfree.core.readout_model.fingerprint_of`.
         composition: what a task is inferred with.
         binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
+        head: where the space is of a language model's body: its head, see `forgetfree.ledger.binding.head_digest`; empty
+            where no task had one.
     """
 
     kind = "ledger"
@@ -195,11 +197,13 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         fingerprint: str,
         composition: Composition = "union",
         binding: Binding | None = None,
+        head: str = "",
     ) -> None:
         self.space = space
         self.fingerprint = fingerprint
         self.composition: Composition = composition
         self.binding = binding
+        self.head = head
         self._records: list[Record] = []
         self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
         self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
@@ -224,7 +228,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             RegionError: no tensor is left.
         """
         space = ParameterSpace.of(body_of(model), include=(graftable or ".",))
-        return cls(space, body_fingerprint(model), "auto")
+        return cls(space, body_fingerprint(model), "auto", head=head_digest(model))
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -350,6 +354,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             max_length=binding.max_length,
             network=binding.network,
             tokenizer=binding.tokenizer,
+            head=self.head,
         )
         buffers = {name[cut:]: buffer for name, buffer in record.buffers.items()}
         return {"space": space, "readout": record.own_readout, "buffers": buffers, "origin": origin}
@@ -435,7 +440,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             TaskError: the ledger does not hold one of them.
             LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
         """
-        ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding)
+        ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding, self.head)
         for position in sorted(map(self.position, tasks)):
             ledger.append(self._records[position])
         return ledger
@@ -461,8 +466,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
         about = {"composition": self.composition, "layout": self.space.layout, "fingerprint": self.fingerprint}
-        binding = {"binding": self.binding.json} if self.binding else {}
-        FILE.write_tasks(Path(path), self._tensors(), about | binding)
+        known = {"binding": self.binding.json if self.binding else "", "head": self.head}
+        FILE.write_tasks(Path(path), self._tensors(), about | {key: value for key, value in known.items() if value})
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
@@ -496,7 +501,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             binding = Binding.of_json(about["binding"]) if "binding" in about else None
         except ValueError as error:
             raise ValueError(f"its binding cannot be read ({error})") from error
-        ledger = cls(ParameterSpace.of_layout(about["layout"]), about["fingerprint"], composition, binding)
+        space = ParameterSpace.of_layout(about["layout"])
+        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""))
         for each in stored:
             record = record_of(ledger.space, each)
             try:

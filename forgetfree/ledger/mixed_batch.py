@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import ReadoutModel, part_named
+from forgetfree.core.readout_model import ReadoutModel, in_evaluation_mode, part_named
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
 from forgetfree.ledger.graft import Graft
@@ -89,17 +89,14 @@ class MixedBatchModel:
             self._ledger.position(task)
             self._labels[task] = self._model.task_label(task)
         answers: dict[int, Tensor] = {}
-        if training := [module for module in self._model.modules() if module.training]:
-            self._model.eval()
-        try:
-            self._switch.to(0)
-            answers |= self._corrected(rows, groups)
-            left = [task for task, numbers in groups.items() if numbers[0] not in answers]
-            answers |= self._grouped(rows, {task: groups[task] for task in left})
-        finally:
-            self._switch.to(0)
-            for module in training:
-                module.training = True
+        with in_evaluation_mode(self._model):
+            try:
+                self._switch.to(0)
+                answers |= self._corrected(rows, groups)
+                left = [task for task, numbers in groups.items() if numbers[0] not in answers]
+                answers |= self._grouped(rows, {task: groups[task] for task in left})
+            finally:
+                self._switch.to(0)
         return [answers[number] for number in range(len(rows))]
 
     def _grouped(self, rows: Sequence[Tensor], groups: dict[str, list[int]]) -> dict[int, Tensor]:

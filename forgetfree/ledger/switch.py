@@ -6,18 +6,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from forgetfree.core.parameters import check_buffers, digest_of, entries, persistent_buffers
-from forgetfree.core.readout_model import POOLER, fingerprint_of, part_named
+from forgetfree.core.readout_model import POOLER, fingerprint_of, in_evaluation_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError
-from forgetfree.ledger.binding import Binding, head_digest, network_differences, network_of
+from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
+
+#: The tasks whose weights models hold now, by the part of a model that its ledger is of.
+_IN_PLACE: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 class _Piece(NamedTuple):
@@ -92,6 +96,10 @@ class LedgerSwitch:
                 self._write(part)
             self._stage = stage
             torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
+        if stage:
+            _IN_PLACE[self._backbone] = records[stage - 1].task
+        else:
+            _IN_PLACE.pop(self._backbone, None)
         self._restore_buffers()
 
     def _keep(self, part: int, graft: Graft, pre: Tensor) -> None:
@@ -202,12 +210,13 @@ class LedgerSwitch:
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:
-        """Give the model as it infers ``task``; it holds θ_pre again after the block."""
-        self.to_task(task)
-        try:
-            yield self._backbone
-        finally:
-            self.to(0)
+        """Give the model as it infers ``task``, in evaluation mode; after the block it holds θ_pre and has its modes again."""
+        with in_evaluation_mode(self._backbone):
+            self.to_task(task)
+            try:
+                yield self._backbone
+            finally:
+                self.to(0)
 
     def _gather(self, indices: Tensor) -> Tensor:
         return self.ledger.space.gather(self._backbone, indices)
@@ -259,8 +268,17 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
             "the stream was trained with."
         )
-    check_head(ledger, model)
+    if has_other_head(model, ledger.head):
+        raise LedgerError(
+            "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
+            "are not. Load the very weights the tasks were learned from."
+        )
     if not has_weights(ledger, backbone, fingerprint if backbone is model else None):
+        if (task := _IN_PLACE.get(backbone)) is not None:
+            raise LedgerError(
+                f"The model holds the weights of task {task!r} now, expected θ_pre. End the block of answering(…) first, or "
+                "switch to no task: TaskSwitch.to(None)."
+            )
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
             f"{fingerprint_of(backbone)[:12]}. Load the very weights its tasks were learned from, in the same dtype."
@@ -271,15 +289,6 @@ def has_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = N
     """Return whether a model has the ledger's weights; a pooler, which no graft touches, counts or does not."""
     known = fingerprint == ledger.fingerprint
     return known or any(fingerprint_of(backbone, without=names) == ledger.fingerprint for names in (POOLER, None))
-
-
-def check_head(ledger: Ledger, model: nn.Module) -> None:
-    """Check that a language model has the head that it had when another trainer trained its body."""
-    if ledger.binding and ledger.binding.head and ledger.binding.head != head_digest(model):
-        raise LedgerError(
-            "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
-            "are not. Load the very weights the tasks were learned from."
-        )
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import Any
+from threading import RLock
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,9 +31,25 @@ from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import predict, share_of_entropy
 from forgetfree.training.task_features import TaskFeatures
 
+Asked = ParamSpec("Asked")
+Said = TypeVar("Said")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[Predictor, Asked], Said],
+) -> Callable[Concatenate[Predictor, Asked], Said]:
+    """Let threads that share a predictor call a method one after another."""
+
+    @wraps(method)
+    def call(predictor: Predictor, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Said:
+        with predictor.lock:
+            return method(predictor, *args, **kwargs)
+
+    return call
+
 
 class Predictor:
-    """A model, and what a strategy saved, that answer for every task of a run.
+    """A model, and what a strategy saved, that answer for every task of a run. Threads may share it: it answers one at a time.
 
     Args:
         loaded: the base model, with no tasks yet; answers are computed on the device where it is.
@@ -46,6 +63,7 @@ class Predictor:
         loaded: the model.
         weights: what was saved.
         ledger: the ledger; none where something else was saved.
+        lock: held while the model has the weights of a task.
 
     Raises:
         LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
@@ -63,6 +81,7 @@ class Predictor:
         self.weights = LedgerWeights(loaded, weights) if isinstance(weights, Ledger) else weights
         self.loaded, self.routed, self.deterministic = loaded, routed, deterministic
         self._features = features
+        self.lock = RLock()
         for name, definition in self.tasks.items():
             if faults := kind_of(definition).faults(definition):
                 raise LedgerError(f"Task {name!r} cannot be answered as it is described: {'; '.join(faults)}.")
@@ -169,6 +188,7 @@ class Predictor:
         """Return the logits ``(n, n_labels)`` of rows, or of all their words, from the model that infers ``task``."""
         return self.read(task, rows, batch_size=batch_size)[0]
 
+    @_one_at_a_time
     def read(self, task: str, rows: Rows, *, batch_size: int = 64) -> tuple[Tensor, list[int]]:
         """Return `logits`, and how many tokens of each row are beyond the model's longest, and were not read."""
         task = self.definition(task).name
@@ -188,6 +208,7 @@ class Predictor:
         """Return how rows are put through the model."""
         return {"batch_size": 1 if self.deterministic else batch_size, "precision": "fp32"}
 
+    @_one_at_a_time
     def answer(
         self, task: str, texts: Iterable[Text], *, batch_size: int = 64, options: GenerationOptions = AS_LEARNED
     ) -> list[Any]:
@@ -209,6 +230,7 @@ class Predictor:
         rows = self.rows(task, texts)
         return self._answers(task, texts, rows, batch_size, options) if len(rows) else []
 
+    @_one_at_a_time
     def answer_mixed(
         self, tasks: Sequence[str], texts: Sequence[Text], *, options: GenerationOptions = AS_LEARNED
     ) -> list[Any]:
@@ -273,6 +295,7 @@ class Predictor:
                 (answers[number],) = kind_of(task).replies(task, [texts[number]], row[None], [inputs[number][1]])
         return answers
 
+    @_one_at_a_time
     def route(self, texts: Sequence[Text]) -> list[Answer]:
         """Return each text's answer by the task that it most likely belongs to, found out as in the run.
 

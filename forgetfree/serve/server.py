@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection
-from threading import Lock
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -129,12 +128,6 @@ def application(
         origins: of pages that may read answers, such as ``https://my.site``.
         most_tokens: of a text that a chat may ask for.
     """
-    lock = Lock()  # the model has the weights of one task at a time
-
-    def answer(task: str, texts: list[Any], **options: Any) -> list[Any]:
-        with lock:
-            return predictor.answer(task, texts, **options)
-
     app = FastAPI(title="forgetfree", version=__version__)
     app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
@@ -157,7 +150,7 @@ def application(
     def predict(question: Question) -> dict[str, list[Any]]:
         """Answer texts by a task, in their order, with the probabilities of all its labels; or of its words' tags."""
         task = predictor.definition(question.task)
-        return {"answers": [kind_of(task).json(task, each) for each in answer(task.name, question.texts)]}
+        return {"answers": [kind_of(task).json(task, each) for each in predictor.answer(task.name, question.texts)]}
 
     @app.get("/tasks")
     def tasks() -> list[dict[str, Any]]:
@@ -191,7 +184,7 @@ def application(
         except TaskError as error:
             raise TaskError(f"There is no model {brief(asked.model)}: a model is a task. {error}") from None
         text = kind_of(task).text_of_chat(task, asked.chat)
-        (written,) = answer(asked.model, [text], options=asked.options(most_tokens))
+        (written,) = predictor.answer(asked.model, [text], options=asked.options(most_tokens))
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": written.text, "refusal": None},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.parameters import load_tensors_
-from forgetfree.core.readout_model import BY_WORDS, LINEAR, body_of
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, body_of, in_evaluation_mode
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
+from forgetfree.kinds.networks import naming_labels
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.ledger import Record
 from forgetfree.models.heads import HiddenRows, make_head, read_head
@@ -31,11 +32,12 @@ Logits = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 class TaskSwitch:
     """Switches a transformers model between its own weights and the tasks of a ledger.
 
-    While a task is in place, the model has the task's weights, its ``config`` names the task's labels, and the ``logits`` of
-    its output are those of the task's linear readout, or of its head in another trainer, whatever head the model has or lacks:
-    they are computed from the body's hidden states as in training. They are ``(B, n)``, or ``(B, L, n)`` for a task that labels
-    words: a word's are those at its first token. A readout by label words adds no layer, so such a model keeps its own logits,
-    and the words' logits are among them. `to` with ``None`` gives back weights, output and configuration as they were.
+    While a task is in place, the model has the task's weights and is in evaluation mode, its ``config`` names the task's
+    labels, and the ``logits`` of its output are those of the task's linear readout, or of its head in another trainer, whatever
+    head the model has or lacks: they are computed from the body's hidden states as in training. They are ``(B, n)``, or
+    ``(B, L, n)`` for a task that labels words: a word's are those at its first token. A readout by label words adds no layer,
+    so such a model keeps its own logits, and the words' logits are among them. `to` with ``None`` gives back weights, output,
+    configuration and modes as they were.
 
     Args:
         ledger: the ledger, its file, or the directory of a run, whose first ledger it is (grafting-continual's, if there).
@@ -52,8 +54,8 @@ class TaskSwitch:
         self._readout = self.ledger.binding.readout if self.ledger.binding else "linear"
         self._model, self._body = model, body_of(model)
         self._switch = LedgerSwitch(self.ledger, self._body if self._readout in LINEAR else model)
-        self._labels = dict(model.config.id2label), dict(model.config.label2id)
-        self._hooks: list[Any] = []
+        #: What the task in place has changed of the model beside its weights.
+        self._present = ExitStack()
         self._hidden: Tensor | None = None
 
     @property
@@ -70,19 +72,19 @@ class TaskSwitch:
         position = None if task is None else self.ledger.position(task)
         record = None if position is None else self.ledger.records[position]
         reader = None if record is None or self._readout in BY_WORDS else self._reader(record)
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._present.close()
         self._switch.to(0 if position is None else position + 1)
-        config = self._model.config
-        config.id2label, config.label2id = map(dict, self._labels)
-        if record is not None and record.definition is not None:
-            config.id2label = dict(enumerate(record.definition.labels))
-            config.label2id = {label: number for number, label in config.id2label.items()}
+        if record is None:
+            return
+        self._present.enter_context(in_evaluation_mode(self._model))
+        if record.definition is not None:
+            self._present.enter_context(naming_labels(self._model.config, record.definition.labels))
         if reader is not None:
-            self._hooks = [
+            for hook in (
                 self._body.register_forward_hook(self._note),
                 self._model.register_forward_hook(reader, with_kwargs=True),
-            ]
+            ):
+                self._present.callback(hook.remove)
 
     @contextmanager
     def task(self, task: str) -> Iterator[Any]:

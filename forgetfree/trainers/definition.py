@@ -17,7 +17,7 @@ from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.errors import LedgerError, UsageError, nearest
 from forgetfree.kinds.kind import Kind
-from forgetfree.ledger.binding import Binding, head_digest, network_of, tokenizer_digest
+from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import body_loader, usual_max_length
 from forgetfree.models.model_files import TEXT_ENCODER, check_weights
@@ -88,7 +88,7 @@ def meaning_of(
     if head:
         _check_head(model, body, head, len(definition.labels), tokenizer)
     digest = tokenizer_digest(tokenizer, chats=readout == "generate")
-    now = Binding(network_of(body), digest, readout, length, name, head_digest(model))
+    now = Binding(network_of(body), digest, readout, length, name)
     differ = []
     if bound and bound.readout != readout:
         differ = [f"by the readout {bound.readout}, and not {readout}"]

@@ -6,20 +6,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from forgetfree.core.parameters import ParameterSpace, align_, persistent_buffers
-from forgetfree.core.readout_model import body_prefix, part_named
+from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
+from forgetfree.core.readout_model import body_prefix, in_evaluation_mode, keeping_mode, part_named
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
-from forgetfree.display import brief
+from forgetfree.display import brief, counted, listed, tell_note
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNameError, UsageError, nearest
+from forgetfree.kinds.networks import naming_labels
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
+from forgetfree.ledger.binding import head_digest
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.switch import has_weights
 from forgetfree.seeds import derive_seed
@@ -33,13 +38,32 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss that the model itself computes of a batch, as transformers' models do where they get labels."""
-    loss = getattr(model(**batch), "loss", None) if isinstance(batch, Mapping) else None
-    if not isinstance(loss, Tensor):
+    """Return the loss that the model itself computes from a batch, as transformers' models do where they get labels.
+
+    Raises:
+        UsageError: it computes none.
+    """
+    remedy = (
+        "Give batches as the trainer's own loader makes them (trainer.get_train_dataloader()); and where the trainer computes "
+        "the loss, loss=lambda model, batch: trainer.compute_loss(model, batch)."
+    )
+    if not isinstance(batch, Mapping):
         raise UsageError(
-            "The batches give no loss: expected dictionaries with labels, of which model(**batch).loss is the loss. Give "
-            "batches as the trainer's own loader makes them (trainer.get_train_dataloader()), or the loss as "
-            "loss=function(model, batch)."
+            f"The batches give no loss: expected dictionaries with labels, got {type(batch).__name__}. {remedy}"
+        )
+    try:
+        output = model(**batch)
+    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UsageError(
+            f"{type(model).__name__} computes no loss from the batches: it fails at {', '.join(map(str, batch))} "
+            f"({brief(str(error), 200)}). {remedy}"
+        ) from error
+    if not isinstance(loss := getattr(output, "loss", None), Tensor):
+        raise UsageError(
+            "The batches give no loss: expected labels, of which model(**batch).loss is the loss, got "
+            f"{', '.join(map(str, batch))}. {remedy}"
         )
     return loss
 
@@ -117,10 +141,12 @@ def learning(
         TaskError: the ledger has the task.
         LedgerError: the model is not the ledger's, or holds something else than θ_pre; or other tasks are read otherwise.
         UsageError: what is given cannot be trained, or leaves no entry that is free; nothing has changed.
-        TrainingError: the loss is not finite, or the trainer takes the model apart.
+        TrainingError: the task has learned nothing; the loss is not finite; or the trainer trains something else than the
+            region, or takes the model apart. The ledger is as it was, and the model holds θ_pre.
     """
     ledger.check_new(task)
     body = check_model(model, ledger)
+    frozen = _frozen(body, ledger.space)
     named = _heads(model, body, heads)
     meaning = None
     if labels is not None or kind is not None or tokenizer is not None or settings:
@@ -141,7 +167,13 @@ def learning(
             loss=loss,
             fine_tuned=fine_tuned,
             seed=seed,
-            taken=Region.empty() if alone else ledger.owned(),
+            taken=Region.empty() if alone or ledger.composition == "alone" else ledger.owned(),
+            frozen=frozen,
+        )
+    elif named_frozen := [spec.name for spec in frozen if _has_entry(region, spec)]:
+        raise UsageError(
+            f"region= has entries of {listed(named_frozen)}, which the model has frozen (requires_grad=False). Leave them out, "
+            "or let them be trained: requires_grad_(True)."
         )
     free = ledger.free(region, alone=alone)
     if not len(free):
@@ -156,14 +188,16 @@ def learning(
     buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
     try:
         with ExitStack() as stack:
+            stack.enter_context(keeping_mode(model))
             stack.enter_context(grafted(body, ledger.space, carried.region, carried.values))
-            stack.enter_context(grafted(body, ledger.space, free, ledger.space.gather(body, free.indices)))
+            start = ledger.space.gather(body, free.indices)
+            stack.enter_context(grafted(body, ledger.space, free, start))
             vector = RegionVector(model, body, ledger.space, free)
-            with vector.attached(list(named.values())):
+            with vector.attached([each for head in named.values() for each in head.parameters()]):
                 yield Skill(task, region, free, vector.values, tuple(named))
             changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
-            state = _state(model, kept.values())
-            values = vector.values.detach().to("cpu", ledger.space.dtype)
+            state = _state(model, {*own, *kept.values()})
+            values = ledger.space.gather(body, free.indices)
     finally:
         _load(model, before)
     if not has_weights(ledger, body):
@@ -172,15 +206,50 @@ def learning(
             "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "
             "must be of the same region."
         )
+    moved = (values != start).cpu()
+    if not bool(moved.any()):
+        _check_learned(task, vector, any(not torch.equal(state[name], before[name]) for name in own))
+    elif vector.unreached:
+        tell_note(f"task {task!r}: no row reached {listed(vector.unreached)}, so nothing was learned there.")
+    owned = Graft(Region(free.indices[moved]), values.cpu()[moved])
     learned, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
     share = len(region) / len(ledger.space)
-    ledger.append(Record(task, region, Graft(free, values), share, learned, changed, definition, alone=alone))
+    gamma = region - Region(free.indices[~moved])
+    ledger.append(Record(task, gamma, owned, share, learned, changed, definition, alone=alone))
     ledger.binding = meaning.binding if meaning else ledger.binding
+    ledger.head = ledger.head or head_digest(model)
+
+
+def _check_learned(task: str, vector: RegionVector, head_moved: bool) -> None:
+    """Say why no entry of a task moved; raise ``TrainingError`` where its head did not move either."""
+    if head_moved:
+        tell_note(f"task {task!r}: its head alone was trained, and no entry of its region moved: it owns none.")
+        return
+    if not vector.passes:
+        reason = (
+            "the block is empty, or another model was trained in it, such as a fresh one of model_init=. Train the model that "
+            "learning(…) was given"
+        )
+    elif not vector.steps:
+        reason = (
+            "no optimiser made a step on the values of its region. Make the optimiser, or the Trainer, inside the block"
+        )
+    elif not vector.reached:
+        reason = "the loss does not depend on its region. Compute it by the model that learning(…) was given"
+    else:
+        reason = (
+            f"in {counted(vector.steps, 'step')} no value moved further than its dtype rounds. Train with a higher rate, or "
+            "load the model in float32"
+        )
+    raise TrainingError(f"Task {task!r} has learned nothing, so it was not recorded: {reason}.")
 
 
 @contextmanager
 def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module]:
     """Let a model answer a task of the ledger inside, bit for bit as right after it was learned; afterwards it holds θ_pre.
+
+    It is in evaluation mode inside, and afterwards each module has the mode that it had. Where the ledger knows the task's
+    labels, the model's ``config`` names them, so transformers' pipelines say them.
 
     Args:
         model: the ledger's.
@@ -189,18 +258,34 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
 
     Raises:
         TaskError: the ledger does not have it.
-        LedgerError: the model is not the ledger's.
+        LedgerError: the model is not the ledger's, or answers another task.
+        TrainingError: an optimiser steps the model inside.
     """
     record = ledger.records[ledger.position(task)]
     check_model(model, ledger)
     readout = _placed(model, record)
     before = _state(model, readout)
     try:
-        with LedgerSwitch(ledger, model, check=False).task(task):
+        with ExitStack() as stack:
+            stack.enter_context(in_evaluation_mode(model))
+            if record.definition is not None and record.definition.labels:
+                stack.enter_context(naming_labels(model.config, record.definition.labels))
+            stack.callback(register_optimizer_step_pre_hook(partial(_refuse_step, model, task)).remove)
+            stack.enter_context(LedgerSwitch(ledger, model, check=False).task(task))
             _load(model, readout)
             yield model
     finally:
         _load(model, before)
+
+
+def _refuse_step(model: nn.Module, task: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Raise ``TrainingError`` where an optimiser is about to change a model that answers a task."""
+    own = {id(each) for each in model.parameters()}
+    if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+        raise TrainingError(
+            f"Inside answering(…), an optimiser would change the weights by which the model answers task {task!r}, and θ_pre "
+            "would be lost. End that block, and train inside learning(…)."
+        )
 
 
 def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
@@ -224,7 +309,9 @@ def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
 def check_plain(model: nn.Module) -> None:
     """Raise ``ModelError`` for a model whose weights are wrapped, quantised, or on several devices, with the remedy."""
     reason = ""
-    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+    if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
+        reason = "it is wrapped for several devices. Give model.module, and wrap that inside the block"
+    elif hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
         reason = "it is compiled, and its compiled code does not see which entries are trained. Give the model as it was before"
     elif hasattr(model, "peft_config"):
         reason = "it carries adapters of PEFT. Give merge_and_unload() of it, or the model without them"
@@ -248,9 +335,26 @@ def _stands_alone(composition: str, ledger: Ledger) -> bool:
     return composition == "alone" and ledger.composition == "auto"
 
 
+def _frozen(body: nn.Module, space: ParameterSpace) -> list[TensorSpec]:
+    """Return the tensors of a space that are frozen in a model, which own nothing; none where all are frozen."""
+    frozen = [spec for spec, each in zip(space.tensors, space.parameters(body), strict=True) if not each.requires_grad]
+    if len(frozen) < len(space.tensors):
+        return frozen
+    tell_note("all graftable tensors of the model are frozen (requires_grad=False), so any of them may be trained.")
+    return []
+
+
+def _has_entry(region: Region, spec: TensorSpec) -> bool:
+    """Return whether a region has an entry of a tensor."""
+    first, end = torch.searchsorted(
+        region.indices, torch.tensor([spec.offset, spec.offset + spec.size], device="cpu")
+    ).tolist()
+    return bool(first < end)
+
+
 def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
     """Return the modules of these names; by default those outside of the body, apart from an LM head."""
-    output = getattr(model, "get_output_embeddings", lambda: None)()
+    output = embeddings_of(model, "output")
     inside = {id(each) for each in body.parameters()} | {id(each) for each in (output.parameters() if output else ())}
     outside = {
         name: child
@@ -340,11 +444,12 @@ def _choose_region(
     fine_tuned: Mapping[str, Tensor] | None,
     seed: int,
     taken: Region,
+    frozen: Sequence[TensorSpec],
 ) -> Region:
     """Return γ: ``⌊sparsity · N⌋`` of the N entries of the space; where several processes train, the same in all of them.
 
     It is sought among the entries that are not ``taken``, because tasks of one kind have their largest gradients at the same
-    ones. Other arguments are those of `learning`.
+    ones, nor in ``frozen`` tensors. Other arguments are those of `learning`.
     """
     if source not in get_args(Source):
         raise UnknownNameError("region_from", source, get_args(Source))
@@ -357,11 +462,17 @@ def _choose_region(
             )
         theta, tuned = space.flatten(body), _theta(model, body, space, fine_tuned)
         tuned[taken.indices] = theta[taken.indices]
+        for spec in frozen:
+            where = slice(spec.offset, spec.offset + spec.size)
+            tuned[where] = theta[where]
         region = most_moved(theta, tuned, count)
     elif source == "random":
         generator = torch.Generator("cpu").manual_seed(derive_seed(seed, "region", task))
         drawn = torch.randperm(len(space), generator=generator, device="cpu")
-        region = Region.of(drawn[~torch.isin(drawn, taken.indices)][:count])
+        eligible = ~taken.mask(len(space))
+        for spec in frozen:
+            eligible[spec.offset : spec.offset + spec.size] = False
+        region = Region.of(drawn[eligible[drawn]][:count])
     else:
         if batches is None:
             raise UsageError(
@@ -372,6 +483,8 @@ def _choose_region(
             model.eval()
             read = _Rows(model, loss, rows)
             score, _ = mean_gradient(body, space, batches, read)  # type: ignore[arg-type]
+        for spec in frozen:
+            score[spec.offset : spec.offset + spec.size] = 0
         if _several():
             counted = torch.tensor(read.scale, device=score.device)
             score *= read.scale

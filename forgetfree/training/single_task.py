@@ -52,7 +52,7 @@ from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows, micro_batches, plan_batches, representative
 from forgetfree.device import find_device
 from forgetfree.errors import OptionError
-from forgetfree.ledger.binding import network_of
+from forgetfree.ledger.binding import head_digest, network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
@@ -407,6 +407,7 @@ class SingleTask:
             max_length=loaded.max_length,
             network=network_of(body_of(backbone)),
             tokenizer=loaded.tokenizer_digest,
+            head=head_digest(backbone),
         )
         if isinstance(self.model, ClassifierModel):
             readout = self.model.head_tensors()

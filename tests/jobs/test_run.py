@@ -364,13 +364,11 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     process = start(command.words(out, *ENDLESS, "--jobs", jobs))
     # Units that share a fine-tuned model wait for the one that makes it.
     wait_for(process, *(out / unit / "history.jsonl" for unit in command.units))
-    asked = time.monotonic()
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
     assert last.startswith(f"forgetfree: error: Interrupted. 0 of 2 units finished in {out}; ")
-    assert time.monotonic() - asked < 10
     assert last.endswith(f"the same command with --resume --out {out} goes on.")
     assert not (out / LOCK).exists()
     with pytest.raises(ProcessLookupError):  # within twenty seconds, no worker is left

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from compared import different, state_of
+from compared import state_of
+from loops import assert_same, begun, classifier, labelled, language_model, logits, refused, texts, train
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification, GPT2ForSequenceClassification, GPT2LMHeadModel
 
@@ -21,55 +22,6 @@ from forgetfree.errors import ForgetfreeError, LedgerError, ModelError, TaskErro
 from forgetfree.testing.tiny import bert_config, pre_trained
 from forgetfree.trainers.learning import answering, learning
 from forgetfree.trainers.vector import NAME
-
-
-def language_model(dtype: torch.dtype = torch.float32) -> Any:
-    return pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(60))).to(dtype)
-
-
-def classifier() -> Any:
-    return pre_trained(lambda: BertForSequenceClassification(bert_config(60)))
-
-
-def texts(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
-    """Batches whose loss is that of a language model."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(0, 60, (4, 9), generator=generator) for _ in range(count)]
-    return [{"input_ids": each, "labels": each} for each in ids]
-
-
-def labelled(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
-    """Batches whose loss is that of a classifier of two labels."""
-    generator = torch.Generator().manual_seed(seed)
-    draws = [torch.randint(5, 60, (4, 9), generator=generator) for _ in range(count)]
-    return [{"input_ids": each, "labels": each[:, 1] % 2} for each in draws]
-
-
-def train(model: nn.Module, batches: list[dict[str, Tensor]], make: Callable[..., Any] | None = None) -> list[float]:
-    """A loop as anybody writes it: of the model's parameters, those that are trainable, with decay and clipping."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)))(trainable)
-    model.train()
-    losses = []
-    for batch in batches:
-        loss = model(**batch).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
-def logits(model: nn.Module, ledger: Ledger, task: str, batch: dict[str, Tensor]) -> Tensor:
-    with answering(model, ledger, task), torch.no_grad():
-        return model.eval()(input_ids=batch["input_ids"]).logits.clone()
-
-
-def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
-    assert different(model.state_dict(), before) == []
-    assert all(type(each) is nn.Parameter and each.requires_grad for each in model.parameters())
-
 
 # -- What is trained, and what is not ----------------------------------------------------------------------
 
@@ -255,8 +207,7 @@ def test_each_task_has_its_own_head() -> None:
     weights = [record.readout["classifier.weight"] for record in ledger.records]
     assert not torch.equal(weights[0], before["classifier.weight"]) and not torch.equal(*weights)
     assert sorted(ledger.records[0].readout)[0] == "bert.pooler.dense.bias"
-    with learning(model, ledger, "by default", batches=labelled(1), sparsity=0.01) as skill:
-        assert skill.heads == ("classifier",)
+    assert begun(model, ledger, batches=labelled(1), sparsity=0.01).heads == ("classifier",)
 
 
 def test_a_ledger_is_the_same_with_any_head() -> None:
@@ -286,8 +237,7 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
     g = torch.cat([tensor.grad.view(-1) for tensor in ledger.space.parameters(model.transformer)])
     model.zero_grad()
     count, seen = int(0.01 * len(g)), (read.append(batch) or batch for batch in batches)  # type: ignore[func-returns-value]
-    with learning(model, ledger, "one", batches=seen, rows=12, region_from="gradient", sparsity=0.01) as skill:
-        pass
+    skill = begun(model, ledger, batches=seen, rows=12, region_from="gradient", sparsity=0.01)
     chosen = g.abs().topk(count).indices
     assert len(skill.region & Region.of(chosen)) >= 0.99 * count  # but for ties of rounding
     assert (len(skill.region), len(read)) == (count, 3)
@@ -297,9 +247,7 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
 def test_the_other_choices(source: Any) -> None:
     def region_from(source: Any) -> Region:
         model = language_model()
-        how: Any = {"batches": texts(1), "sparsity": 0.01, "region_from": source}
-        with learning(model, Ledger.of_model(model), "one", **how) as skill:
-            return skill.region
+        return begun(model, Ledger.of_model(model), batches=texts(1), sparsity=0.01, region_from=source).region
 
     assert region_from(source) == region_from(source) != region_from("gradient")
 
@@ -312,8 +260,7 @@ def test_what_fine_tuning_moved() -> None:
     regions = []
     for fine_tuned in (tuned.state_dict(), tuned.transformer.state_dict()):
         ledger = Ledger.of_model(model)
-        with learning(model, ledger, "one", region_from="movement", fine_tuned=fine_tuned, sparsity=1.0) as skill:
-            regions.append(skill.region)
+        regions.append(begun(model, ledger, region_from="movement", fine_tuned=fine_tuned, sparsity=1.0).region)
     assert len(regions[0]) == 3 and regions[0] == regions[1]
 
 
@@ -330,7 +277,7 @@ def test_an_exception_restores_the_model_and_leaves_the_ledger(error: type[BaseE
     assert_same(model, before)
     assert ledger.tasks == []
     with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01):
-        pass
+        train(model, labelled(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -356,13 +303,6 @@ def test_what_is_saved_in_the_midst_is_a_plain_model(tmp_path: Any, dtype: torch
 # -- What is refused, and changes nothing ------------------------------------------------------------------
 
 
-def refused(action: Callable[[], Any], error: type[ForgetfreeError], *words: str) -> None:
-    with pytest.raises(error) as raised:
-        action()
-    text = str(raised.value)
-    assert "\n" not in text and all(word in text for word in words), text
-
-
 def test_what_cannot_be_learned() -> None:
     model = language_model()
     ledger, before = Ledger.of_model(model), state_of(model)
@@ -376,6 +316,7 @@ def test_what_cannot_be_learned() -> None:
 
     with learning(model, ledger, "known", batches=texts(1), sparsity=0.01):
         refused(learn(), UsageError, "being learned on this model")
+        train(model, texts(2))
     entries = len(ledger.space)
     other = pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(60)))
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformers import (
     BertForSequenceClassification,
     DataCollatorWithPadding,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     Trainer,
     TrainingArguments,
@@ -123,8 +125,15 @@ def writer() -> tuple[Any, Any]:
     return pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(len(tokenizer)))), tokenizer
 
 
+def preferences() -> Dataset:
+    return Dataset.from_list([{"prompt": f"number {i} is", "chosen": " good", "rejected": " bad"} for i in range(16)])
+
+
 def test_sft_twice_then_dpo(tmp_path: Path) -> None:
-    """With TRL's defaults, gradient checkpoints among them; after each task, earlier ones write the same tokens."""
+    """With TRL's defaults, gradient checkpoints among them; after each task, earlier ones write the same tokens.
+
+    The reference of DPO is what the policy begins with: SFT.
+    """
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     model, tokenizer = writer()
@@ -137,32 +146,87 @@ def test_sft_twice_then_dpo(tmp_path: Path) -> None:
         return SFTTrainer(model=model, args=args, train_dataset=texts, processing_class=tokenizer)
 
     def dpo() -> Any:
-        rows = [{"prompt": f"number {i} is", "chosen": " good", "rejected": " bad"} for i in range(16)]
+        with answering(model, ledger, "bad"):
+            reference = copy.deepcopy(model)
         args = DPOConfig(**options(tmp_path, max_length=24))
-        reference, _ = writer()
         return DPOTrainer(
-            model=model,
-            ref_model=reference,
-            args=args,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
+            model=model, ref_model=reference, args=args, train_dataset=preferences(), processing_class=tokenizer
         )
 
     for task, make in {"good": lambda: sft("good"), "bad": lambda: sft("bad"), "prefer": dpo}.items():
         made = make()
-        of_texts = (
-            {"batches": sft(task).get_train_dataloader()} if task in ("good", "bad") else {"region_from": "random"}
-        )
-        with learning(model, ledger, task, sparsity=0.01, **of_texts):
+        own: Any = {} if task != "prefer" else {"loss": lambda m, b, trainer=made: trainer.compute_loss(m, b)}
+        with learning(model, ledger, task, sparsity=0.01, batches=made.get_train_dataloader(), **own):
+            if task == "prefer":
+                with torch.no_grad():
+                    assert torch.equal(model.eval()(prompt).logits, made.ref_model.eval()(prompt).logits)
             made.train()
         assert_same(model.state_dict(), before)
         losses = [log["loss"] for log in made.state.log_history if "loss" in log]
-        assert task not in ("good", "bad") or losses[-1] < losses[0]
+        assert task == "prefer" or losses[-1] < losses[0]
         for each in ledger.tasks:
             with answering(model, ledger, each), torch.no_grad():
-                model.eval()
                 said = model(prompt).logits.clone(), model.generate(prompt, max_new_tokens=6, do_sample=False)
             assert all(map(torch.equal, seen.setdefault(each, said), said)), (task, each)
+
+
+def reward(model: Any, tokenizer: Any, out: Path) -> Any:
+    from trl import RewardConfig, RewardTrainer
+
+    return RewardTrainer(
+        model, args=RewardConfig(**options(out)), train_dataset=preferences(), processing_class=tokenizer
+    )
+
+
+def grpo(model: Any, tokenizer: Any, out: Path) -> Any:
+    from trl import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(**options(out, max_steps=2), num_generations=4, max_completion_length=6)
+    return GRPOTrainer(
+        model,
+        args=args,
+        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+        train_dataset=preferences().select_columns(["prompt"]),
+        processing_class=tokenizer,
+    )
+
+
+def kto(model: Any, tokenizer: Any, out: Path) -> Any:
+    from trl.experimental.kto import KTOConfig, KTOTrainer
+
+    rows = [
+        {"prompt": f"number {i} is", "completion": f" {('good', 'bad')[i % 2]}", "label": i % 2 == 0} for i in range(16)
+    ]
+    return KTOTrainer(
+        model, args=KTOConfig(**options(out)), train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
+
+
+@pytest.mark.parametrize("make", [reward, grpo, kto])
+def test_a_trainer_computes_the_loss(make: Any, tmp_path: Path) -> None:
+    """The region is chosen by the loss of the trainer, in the documented form."""
+    model, tokenizer = writer()
+    if make is reward:
+        config = tiny.gpt2_config(len(tokenizer))
+        config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+        model = pre_trained(lambda: GPT2ForSequenceClassification(config))
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    model = type(model).from_pretrained(tmp_path / "base")  # a reference model is loaded by its name
+    ledger, before = Ledger.of_model(model), state_of(model)
+    trainer = make(model, tokenizer, tmp_path)
+    ready = trainer._prepare_inputs if make is grpo else lambda batch: batch
+    with learning(
+        model,
+        ledger,
+        "one",
+        sparsity=0.01,
+        batches=trainer.get_train_dataloader(),
+        loss=lambda m, b: trainer.compute_loss(m, ready(b)),
+    ):
+        trainer.train()
+    assert_same(model.state_dict(), before)
+    assert len(ledger.owned()) > 0
 
 
 # -- Lightning, accelerate ---------------------------------------------------------------------------------

@@ -1,0 +1,682 @@
+"""A task is recorded only if it learned, and every entry of its region has the gradient of plain training, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from compared import state_of
+from loops import assert_same, begun, classifier, labelled, language_model, refused, texts, train
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from forgetfree import Ledger
+from forgetfree.core.readout_model import part_named
+from forgetfree.core.regions import Region
+from forgetfree.errors import ModelError, TrainingError, UsageError
+from forgetfree.testing.tiny import bert_config, pre_trained
+from forgetfree.trainers.learning import answering, learning
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def numbers(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of eight numbers, and labels."""
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long()
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss = loss_of) -> None:
+    optimizer.zero_grad()
+    loss(model, batch).backward()
+    optimizer.step()
+
+
+def trained(model: nn.Module, batch: Any, loss: Loss = loss_of, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    for _ in range(steps):
+        step(model, batch, optimizer, loss)
+
+
+#: How a model is given to `learning` that has no text, and one that has.
+NUMBERS: dict[str, Any] = {"batches": [numbers()], "loss": loss_of, "sparsity": 0.3}
+TEXTS: dict[str, Any] = {"batches": texts(1), "sparsity": 0.05}
+
+
+# -- A weight that is read in another way -------------------------------------------------------------------
+
+
+class Product(torch.autograd.Function):
+    """``x wᵀ`` as a kernel of one's own computes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return dy @ w, dy.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+
+
+#: From hidden states ``h``, a matrix ``w`` and a vector ``b`` of the layer to its output.
+WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "T": ("w", lambda h, w, b: h @ w.T + b),
+    "mT": ("w", lambda h, w, b: (h[:, None] @ w.mT)[:, 0] + b),
+    "H": ("w", lambda h, w, b: torch.matmul(h, w.H) + b),
+    "Function": ("w", lambda h, w, b: Product.apply(h, w) + b),
+    "also T": ("w", lambda h, w, b: F.linear(h, w, b) + h @ w.T),
+    "+=": ("b", lambda h, w, b: F.linear(h, w).add_(b)),
+    "*=": ("b", lambda h, w, b: F.linear(h, w).mul_(b)),
+    "copy_": ("b", lambda h, w, b: F.linear(h, w) + torch.zeros(8).copy_(b)),
+}
+
+
+class Layer(nn.Module):
+    """A layer that reads its weights in one of the ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(8))
+        self.way = WAYS[way][1]
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.tanh(self.way(h, self.w, self.b))
+
+
+class Checkpointed(nn.Module):
+    """A layer that is computed again in the backward pass."""
+
+    def __init__(self, layer: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.reentrant = layer, reentrant
+
+    def forward(self, h: Tensor) -> Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        h = h.requires_grad_(True) if self.reentrant else h
+        again: Tensor = checkpoint(self.layer, h, use_reentrant=self.reentrant)
+        return again
+
+
+@pytest.mark.parametrize("checkpoint", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_weight_whose_entries_get_no_gradient_is_refused_by_name(way: str, checkpoint: bool | None) -> None:
+    """Before the first step, however γ was chosen; the rest of the model may be trained by leaving the tensor out."""
+    torch.manual_seed(0)
+    layer: nn.Module = Layer(way)
+    layer = layer if checkpoint is None else Checkpointed(layer, checkpoint)
+    model = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 2))
+    ledger, before = Ledger.of_model(model), state_of(model)
+    name = f"1.{'' if checkpoint is None else 'layer.'}{WAYS[way][0]}"
+    for how in ({}, {"region_from": "random"}):
+
+        def action(how: dict[str, Any] = how) -> None:
+            with learning(model, ledger, "one", **NUMBERS | {"sparsity": 0.9} | how):
+                trained(model, numbers(), steps=1)
+
+        refused(action, TrainingError, f", {name} would get a gradient", "graftable=…")
+        assert_same(model, before)
+    others = Ledger.of_model(model, graftable=rf"^(?!{name}$)")
+    with learning(model, others, "one", **NUMBERS):
+        trained(model, numbers())
+    assert others.tasks == ["one"] and ledger.tasks == []
+
+
+def test_a_model_of_texts_that_reads_its_weights_so_is_refused() -> None:
+    """Falcon of transformers computes ``input @ self.weight.T``."""
+    config = transformers.FalconConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    model = pre_trained(lambda: transformers.FalconForCausalLM(config))
+    ledger = Ledger.of_model(model)
+    with pytest.raises(TrainingError, match=r"self_attention\.dense\.weight"), learning(model, ledger, "one", **TEXTS):
+        train(model, texts(2))
+    assert ledger.tasks == []
+
+
+def test_other_functions_have_the_gradient_of_plain_training() -> None:
+    """Entry by entry, for functions of PyTorch on weights and biases; a look at flags finds the vector alone."""
+
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(8))
+            self.kernel = nn.Parameter(torch.randn(8, 1, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.einsum("ni,oi->no", x, self.w) + x @ self.w.t() + torch.matmul(x, self.w) * self.b
+            h = F.conv1d(h[:, None], self.kernel, padding=1).mean(1) + F.bilinear(x, x, self.w[None].expand(8, 8, 8))
+            return torch.stack([h.sum(1), (h * self.w.flip(0)[0] * self.w[2:, 1:].mean()).sum(1)], 1)
+
+    torch.manual_seed(0)
+    model, batch = Many(), numbers()
+    ledger = Ledger.of_model(model)
+    loss_of(model, batch).backward()
+    plain = torch.cat([each.grad.flatten() for each in ledger.space.parameters(model) if each.grad is not None])
+    model.zero_grad()
+    with learning(model, ledger, "one", region_from="random", sparsity=0.5) as skill:
+        loss_of(model, batch).backward()
+        assert torch.allclose(skill.values.grad, plain[skill.free.indices], rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]
+        assert [name for name, each in model.named_parameters() if each.requires_grad] == ["region_values"]
+        assert all(each.grad is None for each in model.parameters() if each is not skill.values)
+        trained(model, batch)
+
+
+class Experts(nn.Module):
+    """Two experts, of which no row chooses the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(torch.tanh(self.experts[0](x)))
+        return out
+
+
+def test_a_tensor_that_the_model_did_not_use_is_noted_and_owns_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = Experts()
+    ledger = Ledger.of_model(model)
+    with learning(model, ledger, "one", region_from="random", sparsity=0.5) as skill:
+        optimizer = torch.optim.SGD([skill.values], lr=0.1)
+        for _ in range(3):
+            step(model, numbers(), optimizer)
+    assert "task 'one': no row reached experts.1.weight" in capsys.readouterr().err
+    (record,) = ledger.records
+    unused = next(spec for spec in ledger.space.tensors if spec.name == "experts.1.weight")
+    owned = record.owned.region.indices
+    assert 0 < len(owned) < len(skill.free)
+    assert not bool(((owned >= unused.offset) & (owned < unused.offset + unused.size)).any())
+    assert record.region == record.owned.region
+
+
+# -- Nothing moved ------------------------------------------------------------------------------------------
+
+
+def nothing(model: nn.Module, batches: Any) -> None:
+    pass
+
+
+def no_step(model: nn.Module, batches: Any) -> None:
+    model(**batches[0]).loss.backward()
+
+
+def rate_of_zero(model: nn.Module, batches: Any) -> None:
+    train(model, batches, lambda p: torch.optim.SGD(p, lr=0.0))
+
+
+def another_model(model: nn.Module, batches: Any) -> None:
+    train(language_model(), batches)
+
+
+def another_loss(model: nn.Module, batches: Any) -> None:
+    own = [each for each in model.parameters() if each.requires_grad]
+    optimizer, scale = torch.optim.SGD(own, lr=0.1), torch.ones((), requires_grad=True)
+    with torch.enable_grad():
+        (model(**batches[0]).loss.detach() * scale).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (nothing, "the block is empty"),
+        (another_model, "a fresh one of model_init="),
+        (no_step, "no optimiser made a step"),
+        (rate_of_zero, "in 3 steps no value moved further than its dtype rounds"),
+        (another_loss, "the loss does not depend on its region"),
+    ],
+)
+def test_a_task_that_learned_nothing_is_not_recorded(way: Callable[..., None], reason: str) -> None:
+    model = language_model()
+    ledger, before = Ledger.of_model(model), state_of(model)
+
+    def action() -> None:
+        with learning(model, ledger, "one", **TEXTS):
+            way(model, texts(2))
+
+    refused(action, TrainingError, "Task 'one' has learned nothing", reason)
+    assert_same(model, before)
+    assert ledger.tasks == []
+
+
+def test_steps_that_the_dtype_rounds_away_are_none() -> None:
+    model = language_model(torch.bfloat16)
+    ledger = Ledger.of_model(model, graftable="ln_")  # weights near 1
+    with (
+        pytest.raises(TrainingError, match="float32"),
+        learning(model, ledger, "one", sparsity=0.1, batches=texts(1)) as skill,
+    ):
+        before = skill.values.detach().clone()
+        train(model, texts(2), lambda p: torch.optim.SGD(p, lr=1e-5))
+        assert not torch.equal(skill.values, before)
+    assert ledger.tasks == []
+
+
+def test_entries_that_did_not_move_are_free_for_others() -> None:
+    model = network()
+    ledger = Ledger.of_model(model)
+    region = Region.of(range(0, 40))
+    with learning(model, ledger, "one", region=region) as skill, torch.no_grad():
+        skill.values[:10] += 1.0
+    assert ledger.records[0].owned.region == Region.of(range(10))
+    with learning(model, ledger, "two", region=region) as skill:
+        assert skill.free == Region.of(range(10, 40))
+        trained(model, numbers())
+
+
+@pytest.mark.parametrize("given", [{}, {"labels": ["no", "yes"]}], ids=["bare", "defined"])
+def test_a_task_may_train_its_head_alone(
+    given: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, tokenizer = classifier(), None
+    if given:
+        from forgetfree.testing.tiny import wordpiece
+
+        tokenizer = wordpiece()
+        model = pre_trained(lambda: transformers.BertForSequenceClassification(bert_config(len(tokenizer))))
+        given = {**given, "tokenizer": tokenizer}
+    ledger, before, batch = Ledger.of_model(model), state_of(model), labelled(3)[0]
+    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01, **given):
+        optimizer = torch.optim.SGD(model.classifier.parameters(), lr=0.5)
+        for _ in range(3):
+            step(model, batch, optimizer, lambda m, b: m(**b).loss)
+        head = model.classifier.weight.detach().clone()
+    assert "its head alone was trained" in capsys.readouterr().err
+    assert_same(model, before)
+    (record,) = ledger.records
+    assert len(record.owned.region) == len(record.region) == 0
+    assert torch.equal(record.readout["classifier.weight"], head)
+    ledger.save(tmp_path / "skills.safetensors")
+    with answering(model, Ledger.load(tmp_path / "skills.safetensors"), "one"):
+        assert torch.equal(model.classifier.weight, head)
+    with learning(model, ledger, "two", batches=labelled(1), sparsity=0.01):
+        train(model, labelled(2))
+    assert ledger.tasks == ["one", "two"]
+
+
+# -- Optimisers ---------------------------------------------------------------------------------------------
+
+
+def test_an_optimiser_that_was_made_before_the_block_is_refused_at_its_first_step() -> None:
+    for model, how, batch, loss in (
+        (network(), NUMBERS, numbers(), loss_of),
+        (language_model(), TEXTS, texts(2)[0], lambda m, b: m(**b).loss),
+        (classifier(), {"batches": labelled(1)}, labelled(2)[0], lambda m, b: m(**b).loss),
+    ):
+        ledger, before = Ledger.of_model(model), state_of(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def action(
+            model: Any = model, ledger: Ledger = ledger, how: Any = how, batch: Any = batch, loss: Any = loss,
+            optimizer: Any = optimizer,
+        ) -> None:  # fmt: skip
+            with learning(model, ledger, "one", **how):
+                step(model, batch, optimizer, loss)
+                raise AssertionError("it made a step")
+
+        refused(action, TrainingError, "it was made before the block", "optimizers= is left out")
+        assert_same(model, before)
+        assert ledger.tasks == []
+
+
+def test_an_optimiser_of_an_earlier_block_is_refused() -> None:
+    model = language_model()
+    ledger = Ledger.of_model(model)
+    with learning(model, ledger, "one", **TEXTS) as skill:
+        optimizer = torch.optim.AdamW([skill.values], lr=1e-2)
+        step(model, texts(2)[0], optimizer, lambda m, b: m(**b).loss)
+    with pytest.raises(TrainingError, match="anew inside each block"), learning(model, ledger, "two", **TEXTS):
+        step(model, texts(2)[0], optimizer, lambda m, b: m(**b).loss)
+    assert ledger.tasks == ["one"]
+
+
+def test_optimisers_of_others_pass() -> None:
+    """A critic's, another model's, and another open block's; and one that holds all of the model's parameters."""
+    model, other, critic = language_model(), network(), nn.Linear(4, 1)
+    ledger, theirs, before = Ledger.of_model(model), Ledger.of_model(other), state_of(model)
+    with learning(model, ledger, "one", **TEXTS), learning(other, theirs, "one", **NUMBERS):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        for batch in texts(2):
+            step(model, batch, optimizer, lambda m, b: m(**b).loss)
+            step(critic, None, torch.optim.SGD(critic.parameters(), lr=0.1), lambda m, _: m(torch.ones(1, 4)).sum())
+        trained(other, numbers())
+        trained(network(), numbers())
+    assert_same(model, before)
+    assert (ledger.tasks, theirs.tasks) == (["one"], ["one"])
+
+
+def test_weights_that_somebody_unfreezes_are_not_trained() -> None:
+    model = language_model()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with pytest.raises(TrainingError, match="does not own"), learning(model, ledger, "one", **TEXTS):
+        model.requires_grad_(True)
+        train(model, texts(2))
+    assert_same(model, before)
+
+
+def rows_of_labels() -> list[dict[str, Tensor]]:
+    return [{name: tensor[i] for name, tensor in labelled(1)[0].items()} for i in range(4)]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_a_hyperparameter_search_in_one_block_is_refused(tmp_path: Path) -> None:
+    """With a fresh model for each trial nothing is learned; with the same one, the second trial would go on from the first."""
+    from transformers import Trainer, TrainingArguments
+
+    def search(model: Any, init: Callable[[], Any]) -> None:
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=2, learning_rate=1e-2, report_to=[], save_strategy="no", use_cpu=True,
+            disable_tqdm=True,
+        )  # fmt: skip
+        rows: Any = rows_of_labels()
+        trainer = Trainer(model_init=init, args=arguments, train_dataset=rows, eval_dataset=rows)
+        trainer.hyperparameter_search(
+            hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True)},
+            n_trials=2,
+            backend="optuna",
+        )
+
+    model = classifier()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    for init, reason in ((classifier, "model_init="), (lambda: model, "a block and a ledger of its own")):
+        with pytest.raises(TrainingError, match=reason), learning(model, ledger, "one", batches=labelled(1)):
+            search(model, init)
+        assert_same(model, before)
+    assert ledger.tasks == []
+
+
+def test_each_trial_may_have_a_block_of_its_own() -> None:
+    """All trials begin where the first did; within one, a second optimiser goes on, as in two phases of training."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    model, starts = language_model(), []
+
+    def objective(trial: Any) -> float:
+        rate = trial.suggest_float("rate", 1e-3, 1e-1)
+        with learning(model, Ledger.of_model(model), "trial", **TEXTS) as skill:
+            starts.append(skill.values.detach().clone())
+            train(model, texts(2))
+            return train(model, texts(2), lambda p: torch.optim.SGD(p, lr=rate))[-1]
+
+    optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).optimize(objective, n_trials=2)
+    assert torch.equal(*starts)
+
+
+# -- What is frozen, wrapped, cast ---------------------------------------------------------------------------
+
+
+def tensors_of_region(ledger: Ledger, region: Region) -> set[str]:
+    return {ledger.space.tensors[number].name for number, _, _ in ledger.space.split(region.indices)}
+
+
+@pytest.mark.parametrize("source", ["snip", "random", "movement"])
+def test_frozen_tensors_own_nothing(source: Any) -> None:
+    model = language_model()
+    for name, each in model.named_parameters():
+        each.requires_grad_("h.1.mlp" in name)
+    tuned = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    ledger = Ledger.of_model(model)
+    how = {"region_from": source, "fine_tuned": tuned if source == "movement" else None, "batches": texts(1)}
+    with learning(model, ledger, "one", sparsity=0.02, **how) as skill:
+        train(model, texts(2))
+    assert all("h.1.mlp" in name for name in tensors_of_region(ledger, skill.free))
+    assert len(skill.free) == int(0.02 * len(ledger.space))
+    assert [name for name, each in model.named_parameters() if each.requires_grad] == [
+        name for name, _ in model.named_parameters() if "h.1.mlp" in name
+    ]
+    refused(
+        lambda: learning(model, ledger, "two", region=Region.of([0, 1])).__enter__(),
+        UsageError,
+        "h.0.ln_1.weight",
+        "frozen",
+    )
+
+
+def test_a_model_that_is_frozen_as_a_whole_may_be_grafted(capsys: pytest.CaptureFixture[str]) -> None:
+    """As models for inference are."""
+    for model, how, batch, loss in (
+        (network(), NUMBERS, numbers(), loss_of),
+        (language_model(), TEXTS, texts(2)[0], lambda m, b: m(**b).loss),
+        (classifier(), {"batches": labelled(1)}, labelled(2)[0], lambda m, b: m(**b).loss),
+    ):
+        model.requires_grad_(False)
+        ledger = Ledger.of_model(model)
+        with learning(model, ledger, "one", **how):
+            trained(model, batch, loss)
+        assert "all graftable tensors of the model are frozen" in capsys.readouterr().err
+        assert len(ledger.owned()) and not any(each.requires_grad for each in model.parameters())
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_that_was_wrapped_before_the_block_is_refused() -> None:
+    """DistributedDataParallel would average no gradient of the region; wrapped inside, it does."""
+    model = language_model()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with one_process():
+        for wrapped in (DistributedDataParallel(model), nn.DataParallel(model)):
+            refused(lambda on=wrapped: learning(on, ledger, "one").__enter__(), ModelError, "Give model.module")  # type: ignore[misc]
+        with pytest.raises(TrainingError, match="Wrap it inside"), learning(model, ledger, "one", **TEXTS):
+            DistributedDataParallel(model)  # its own block's
+            train(wrapped_before(model), texts(2))
+        assert_same(model, before)
+        with learning(model, ledger, "one", **TEXTS):
+            train(DistributedDataParallel(model), texts(2))
+    assert ledger.tasks == ["one"]
+
+
+def wrapped_before(model: nn.Module) -> nn.Module:
+    """The wrapper that accelerate makes of a model before the block: it knows the model's parameters of then."""
+    values = model._parameters.pop("region_values")
+    for each in model.parameters():
+        each.requires_grad_(True)
+    wrapper = DistributedDataParallel(model)
+    for each in model.parameters():
+        each.requires_grad_(False)
+    model._parameters["region_values"] = values
+    return wrapper
+
+
+class Buffered(nn.Module):
+    """A network with a buffer that is no part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+        self.register_buffer("scale", torch.tensor(0.1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x.to(self.scale.dtype) * self.scale)
+        return out.float()
+
+
+@pytest.mark.parametrize(
+    ("cast", "word"),
+    [
+        (lambda model: model.bfloat16(), "changed the dtype"),
+        (lambda model: model.half(), "changed the dtype"),
+        (lambda model: model.half().float(), "changed weights when it moved"),
+    ],
+)
+def test_a_cast_inside_the_block_is_refused_and_undone(cast: Callable[[nn.Module], nn.Module], word: str) -> None:
+    for model, how, batch, loss in (
+        (Buffered(), NUMBERS, numbers(), loss_of),
+        (language_model(), TEXTS, texts(2)[0], lambda m, b: m(**b).loss),
+    ):
+        ledger, before = Ledger.of_model(model), state_of(model)
+        buffers = {name: each.clone() for name, each in model.named_buffers()}
+        with pytest.raises(TrainingError, match=word), learning(model, ledger, "one", **how):
+            cast(model)
+            trained(model, batch, loss)
+        assert_same(model, before)
+        for name, each in model.named_buffers():
+            assert each.dtype == buffers[name].dtype and torch.equal(each, buffers[name]), name
+        assert ledger.tasks == []
+
+
+def test_a_cast_after_training_costs_nothing() -> None:
+    recorded = []
+    for cast in (False, True):
+        model = language_model()
+        ledger, before = Ledger.of_model(model), state_of(model)
+        with learning(model, ledger, "one", **TEXTS):
+            torch.manual_seed(5)
+            train(model, texts(2))
+            if cast:
+                model.half()
+        assert_same(model, before)
+        recorded.append(ledger.records[0].owned.values)
+    assert torch.equal(*recorded)
+
+
+# -- Compositions, heads, any module ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("composition", ["auto", "alone"])
+def test_regions_of_tasks_that_stand_alone_may_overlap(composition: Any) -> None:
+    """In a ledger that says so of one task, and in one that says so of all."""
+    model = network()
+    empty = Ledger.of_model(model)
+    ledger = Ledger(empty.space, empty.fingerprint, composition)
+    for task in ("one", "two"):
+        with learning(model, ledger, task, composition="alone", **NUMBERS) as skill:
+            trained(model, numbers())
+            assert len(skill.free) == len(skill.region)
+    one, two = ledger.records
+    assert one.owned.region == two.owned.region
+
+
+def untied() -> Any:
+    return pre_trained(
+        lambda: transformers.GPT2LMHeadModel(language_model().config.__class__(**_small, tie_word_embeddings=False))
+    )
+
+
+_small: dict[str, Any] = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+
+
+def masked() -> Any:
+    return pre_trained(lambda: transformers.BertForMaskedLM(bert_config(60)))
+
+
+def encoder_decoder() -> Any:
+    config = transformers.T5Config(
+        vocab_size=60, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, tie_word_embeddings=False,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return pre_trained(lambda: transformers.T5ForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize(
+    ("make", "head"),
+    [
+        (untied, "lm_head.weight"),
+        (masked, "cls.predictions.transform.dense.weight"),
+        (encoder_decoder, "lm_head.weight"),
+    ],
+)
+def test_the_head_of_a_language_model_belongs_to_its_ledger(make: Callable[[], Any], head: str, tmp_path: Path) -> None:
+    """In memory and from the file; the body itself, or with a head of a classifier, may be used and trained."""
+    model = make()
+    ledger = Ledger.of_model(model)
+    with learning(model, ledger, "one", **TEXTS):
+        train(model, texts(2))
+    ledger.save(tmp_path / "skills.safetensors")
+    with torch.no_grad():
+        dict(model.named_parameters(remove_duplicate=False))[head].view(-1)[7] += 1.0
+    for known in (ledger, Ledger.load(tmp_path / "skills.safetensors")):
+        with pytest.raises(Exception, match=r"with another head|belongs to other weights"):
+            answering(model, known, "one").__enter__()
+    if make is not encoder_decoder:
+        body = part_named(model, ledger.space)
+        with answering(body, ledger, "one"):
+            pass
+
+
+def image_model() -> tuple[Any, dict[str, Tensor]]:
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2)
+    rows = {"pixel_values": torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
+    return transformers.ResNetForImageClassification(config), rows | {"labels": torch.arange(4) % 2}
+
+
+def sound_model() -> tuple[Any, dict[str, Tensor]]:
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,), conv_stride=(5,),
+        conv_kernel=(10,), num_feat_extract_layers=1, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+        classifier_proj_size=8, num_labels=2,
+    )  # fmt: skip
+    rows = {"input_values": torch.randn(4, 400, generator=torch.Generator().manual_seed(0))}
+    return transformers.Wav2Vec2ForSequenceClassification(config), rows | {"labels": torch.arange(4) % 2}
+
+
+def two_towers() -> tuple[Any, dict[str, Any]]:
+    size: dict[str, Any] = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    }  # fmt: skip
+    config = transformers.CLIPConfig(
+        text_config={"vocab_size": 60, "eos_token_id": 59, **size},
+        vision_config={"image_size": 8, "patch_size": 4, **size},
+    )
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 58, (4, 7), generator=generator)
+    ids[:, -1] = 59
+    rows = {"input_ids": ids, "pixel_values": torch.randn(4, 3, 8, 8, generator=generator), "return_loss": True}
+    return transformers.CLIPModel(config), rows
+
+
+@pytest.mark.parametrize("make", [image_model, sound_model, two_towers])
+def test_models_of_images_and_sounds_learn(make: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
+    torch.manual_seed(0)
+    model, batch = make()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with learning(model.eval(), ledger, "one", batches=[batch], sparsity=0.2):
+        trained(model, batch, lambda m, b: m(**b).loss)
+    assert_same(model, before)
+    with torch.no_grad():
+        plain = float(model(**batch).loss)
+        with answering(model, ledger, "one"):
+            assert float(model(**batch).loss) < plain
+
+
+def test_batches_of_which_the_model_computes_no_loss_are_told_the_remedy() -> None:
+    """Such as a dataset's rows, keys of another trainer, or tensors alone."""
+    model = language_model()
+    ledger = Ledger.of_model(model)
+    rows = [{name: tensor[0] for name, tensor in texts(1)[0].items()}]
+    others = [{"prompt_ids": texts(1)[0]["input_ids"], "chosen_ids": texts(1)[0]["input_ids"]}]
+    for batches in (rows, others, [texts(1)[0]["input_ids"]]):
+        refused(
+            lambda batches=batches: begun(model, ledger, batches=batches),  # type: ignore[misc]
+            UsageError,
+            "trainer.get_train_dataloader()",
+            "loss=lambda model, batch: trainer.compute_loss(model, batch)",
+        )
