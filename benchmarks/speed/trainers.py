@@ -41,7 +41,7 @@ from forgetfree.core.regions import Region, grafted
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import ForgetfreeError
 from forgetfree.models.location import locate
-from forgetfree.trainers.vector import RegionVector
+from forgetfree.trainers.attachment import AttachedRegion
 
 ROWS, TOKENS, STEPS = 8, 48, 3
 #: What trainers are given apart from where they write.
@@ -148,8 +148,8 @@ def memory_of(space: ParameterSpace, region: Region, model: Any) -> float:
     They are steps on one row of 4 tokens, whose activations take next to nothing; the model keeps what they trained.
     """
     with PeakMemory(*model.parameters()) as peak:
-        vector = RegionVector(model, body_of(model), space, region)
-        with vector.attached([model.classifier] if hasattr(model, "classifier") else []):
+        attached = AttachedRegion(model, body_of(model), space, region)
+        with attached.attached([model.classifier] if hasattr(model, "classifier") else []):
             step = plain_step(model, rows_of(model, 1, 4))
             step()
             step()

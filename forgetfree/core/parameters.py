@@ -299,6 +299,57 @@ def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
                 flat[at] = parts[dtype][number]
 
 
+#: The most bytes of tensors that lie in one buffer, see `packed`.
+BUFFER = 2**28
+#: Bytes at whose multiples the tensors of a buffer begin, as those that PyTorch allocates on a GPU do.
+_STEP = 512
+
+
+@torch.no_grad()
+def packed(pieces: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Move tensors into common buffers, each of which one operation writes; on the CPU, where operations cost little, nothing.
+
+    Args:
+        pieces: tensors, each with numbers of its entries; the tensors stay the same objects.
+
+    Returns:
+        the buffers with the numbers of these entries in them, in the same order.
+    """
+    groups: list[list[tuple[Tensor, Tensor]]] = []
+    room = 0
+    for tensor, local in pieces:
+        alone = tensor.device.type == "cpu" or not tensor.is_contiguous()
+        if alone or not groups or tensor.nbytes > room or groups[-1][0][0].dtype != tensor.dtype:
+            groups.append([])
+            room = 0 if alone else BUFFER
+        groups[-1].append((tensor, local))
+        room -= tensor.nbytes
+    return [_buffer(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _buffer(group: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return a buffer of which these tensors are views now, and the numbers of their entries in it."""
+    first = group[0][0]
+    step = _STEP // first.element_size()
+    starts = [0]
+    for tensor, _ in group:
+        starts.append(starts[-1] + -(-tensor.numel() // step) * step)
+    buffer = first.new_zeros(starts[-1])
+    for (tensor, _), start in zip(group, starts, strict=False):
+        view = buffer[start : start + tensor.numel()].view(tensor.shape)
+        tensor.data = view.copy_(tensor)
+    return buffer, torch.cat([local + start for (_, local), start in zip(group, starts, strict=False)])
+
+
+@torch.no_grad()
+def unpack_(pieces: Sequence[tuple[Tensor, Tensor]], buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Give each tensor that `packed` moved memory of its own again."""
+    shared = {buffer.untyped_storage().data_ptr() for buffer, _ in buffers}
+    for tensor, _ in pieces:
+        if tensor.device.type != "cpu" and tensor.untyped_storage().data_ptr() in shared:
+            tensor.data = tensor.data.clone()
+
+
 def values_at(tensor: Tensor, local: Tensor) -> Tensor:
     """Return the entries ``(s,)`` of a tensor that have these numbers ``(s,)``."""
     if tensor.is_contiguous():
@@ -316,7 +367,7 @@ def embeddings_of(model: Any, side: Literal["input", "output"]) -> nn.Module | N
     """Return the input or the output embeddings (the LM head) of a model of transformers; ``None`` where it has none."""
     try:
         found = getattr(model, f"get_{side}_embeddings", lambda: None)()
-    except (NotImplementedError, AttributeError):  # models of images and sounds
+    except (NotImplementedError, AttributeError, TypeError):  # models of images and sounds, functions of a user's own
         return None
     return found if isinstance(found, nn.Module) else None
 

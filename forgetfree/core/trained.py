@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.parameters import ParameterSpace, at_least_float32, values_at, write_
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, packed, unpack_, values_at, write_
 from forgetfree.core.readout_model import autocast, keeping_mode
 from forgetfree.core.regions import Region
-from forgetfree.core.sampled_gradients import EntriesOfProduct, Leaves, sampled
+from forgetfree.core.taps import Taps
 from forgetfree.errors import TrainingError
 
 #: Inputs ``(B, …)``, labels ``(B,)``, task labels ``(B,)``; several labels and task labels a row where words are labelled.
@@ -126,59 +126,72 @@ class RegionParameters:
 
     The optimizer sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
     an entry outside the region. Where the tensors are narrower than float32, the vector keeps what they round away. Each
-    update: `collect` gradients, step, `write`. Inside `sampling`, a weight matrix gives the gradient of these entries alone.
+    update: `collect` gradients, step, `write`. Inside `sampling`, the gradients of these entries alone are computed.
+
+    Args:
+        model: its tensors hold the values that the vector begins with.
+        space: of the model.
+        region: what is trained of it.
+        whole: the model of which ``model`` is the body, if passes begin there.
+
+    Attributes:
+        values: the vector, in float32 or wider.
+        parameters: what the optimizer updates: the vector.
+        touched: the model's tensors that hold an entry: the only ones that an update moves.
+        taps: give the gradients inside `sampling`.
     """
 
-    def __init__(self, model: nn.Module, space: ParameterSpace, region: Region) -> None:
+    def __init__(self, model: nn.Module, space: ParameterSpace, region: Region, whole: nn.Module | None = None) -> None:
         tensors = space.parameters(model)
         device = tensors[0].device
         self._pieces = [(tensors[i], local.to(device)) for i, local, _ in space.split(region.indices)]
+        self._written = self._pieces  # the memory that `write` writes into
         self.values = nn.Parameter(space.gather(model, region.indices).to(at_least_float32(space.dtype)))
-        #: What the optimizer updates.
         self.parameters = [self.values]
-        #: The model's tensors that hold an entry of the region: the only ones that an update moves.
         self.touched = [tensor for tensor, _ in self._pieces]
-        self._collected = True
+        self.taps = Taps(whole or model, self.values, self._pieces)
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Take the gradients of weight matrices entry by entry inside: there is none of the size of a matrix."""
-        vector = self.values.detach().requires_grad_()
-        vector.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
-        leaves = Leaves.apply(vector, [(None, local) for _, local in self._pieces])
-        return sampled(
-            (tensor, leaf, local, EntriesOfProduct(tensor.shape, local, self.values.dtype))
-            for (tensor, local), leaf in zip(self._pieces, leaves, strict=True)
-            if type(tensor) is nn.Parameter and tensor.dim() == 2
-        )
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Let the model's passes give their gradients to the vector inside, and to no tensor of the model."""
+        try:
+            self._written = packed(self._pieces)
+            with self.taps.attached():
+                yield
+        finally:
+            unpack_(self._pieces, self._written)
+            self._written = self._pieces
 
-    @torch.no_grad()
-    def _take(self, vector: Tensor) -> None:
-        """Add the gradients ``(s,)`` of sampled entries to those since the last update."""
-        gradient, vector.grad = vector.grad, None
-        assert gradient is not None
-        self._add(gradient.detach())
+    def renew(self) -> None:
+        """Follow tensors that lie elsewhere now, inside `sampling`."""
+        self._pieces = [(tensor, local.to(tensor.device)) for tensor, local in self._pieces]
+        self._written = packed(self._pieces)
+        self.taps.renew()
 
-    def _add(self, gradient: Tensor) -> None:
-        if self._collected or self.values.grad is None:
-            self.values.grad, self._collected = gradient, False
-        else:
-            self.values.grad += gradient
+    @property
+    def reached(self) -> Tensor:
+        """Whether each value is of a tensor whose entries have had a gradient other than 0: ``(s,)``."""
+        flags = torch.tensor([piece.reached for piece in self.taps.pieces], dtype=torch.bool, device="cpu")
+        sizes = torch.tensor([len(piece.local) for piece in self.taps.pieces], device="cpu")
+        return flags.repeat_interleave(sizes)
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the region's gradients ``(s,)`` from the model's tensors, beside those sampled, and free those."""
-        pieces = list(torch.split(torch.zeros_like(self.values), [len(local) for _, local in self._pieces]))
-        for number, (tensor, local) in enumerate(self._pieces):
-            if tensor.grad is not None:
-                pieces[number] = values_at(tensor.grad, local).to(self.values.dtype)
-                tensor.grad = None
-        self._add(torch.cat(pieces) if pieces else torch.zeros_like(self.values))
-        self._collected = True
+        """Take the gradients ``(s,)`` of a model that is trained outside of `sampling` from its tensors, and free those."""
+        if any(tensor.grad is not None for tensor in self.touched):
+            pieces = list(torch.split(torch.zeros_like(self.values), [len(local) for _, local in self._pieces]))
+            for number, (tensor, local) in enumerate(self._pieces):
+                if tensor.grad is not None:
+                    pieces[number] = values_at(tensor.grad, local).to(self.values.dtype)
+                    tensor.grad = None
+            self.values.grad = torch.cat(pieces)
+        elif self.values.grad is None:
+            self.values.grad = torch.zeros_like(self.values)
 
     @torch.no_grad()
     def write(self) -> None:
         """Write the region's values into the model's tensors."""
-        write_(self._pieces, self.values)
+        write_(self._written, self.values)
 
 
 @contextmanager
@@ -190,7 +203,10 @@ def in_training(
     With ``sampling``, a region's gradients are taken entry by entry: the model's matrices get none.
     """
     region = trained if sampling and isinstance(trained, RegionParameters) else None
-    with trainable(model, [*trained.touched, *readout]), region.sampling() if region else nullcontext():
+    with (
+        trainable(model, [*([] if region else trained.touched), *readout]),
+        region.sampling() if region else nullcontext(),
+    ):
         yield
 
 

@@ -116,18 +116,23 @@ class Binding:
 
 
 def head_digest(model: Any) -> str:
-    """Return the SHA-256 of a language model's head, which is all that lies outside of its body; empty where it has none.
+    """Return the SHA-256 of a language model's head, with its output embeddings; empty where it has none.
 
     Of a tensor that is one of the body's, too (tied embeddings), the name alone counts.
     """
-    if embeddings_of(model, "output") is None:
+    output = embeddings_of(model, "output")
+    if output is None:
         return ""
+    path = next(name for name, module in model.named_modules() if module is output)
+    head = (
+        path.rpartition(".")[0] or path
+    )  # with the layers between the body and the embeddings, such as BERT's transform
     tensors, prefix = model.state_dict(keep_vars=True), body_prefix(model)
     inside = {id(tensor) for name, tensor in tensors.items() if name.startswith(prefix)}
     digests = [
         f"{name} {'of the body' if id(tensor) in inside else digest_of(tensor)}"
         for name, tensor in sorted(tensors.items())
-        if not name.startswith(prefix)
+        if name.startswith(f"{head}.")
     ]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from forgetfree.core.parameters import check_buffers, digest_of, entries, persistent_buffers
 from forgetfree.core.readout_model import POOLER, fingerprint_of, in_evaluation_mode, part_named
 from forgetfree.core.regions import Region
-from forgetfree.errors import LedgerError, RegionError
+from forgetfree.errors import LedgerError, RegionError, TrainingError
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
@@ -52,7 +53,8 @@ class LedgerSwitch:
 
     def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
         self.ledger = ledger
-        self._backbone = backbone = part_named(model, ledger.space)
+        self._model, self._backbone = model, part_named(model, ledger.space)
+        backbone = self._backbone
         #: Of each part (see `Ledger.parts`) that was ever written.
         self._pieces: dict[int, list[_Piece]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
@@ -210,13 +212,29 @@ class LedgerSwitch:
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:
-        """Give the model as it infers ``task``, in evaluation mode; after the block it holds θ_pre and has its modes again."""
-        with in_evaluation_mode(self._backbone):
+        """Give the model as it infers ``task``, in evaluation mode; after the block it holds θ_pre and has its modes again.
+
+        Raises:
+            TrainingError: an optimiser is about to step the model inside.
+            LedgerError: something has changed its weights inside.
+        """
+        with in_evaluation_mode(self._model), refusing_steps(self._model, task):
             self.to_task(task)
+            versions = self._versions()
             try:
                 yield self._backbone
+                if self._versions() != versions:
+                    raise LedgerError(
+                        f"Something changed the weights by which the model answers task {task!r}, and θ_pre is lost there. "
+                        "Load the model again, and train inside learning(…)."
+                    )
             finally:
                 self.to(0)
+
+    def _versions(self) -> list[int]:
+        """What PyTorch counts of changes of the tensors."""
+        tensors = (self._tensor(number) for number in range(len(self.ledger.space.tensors)))
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
     def _gather(self, indices: Tensor) -> Tensor:
         return self.ledger.space.gather(self._backbone, indices)
@@ -230,6 +248,26 @@ class LedgerSwitch:
         # By name each time: moving a model to another device replaces its buffers.
         for name, before in self._buffers_pre.items():
             self._backbone.get_buffer(name).copy_(wanted.get(name, before))
+
+
+@contextmanager
+def refusing_steps(model: nn.Module, task: str) -> Iterator[None]:
+    """Raise ``TrainingError`` inside where an optimiser is about to change a model that answers a task."""
+    known = ref(model)  # the hook is everybody's, and outlives a switch that nobody has undone
+
+    def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        own = {id(each) for each in model.parameters()} if (model := known()) is not None else set()
+        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+            raise TrainingError(
+                f"An optimiser would change the weights by which the model answers task {task!r}, and θ_pre would be lost. End "
+                "the block of answering(…), or switch to no task, and train inside learning(…)."
+            )
+
+    hook = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:

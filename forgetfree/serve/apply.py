@@ -107,7 +107,7 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
     if isinstance(loaded.model, HeadModel):
         classes = tuple(range(len(definition.labels)))
         origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
-    with predictor.lock, predictor.weights.merged(definition.name):
+    with predictor.loaded.lock, predictor.weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, strategy)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial, wraps
 from pathlib import Path
-from threading import RLock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -42,7 +41,7 @@ def _one_at_a_time(
 
     @wraps(method)
     def call(predictor: Predictor, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Said:
-        with predictor.lock:
+        with predictor.loaded.lock:
             return method(predictor, *args, **kwargs)
 
     return call
@@ -63,7 +62,6 @@ class Predictor:
         loaded: the model.
         weights: what was saved.
         ledger: the ledger; none where something else was saved.
-        lock: held while the model has the weights of a task.
 
     Raises:
         LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
@@ -81,7 +79,6 @@ class Predictor:
         self.weights = LedgerWeights(loaded, weights) if isinstance(weights, Ledger) else weights
         self.loaded, self.routed, self.deterministic = loaded, routed, deterministic
         self._features = features
-        self.lock = RLock()
         for name, definition in self.tasks.items():
             if faults := kind_of(definition).faults(definition):
                 raise LedgerError(f"Task {name!r} cannot be answered as it is described: {'; '.join(faults)}.")

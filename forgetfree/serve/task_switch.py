@@ -18,6 +18,7 @@ from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import naming_labels
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.ledger import Record
+from forgetfree.ledger.switch import refusing_steps
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
@@ -77,6 +78,7 @@ class TaskSwitch:
         if record is None:
             return
         self._present.enter_context(in_evaluation_mode(self._model))
+        self._present.enter_context(refusing_steps(self._model, record.task))
         if record.definition is not None:
             self._present.enter_context(naming_labels(self._model.config, record.definition.labels))
         if reader is not None:

@@ -6,17 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
-from forgetfree.core.readout_model import body_prefix, in_evaluation_mode, keeping_mode, part_named
+from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
@@ -28,8 +26,8 @@ from forgetfree.ledger.binding import head_digest
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.switch import has_weights
 from forgetfree.seeds import derive_seed
+from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import meaning_of, word_head
-from forgetfree.trainers.vector import NAME, RegionVector
 
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "random", "movement"]
@@ -128,7 +126,7 @@ def learning(
         composition: ``union``: the task stands on the earlier ones of the union (C.3), and trains γ without what they own;
             ``alone``: it stands on θ_pre.
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
-            lies outside of the model's body, apart from an LM head.
+            lies outside of the model's body and is not frozen, apart from an LM head.
         seed: of ``region_from="random"``.
         labels: the names of the head's outputs, in order. With ``tokenizer``, all of forgetfree answers the task from the
             ledger; so it does with ``kind`` where the model writes texts. Default: `answering` alone does.
@@ -192,9 +190,9 @@ def learning(
             stack.enter_context(grafted(body, ledger.space, carried.region, carried.values))
             start = ledger.space.gather(body, free.indices)
             stack.enter_context(grafted(body, ledger.space, free, start))
-            vector = RegionVector(model, body, ledger.space, free)
-            with vector.attached([each for head in named.values() for each in head.parameters()]):
-                yield Skill(task, region, free, vector.values, tuple(named))
+            attached = AttachedRegion(model, body, ledger.space, free)
+            with attached.attached([each for head in named.values() for each in head.parameters()]):
+                yield Skill(task, region, free, attached.values, tuple(named))
             changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
             state = _state(model, {*own, *kept.values()})
             values = ledger.space.gather(body, free.indices)
@@ -207,10 +205,13 @@ def learning(
             "must be of the same region."
         )
     moved = (values != start).cpu()
+    if attached.steps:  # an optimiser's decay moves what no row reaches, too
+        moved &= attached.region.reached
     if not bool(moved.any()):
-        _check_learned(task, vector, any(not torch.equal(state[name], before[name]) for name in own))
-    elif vector.unreached:
-        tell_note(f"task {task!r}: no row reached {listed(vector.unreached)}, so nothing was learned there.")
+        weights = {f"{name}.{key}" for name, head in named.items() for key, _ in head.named_parameters()}
+        _check_learned(task, attached, any(not torch.equal(state[name], before[name]) for name in weights))
+    elif attached.unreached:
+        tell_note(f"task {task!r}: no row reached {listed(attached.unreached)}, so nothing was learned there.")
     owned = Graft(Region(free.indices[moved]), values.cpu()[moved])
     learned, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
     share = len(region) / len(ledger.space)
@@ -220,26 +221,26 @@ def learning(
     ledger.head = ledger.head or head_digest(model)
 
 
-def _check_learned(task: str, vector: RegionVector, head_moved: bool) -> None:
+def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> None:
     """Say why no entry of a task moved; raise ``TrainingError`` where its head did not move either."""
     if head_moved:
         tell_note(f"task {task!r}: its head alone was trained, and no entry of its region moved: it owns none.")
         return
-    if not vector.passes:
+    if not attached.passes:
         reason = (
             "the block is empty, or another model was trained in it, such as a fresh one of model_init=. Train the model that "
             "learning(…) was given"
         )
-    elif not vector.steps:
+    elif not attached.steps:
         reason = (
             "no optimiser made a step on the values of its region. Make the optimiser, or the Trainer, inside the block"
         )
-    elif not vector.reached:
+    elif len(attached.unreached) == len(attached.region.touched):
         reason = "the loss does not depend on its region. Compute it by the model that learning(…) was given"
     else:
         reason = (
-            f"in {counted(vector.steps, 'step')} no value moved further than its dtype rounds. Train with a higher rate, or "
-            "load the model in float32"
+            f"after {counted(attached.steps, 'step')} each value is what it was before: the dtype rounds smaller moves away, "
+            "or the first checkpoint was loaded again. Train with a higher rate, or load the model in float32"
         )
     raise TrainingError(f"Task {task!r} has learned nothing, so it was not recorded: {reason}.")
 
@@ -258,7 +259,7 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
 
     Raises:
         TaskError: the ledger does not have it.
-        LedgerError: the model is not the ledger's, or answers another task.
+        LedgerError: the model is not the ledger's, or answers another task; or something has changed its weights inside.
         TrainingError: an optimiser steps the model inside.
     """
     record = ledger.records[ledger.position(task)]
@@ -267,25 +268,13 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
     before = _state(model, readout)
     try:
         with ExitStack() as stack:
-            stack.enter_context(in_evaluation_mode(model))
             if record.definition is not None and record.definition.labels:
                 stack.enter_context(naming_labels(model.config, record.definition.labels))
-            stack.callback(register_optimizer_step_pre_hook(partial(_refuse_step, model, task)).remove)
             stack.enter_context(LedgerSwitch(ledger, model, check=False).task(task))
             _load(model, readout)
             yield model
     finally:
         _load(model, before)
-
-
-def _refuse_step(model: nn.Module, task: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Raise ``TrainingError`` where an optimiser is about to change a model that answers a task."""
-    own = {id(each) for each in model.parameters()}
-    if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
-        raise TrainingError(
-            f"Inside answering(…), an optimiser would change the weights by which the model answers task {task!r}, and θ_pre "
-            "would be lost. End that block, and train inside learning(…)."
-        )
 
 
 def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
@@ -353,7 +342,7 @@ def _has_entry(region: Region, spec: TensorSpec) -> bool:
 
 
 def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the modules of these names; by default those outside of the body, apart from an LM head."""
+    """Return the modules of these names; by default those outside of the body that are not frozen, apart from an LM head."""
     output = embeddings_of(model, "output")
     inside = {id(each) for each in body.parameters()} | {id(each) for each in (output.parameters() if output else ())}
     outside = {
@@ -362,7 +351,13 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
         if child is not body and any(id(each) not in inside for each in child.parameters())
     }
     if names is None:
-        return {} if model is body or output is not None else outside
+        trained = any(each.requires_grad for each in model.parameters())
+        heads = {
+            name: head
+            for name, head in outside.items()
+            if any(each.requires_grad for each in head.parameters()) or not trained
+        }
+        return {} if model is body or output is not None else heads
     modules = dict(model.named_modules())
     graftable = {id(each) for name, each in body.named_parameters()}
     for name in names:

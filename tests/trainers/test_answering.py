@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree import Ledger, LedgerSwitch, Predictor, TaskSwitch
+from forgetfree.core.readout_model import part_named
 from forgetfree.errors import LedgerError, TrainingError
 from forgetfree.testing.tiny import pre_trained
 from forgetfree.trainers.learning import answering, learning
@@ -87,8 +89,8 @@ def test_a_model_answers_in_evaluation_mode_and_has_its_modes_again(name: str) -
             assert not any(each.training for each in model.modules())
             said.append(model(**inputs).logits)
         assert [each.training for each in model.modules()] == modes
-        with LedgerSwitch(ledger, model).task("one") as body:
-            assert not any(each.training for each in body.modules())
+        with LedgerSwitch(ledger, model).task("one"):
+            assert not any(each.training for each in model.modules())
         assert [each.training for each in model.modules()] == modes
     assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
     assert_same(model, before)
@@ -107,12 +109,23 @@ def test_what_cannot_be_done_while_a_model_answers(name: str) -> None:
     with learning(model, ledger, "one", batches=batches, sparsity=0.3):
         train(model, batches * 3)
 
-    def training() -> None:
-        with answering(model, ledger, "one"):
-            train(model, batches)
+    for block in (answering(model, ledger, "one"), LedgerSwitch(ledger, model).task("one")):
 
-    refused(training, TrainingError, "Inside answering(…)", "'one'", "train inside learning(…)")
-    assert_same(model, before)
+        def training(block: Any = block) -> None:
+            with block:
+                train(model, batches)
+
+        refused(training, TrainingError, "An optimiser would change", "answers task 'one'", "train inside learning(…)")
+        assert_same(model, before)
+    other = copy.deepcopy(model)
+    for block in (answering(other, ledger, "one"), LedgerSwitch(ledger, other).task("one")):
+        other.load_state_dict(before)
+
+        def written(block: Any = block) -> None:
+            with block, torch.no_grad():
+                ledger.space.parameters(part_named(other, ledger.space))[0].add_(1.0)
+
+        refused(written, LedgerError, "Something changed the weights", "'one'", "Load the model again")
     with answering(model, ledger, "one"):
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
         optimizer.step()  # of another model
@@ -194,12 +207,13 @@ def at_once() -> Iterator[None]:
 
 
 def test_threads_that_share_a_predictor_get_the_answers_of_one(skills: tuple[Any, Any, Ledger, str]) -> None:
-    """By `answer`, `answer_mixed`, `logits` and an export beside them."""
+    """By `answer`, `answer_mixed`, `logits`; and of two that share a model."""
     _, _, ledger, place = skills
-    predictor = Predictor.of_ledger(ledger, place, device="cpu")
+    first = Predictor.of_ledger(ledger, place, device="cpu")
+    second = Predictor(first.loaded, ledger)
     words, tasks = WORDS * 3, ledger.tasks
 
-    def ask(task: str) -> list[Any]:
+    def ask(task: str, predictor: Predictor = first) -> list[Any]:
         other = tasks[1 - tasks.index(task)]
         answers = predictor.answer(task, words) + predictor.answer_mixed([task, other], words[:2])
         return [answer.probabilities for answer in answers] + predictor.logits(
@@ -209,8 +223,8 @@ def test_threads_that_share_a_predictor_get_the_answers_of_one(skills: tuple[Any
     right, wrong = {task: ask(task) for task in tasks}, []
 
     def work(task: str) -> None:
-        for _ in range(100):
-            if ask(task) != right[task]:
+        for number in range(100):
+            if ask(task, (first, second)[number % 2]) != right[task]:
                 wrong.append(task)
 
     with at_once():
@@ -233,7 +247,7 @@ def test_an_export_waits_for_answers(skills: tuple[Any, Any, Ledger, str], tmp_p
         export_task(predictor, ledger.tasks[0], tmp_path / "exported")
         done.set()
 
-    with predictor.lock:
+    with predictor.loaded.lock:
         thread = threading.Thread(target=export)
         thread.start()
         assert not done.wait(0.2)

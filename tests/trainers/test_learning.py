@@ -20,8 +20,8 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import ForgetfreeError, LedgerError, ModelError, TaskError, TrainingError, UsageError
 from forgetfree.testing.tiny import bert_config, pre_trained
+from forgetfree.trainers.attachment import NAME
 from forgetfree.trainers.learning import answering, learning
-from forgetfree.trainers.vector import NAME
 
 # -- What is trained, and what is not ----------------------------------------------------------------------
 

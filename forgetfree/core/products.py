@@ -1,0 +1,144 @@
+"""Some entries of ∂L/∂W = (∂L/∂y)ᵀ x, without the others: of one product, or of all products of a backward pass together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+#: Bytes of x and ∂L/∂y that `FlatProducts` keeps before it computes their entries.
+KEPT_BYTES = 2**28
+
+
+class EntriesOfProduct:
+    """Some entries of a product ``leftᵀ right``, computed without the others where that is faster.
+
+    Args:
+        shape: ``(rows, columns)`` of the product.
+        local: the entries' numbers ``(s,)`` in row-major order, sorted.
+        dtype: in which scattered entries are added up.
+    """
+
+    def __init__(self, shape: torch.Size, local: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        rows, columns = local // shape[1], local % shape[1]
+        self._rows, row = torch.unique(rows, return_inverse=True)
+        self._columns, column = torch.unique(columns, return_inverse=True)
+        self._at = row * len(self._columns) + column
+        self._pattern: Tensor | None = None
+        # In multiplications for each row of left: regions of skills lie in few rows and columns, random ones anywhere.
+        block = len(self._rows) * len(self._columns) + 50 * (len(self._rows) + len(self._columns))
+        if local.device.type == "cpu" and block > 25 * sum(shape) + 7 * len(local):
+            starts = torch.searchsorted(rows, torch.arange(shape[0] + 1, device="cpu"))
+            zeros = torch.zeros(len(local), dtype=dtype, device="cpu")
+            with warnings.catch_warnings():  # it warns of being in beta
+                warnings.simplefilter("ignore")
+                self._pattern = torch.sparse_csr_tensor(starts, columns, zeros, shape, check_invariants=True)
+
+    def of(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the entries ``(s,)`` for ``left (N, rows)`` and ``right (N, columns)``."""
+        if self._pattern is not None:
+            left, right = (each.to(self._pattern.dtype) for each in (left, right))
+            product: Tensor = torch.sparse.sampled_addmm(self._pattern, left.t(), right, beta=0)
+            return product.values()
+        if left.element_size() < 4:  # index_select is slow on these
+            block = left.t()[self._rows] @ right.t()[self._columns].t()
+        else:
+            block = left.index_select(1, self._rows).t() @ right.index_select(1, self._columns)
+        return block.view(-1).index_select(0, self._at)
+
+
+class FlatProducts:
+    """Entries of many products ``leftᵀ right``, and column sums of ``left``, by the same few operations for any number.
+
+    With the products side by side, and a column of ones before them, an entry is the sum over the rows of
+    ``LEFT[:, r] · RIGHT[:, c]``. What is given is kept until `sums` is called or `KEPT_BYTES` are reached.
+
+    Args:
+        places: of each product, the ``rows (s,)`` and ``columns (s,)`` of its entries, where column −1 stands for the sum of a
+            column of ``left``.
+        dtype: in which entries are added up.
+    """
+
+    def __init__(self, places: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
+        self._places, self._dtype = places, dtype
+        sizes = [len(rows) for rows, _ in places]
+        self._size = sum(sizes)
+        self._numbers = torch.arange(self._size, device=places[0][0].device).split(sizes)
+        self._kept: list[tuple[int, Tensor, Tensor]] = []
+        self._bytes = 0
+        self._sums: Tensor | None = None
+        self._indices: dict[tuple[tuple[int, int], ...], tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._ones: dict[int, Tensor] = {}
+
+    def add(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Add ``left (N, rows)`` and ``right (N, columns)`` of a product."""
+        self._kept.append((number, left, right))
+        self._bytes += left.nbytes + right.nbytes
+        if self._bytes > KEPT_BYTES:
+            self._sums, self._bytes = self._computed(), 0
+
+    def sums(self) -> Tensor | None:
+        """Return the entries ``(s,)`` of all products that were given since the last call, by product; ``None`` if none was."""
+        sums, self._sums, self._bytes = self._computed(), None, 0
+        return sums
+
+    def _computed(self) -> Tensor | None:
+        sums, kept = self._sums, self._kept
+        self._kept = []
+        while kept:
+            # One product more than once, or with another number of rows, waits for the next turn.
+            turn, later, seen = [], [], set()
+            for each in kept:
+                number, left, _ = each
+                if number in seen or len(left) != len(kept[0][1]):
+                    later.append(each)
+                else:
+                    seen.add(number)
+                    turn.append(each)
+            sums, kept = self._added(sums, sorted(turn, key=lambda each: each[0])), later
+        return sums
+
+    def _added(self, sums: Tensor | None, turn: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+        """Return ``sums`` with the entries of products of one number of rows, each given once."""
+        rights: dict[tuple[object, ...], int] = {}
+        distinct, key = [], []
+        for number, _, right in turn:
+            memory = (right.data_ptr(), right.shape, right.stride(), right.dtype)  # query, key and value share theirs
+            if memory not in rights:
+                rights[memory] = len(rights)
+                distinct.append(right)
+            key.append((number, rights[memory]))
+        lefts = [left for _, left, _ in turn]
+        if tuple(key) not in self._indices:
+            self._indices[tuple(key)] = self._index(key, lefts, distinct)
+        rows, columns, where = self._indices[tuple(key)]
+        count = len(lefts[0])
+        if count not in self._ones:
+            self._ones = {count: lefts[0].new_ones(count, 1, dtype=distinct[0].dtype)}
+        left = torch.cat(lefts, 1).index_select(1, rows)
+        right = torch.cat([self._ones[count], *distinct], 1).index_select(1, columns)
+        # In half precision each product would be rounded before the sum.
+        entries = left.to(self._dtype).mul_(right).sum(0)
+        if where is None:
+            return entries if sums is None else sums.add_(entries)
+        return (entries.new_zeros(self._size) if sums is None else sums).index_add_(0, where, entries)
+
+    def _index(
+        self, key: list[tuple[int, int]], lefts: list[Tensor], distinct: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return rows and columns of the entries side by side, and their numbers among all; ``None`` for all of them."""
+        starts = [0]
+        for left in lefts:
+            starts.append(starts[-1] + left.shape[1])
+        begins = [1]  # after the ones
+        for right in distinct:
+            begins.append(begins[-1] + right.shape[1])
+        rows, columns = [], []
+        for (number, of), start in zip(key, starts, strict=False):
+            r, c = self._places[number]
+            rows.append(r + start)
+            columns.append(torch.where(c < 0, 0, c + begins[of]))
+        where = torch.cat([self._numbers[number] for number, _ in key]) if len(key) < len(self._places) else None
+        return torch.cat(rows), torch.cat(columns), where

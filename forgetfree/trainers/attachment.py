@@ -1,0 +1,274 @@
+"""A region's values attached to a model as its one trainable parameter, which any trainer may train.
+
+The values are a parameter of the model, whose tensors are frozen. After each step of an optimiser they are written into the
+tensors; each backward pass gives them their gradients (`forgetfree.core.taps`). So optimisers, clipping, accumulation and
+DistributedDataParallel see an ordinary parameter, and no other entry can change.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from forgetfree.core.parameters import ParameterSpace, embeddings_of, values_at
+from forgetfree.core.readout_model import body_prefix
+from forgetfree.core.regions import Region
+from forgetfree.core.taps import Hook
+from forgetfree.core.trained import RegionParameters, trainable
+from forgetfree.errors import TrainingError
+
+#: The name of the values among the model's parameters.
+NAME = "region_values"
+
+
+class AttachedRegion:
+    """The values of a region in a model of a trainer, as one parameter ``(s,)``.
+
+    Args:
+        model: what is trained.
+        body: its part that the space is of; the model itself, if it has no head.
+        space: the parameter space of the body.
+        region: what is trained of it; its values are those of the body now.
+
+    Attributes:
+        region: the values.
+        steps: the number of steps that optimisers have made on them.
+        passes: the number of the model's forward passes with gradients.
+    """
+
+    def __init__(self, model: nn.Module, body: nn.Module, space: ParameterSpace, region: Region) -> None:
+        self.region = RegionParameters(body, space, region, model)
+        self.values = self.region.values
+        self.steps = self.passes = 0
+        self._model, self._body = model, body
+        self._names = [body_prefix(model, body) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._written = -1  # the version of the values that the tensors hold
+        self._refusal: TrainingError | None = None
+        self._optimizer: torch.optim.Optimizer | None = None  # the last one that has made a step
+        self._searched = _in_a_search()
+
+    @contextmanager
+    def attached(self, heads: Sequence[nn.Parameter] = ()) -> Iterator[None]:
+        """Let the model have the values as its trainable parameter inside, with the parameters ``heads``, and no other.
+
+        Afterwards the model's tensors hold the trained values, and lie where they lay, in the dtype that they had.
+
+        Raises:
+            TrainingError: the trainer was refused inside, even if it went on.
+        """
+        model: Any = self._model
+        with ExitStack() as stack:
+            stack.enter_context(trainable(model, heads))
+            model.register_parameter(NAME, self.values)
+            stack.callback(model._parameters.pop, NAME)
+            stack.callback(setattr, self.values, "has_ended", True)
+            for module in dict.fromkeys((model, self._body)):
+                stack.callback(module.register_forward_pre_hook(Hook(self._begin)).remove)
+            if (embeddings := embeddings_of(model, "input")) is not None:
+                stack.callback(embeddings.register_forward_hook(Hook(self._reach_embeddings)).remove)
+            stack.enter_context(self.region.sampling())
+            self._remember({id(each) for each in heads})
+            stack.callback(self._put_back)
+            frozen = {id(each) for each in self._body.parameters()} - {id(each) for each in heads} - {id(self.values)}
+            stack.callback(register_optimizer_step_pre_hook(partial(self._before_step, frozen)).remove)
+            # So that the tensors are as trained whenever somebody reads them; fused optimisers tell nobody that they wrote.
+            stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            stack.callback(model.register_state_dict_pre_hook(Hook(lambda *_: self._write())).remove)
+            stack.callback(model.register_state_dict_post_hook(Hook(self._leave_out)).remove)
+            stack.callback(model.register_load_state_dict_pre_hook(Hook(self._take_in)).remove)
+            yield
+            if self._refusal is not None:
+                raise self._refusal
+            if not self._is_cast():
+                self._write(always=True)
+
+    @property
+    def unreached(self) -> list[str]:
+        """The names of the tensors of which no entry has had a gradient other than 0."""
+        return self.region.taps.unreached
+
+    def _write(self, always: bool = False) -> None:
+        """Write the values into the model's tensors, if they are others now."""
+        self._follow()
+        if always or self.values._version != self._written:
+            self.region.write()
+            self._written = self.values._version
+
+    def _refuse(self, message: str) -> None:
+        """Raise ``TrainingError``; the block ends in it even where a trainer goes on."""
+        self._refusal = self._refusal or TrainingError(f"Inside learning(…), {message}")
+        raise self._refusal
+
+    # -- What the trainer does to the model -----------------------------------------------------------------
+
+    def _remember(self, heads: Collection[int]) -> None:
+        """Remember the tensors of the model and where they lie."""
+        modules = list(self._model.modules())
+        self._tensors = [
+            (home, name, each, each.data)
+            for home in (module._parameters for module in modules)
+            for name, each in home.items()
+            if each is not None and id(each) not in heads
+        ]
+        self._buffers = [
+            (home, name, each)
+            for home in (module._buffers for module in modules)
+            for name, each in home.items()
+            if each is not None
+        ]
+        self._memory = self._memory_now()
+
+    def _memory_now(self) -> list[Any]:
+        return [self.values.device, *(each.data_ptr() for each in self.region.touched)]
+
+    def _follow(self) -> None:
+        """Follow the model to where the trainer moved it; refuse it if its weights are not what they were before."""
+        if self._memory_now() == self._memory or self._is_cast():  # of a cast the next pass tells
+            return
+        if not all(torch.equal(each.data.to(data.device), data) for _, _, each, data in self._tensors):
+            self._refuse(
+                "the trainer changed weights when it moved the model, as by model.half().float(). Load the model with the "
+                "dtype wanted before Ledger.of_model, and let nothing else write into its weights."
+            )
+        self._tensors = [(home, name, each, each.data) for home, name, each, _ in self._tensors]
+        self._memory, self._written = self._memory_now(), -1
+        self.region.renew()
+
+    def _is_cast(self) -> bool:
+        """Return whether the trainer changed the dtype of a tensor of the model."""
+        return any(each.dtype != data.dtype for _, _, each, data in self._tensors)
+
+    def _put_back(self) -> None:
+        """Give the model the tensors back that a trainer replaced, changed or cast."""
+        if self._refusal is not None or self._is_cast():
+            for home, name, tensor, data in self._tensors:
+                home[name], tensor.data = tensor, data
+            for buffers, name, buffer in self._buffers:
+                buffers[name] = buffer
+
+    # -- Before and after a step ----------------------------------------------------------------------------
+
+    def _before_step(self, frozen: Collection[int], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Refuse an optimiser that steps the model past the values; hooks of steps are called for anybody's."""
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        if any(each is self.values for each in held):
+            if self.steps and optimizer is not self._optimizer and not self._searched and _in_a_search():
+                self._refuse(
+                    "the second trial of a hyperparameter search would begin with the values of the first. Give each trial a "
+                    "block and a ledger of its own: Ledger.of_model(model)."
+                )
+            self._optimizer = optimizer
+            if any(id(each) in frozen and each.grad is not None for each in held):
+                self._refuse(
+                    "an optimiser would change weights that the task does not own: something let them have gradients, such as "
+                    "requires_grad_(True). Leave them frozen."
+                )
+        elif any(getattr(each, "has_ended", False) for each in held):
+            self._refuse(
+                "an optimiser trains the region of an earlier task, whose block has ended: one Trainer, or one optimiser, "
+                "serves several tasks. Make it anew inside each block."
+            )
+        elif any(id(each) in frozen for each in held):
+            self._refuse(
+                "an optimiser holds weights of the model, which are frozen, and not the values of the region. Most often it "
+                "was made before the block. Make it inside, for [p for p in model.parameters() if p.requires_grad]; a Trainer "
+                "does so by itself, if optimizers= is left out."
+            )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(each is self.values for group in optimizer.param_groups for each in group["params"]):
+            self.steps += 1
+            self._write(always=True)
+
+    # -- Before a forward pass ------------------------------------------------------------------------------
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self._check()
+        self.passes += torch.is_grad_enabled()
+        self._write()
+
+    def _check(self) -> None:
+        """Refuse a trainer that took the tensors apart, or changed their precision or place."""
+        ddp = DistributedDataParallel._active_ddp_module
+        if torch.compiler.is_compiling():
+            self._refuse(
+                "the trainer compiles the model, and a compiled model does not see which entries are trained. Leave "
+                "torch_compile out."
+            )
+        elif self._model._parameters.get(NAME) is not self.values or any(
+            type(each) is not nn.Parameter or home.get(name) is not each or each.shape != data.shape
+            for home, name, each, data in self._tensors
+        ):
+            self._refuse(
+                "the trainer replaced the model's parameters, as FSDP, DeepSpeed's ZeRO-3 and torchao do, and a region needs "
+                "them whole. Train with DistributedDataParallel (accelerate's MULTI_GPU), or on one device, and quantise no "
+                "weights."
+            )
+        elif self._is_cast():
+            self._refuse(
+                "the trainer changed the dtype of the weights, which the ledger's values belong to. Load the model with the "
+                "dtype wanted (dtype=torch.bfloat16) before Ledger.of_model, or use mixed precision (bf16=True)."
+            )
+        elif len(devices := {each.device for each in self.region.touched} | {self.values.device}) > 1:
+            self._refuse(
+                f"the trainer spread the model over {', '.join(sorted(map(str, devices)))}. Put it on one device."
+            )
+        elif ddp is not None and not any(each is self.values for each in ddp._module_parameters):
+            self._refuse(
+                "the trainer has wrapped the model for several processes before the block (DistributedDataParallel, "
+                "accelerator.prepare), and the wrapper does not average the region's gradients. Wrap it inside the block."
+            )
+        elif ddp is not None and self._is_reentrant() and torch.is_grad_enabled():
+            self._refuse(
+                "gradient checkpoints are reentrant, and DistributedDataParallel expects one gradient of the region in each "
+                'backward pass. Train with gradient_checkpointing_kwargs={"use_reentrant": False}.'
+            )
+
+    def _reach_embeddings(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Let a reentrant checkpoint back-propagate: it needs an input that has a gradient."""
+        if (
+            torch.is_grad_enabled()
+            and isinstance(output, torch.Tensor)
+            and not output.requires_grad
+            and self._is_reentrant()
+        ):
+            output.requires_grad_(True)
+
+    def _is_reentrant(self) -> bool:
+        checkpoints = (each for each in self._body.modules() if getattr(each, "gradient_checkpointing", False))
+        functions = (getattr(each, "_gradient_checkpointing_func", None) for each in checkpoints)
+        return any(getattr(function, "keywords", {}).get("use_reentrant") for function in functions)
+
+    # -- What a trainer saves and loads in the midst is a plain model --------------------------------------
+
+    def _leave_out(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """Leave the values out where the tensors hold them without rounding, so that a file of them is enough."""
+        if all(each.dtype == self.values.dtype for each in self.region.touched):
+            state.pop(prefix + NAME, None)
+
+    def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        """Take the values from the tensors of a state that lacks them."""
+        if prefix + NAME in state or not all(prefix + name in state for name in self._names):
+            return
+        pairs = zip(self._names, self.region.taps.pieces, strict=True)
+        state[prefix + NAME] = torch.cat(
+            [values_at(state[prefix + name], piece.local).to(self.values) for name, piece in pairs]
+        )
+
+
+def _in_a_search() -> bool:
+    """Return whether the caller is a trial of a hyperparameter search of transformers or of Optuna."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "hyperparameter_search" or frame.f_globals.get("__name__") == "optuna.study.study":
+            return True
+        frame = frame.f_back
+    return False

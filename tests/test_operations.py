@@ -1,0 +1,150 @@
+"""How many operations a step gives to a GPU: of a region, of `learning`, of full fine-tuning."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated_gpu
+import torch
+from operations import Operations
+from torch.utils.checkpoint import checkpoint
+
+import forgetfree.training.step
+from forgetfree.benchmarks.gpu import bench as kit
+from forgetfree.benchmarks.speed.region_step import found_region, loss_of, whole
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training, trainable
+from forgetfree.trainers.attachment import AttachedRegion
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.step import TrainingStep, layer_checkpoints, training_mode
+
+pytestmark = pytest.mark.slow
+Step = Callable[[Operations], None]
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with simulated_gpu.present():
+        yield
+
+
+class Steps:
+    """Steps of one model on one batch, each on a copy of its own."""
+
+    def __init__(self, model: ReadoutModel, batch: Any, options: Any, checkpoints: bool = False) -> None:
+        self._model, self._batch, self._options, self._checkpoints = model, batch, options, checkpoints
+        self._stack = ExitStack()
+
+    def ours(self, trained: Callable[[ReadoutModel], TrainedParameters]) -> Step:
+        """A step of our own loop."""
+        made = copy.deepcopy(self._model)
+        training_mode(made, dropout=False)
+        what, readout = trained(made), list(made.readout_module(0).parameters())
+        self._stack.enter_context(in_training(made, what, readout))
+        self._stack.enter_context(layer_checkpoints(made, self._checkpoints))
+        step = TrainingStep(made, what, readout, self._options, 1000)
+
+        def take(count: Operations) -> None:
+            step.zero_grad()
+            with count.during("forward"):
+                loss = loss_of(made, self._batch, self._options.precision)
+            with count.during("backward"):
+                step.backward(loss)
+            with count.during("update"):
+                step.update()
+
+        return take
+
+    def plain(self, parameters: Callable[[ReadoutModel], list[Any]]) -> Step:
+        """A step as anybody writes it, with PyTorch's fused AdamW."""
+        made = copy.deepcopy(self._model)
+        training_mode(made, dropout=False)
+        held = parameters(made)
+        optimizer = torch.optim.AdamW(held, lr=1e-5, fused=True)
+        self._stack.enter_context(trainable(made, held))
+
+        def take(count: Operations) -> None:
+            optimizer.zero_grad()
+            with count.during("forward"):
+                loss = loss_of(made, self._batch, self._options.precision)
+            with count.during("backward"):
+                loss.backward()
+            with count.during("update"):
+                optimizer.step()
+
+        return take
+
+    def attached(self, model: ReadoutModel, region: Any) -> list[Any]:
+        """Attach a region as `learning` does, and return what an optimiser is then given."""
+        head = list(model.readout_module(0).parameters())
+        values = AttachedRegion(model, model.backbone, model.space(), region)
+        self._stack.enter_context(values.attached(head))
+        return [values.values, *head]
+
+    def counts(self, steps: dict[str, Step]) -> dict[str, Operations]:
+        """The operations of the third step of each: the first one compares gradients."""
+        counted = {}
+        with self._stack:
+            for name, step in steps.items():
+                step(Operations())
+                step(Operations())
+                with Operations() as counted[name]:
+                    step(counted[name])
+        return counted
+
+
+def bert(bench: kit.Bench, precision: str) -> tuple[Steps, Any, Any]:
+    base = SingleTask.of(bench.bert(), bench.rows("alpha", 48), device=bench.device)
+    batch = [each.to(bench.device) for each in base.task.train.batch(range(8))]
+    assert batch[0].shape == (8, 50)
+    return Steps(base.model, batch, bench.options(precision=precision, dropout=False)), base.space, base.model
+
+
+def test_a_step_of_minilm(gpu: None) -> None:
+    """MiniLM's shape, 8 rows of 50, s = 1e-3: a region chosen at random, and one as fine-tuning finds it."""
+    bench = kit.Bench(torch.device("cuda"), False, Path("."))
+    steps, space, _ = bert(bench, "fp32")
+    random, found = kit.random_region(len(space), 1e-3), found_region(space)
+    counted = steps.counts(
+        {
+            "plain": steps.plain(whole),
+            "fine-tune": steps.ours(lambda m: WholeTensors(m.space().parameters(m.backbone))),
+            "random": steps.ours(lambda m: RegionParameters(m.backbone, m.space(), random)),
+            "found": steps.ours(lambda m: RegionParameters(m.backbone, m.space(), found)),
+            "learning": steps.plain(lambda m: steps.attached(m, found)),
+        }
+    )
+    kernels = {name: count.kernels.total() for name, count in counted.items()}
+    print(kernels, {name: dict(count.kernels) for name, count in counted.items()})
+    assert max(kernels["random"], kernels["found"]) <= 255
+    assert max(kernels["random"], kernels["found"]) <= 0.82 * kernels["fine-tune"]
+    assert kernels["learning"] <= 0.90 * kernels["plain"]
+    assert counted["random"].reads.total() <= counted["fine-tune"].reads.total()
+    assert counted["found"].kernels["update"] <= 12  # one of them writes all values
+
+
+def test_a_step_of_llama(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama's 16 layers in bf16 with checkpoints, narrow."""
+    monkeypatch.setitem(kit.SHAPES, "1 billion", (64, 16, 128, 8, 2, 1024))
+    # What the device is called in a recomputation is beyond the simulation.
+    monkeypatch.setattr(forgetfree.training.step, "checkpointed", partial(checkpoint, determinism_check="none"))
+    bench = kit.Bench(torch.device("cuda"), False, Path("."))
+    base = SingleTask.of(bench.llama("1 billion", "linear", "bfloat16"), bench.rows("alpha", 4), device=bench.device)
+    batch = [each.to(bench.device) for each in base.task.train.batch(range(2))]
+    steps = Steps(base.model, batch, bench.options(precision="fp32", dropout=False), checkpoints=True)
+    random = kit.random_region(len(base.space), 1e-2)
+    counted = steps.counts(
+        {
+            "fine-tune": steps.ours(lambda m: WholeTensors(m.space().parameters(m.backbone))),
+            "region": steps.ours(lambda m: RegionParameters(m.backbone, m.space(), random)),
+        }
+    )
+    kernels = {name: count.kernels.total() for name, count in counted.items()}
+    print(kernels)
+    assert kernels["region"] <= 0.87 * kernels["fine-tune"]
