@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -21,6 +22,9 @@ _WHOLE_AS_REAL = re.compile(rf"(?:{_WHOLE.pattern})\.0")
 _REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-][0-9]+)?")
 #: How many labels a note names, and how many groups of labels a message.
 _MOST_NAMES = 5
+#: A list that Python or JSON wrote as a text, and the signs that may stand between labels.
+_LIST = re.compile(r"""\[[\d\s,.]*\]|[\[({]\s*['"].*[\])}]""", re.DOTALL)
+_BETWEEN = "|;,/+&\n"
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
 _MANY = 20
 
@@ -28,11 +32,14 @@ _A_REAL = (
     "A number that is not whole is a value to predict, and tasks here have classes: name one for each range; if these are "
     "names, list all as label_names in source.json. "
 )
-_A_LIST = "A row has one label, a whole number or a name. "
+#: Why a cell with several labels is none.
+SEVERAL = "Keep one; --kind classification takes such cells as labels of their own. "
 _A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
 
-def label_cells(column: Sequence[Any], typed: bool = True, names: Sequence[str] = ()) -> list[int | str | ValueError]:
+def label_cells(
+    column: Sequence[Any], typed: bool = True, names: Sequence[str] = (), as_written: bool = False
+) -> list[int | str | ValueError]:
     """Cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
 
     A text is a whole number where it is the plain spelling of one, and ``1.0`` is where all numbers of the column are written
@@ -42,33 +49,53 @@ def label_cells(column: Sequence[Any], typed: bool = True, names: Sequence[str] 
         column: the cells.
         typed: whether numbers and texts are told apart by the file; else a text may be a real number, which is no label.
         names: of the labels, where they are known: these are labels in any form.
+        as_written: whether a cell that seems to hold several labels is one.
 
     Returns:
         Of each cell the label, or an error that says why it is none, where there is more to say.
     """
     texts = {cell: cell.strip() for cell in column if isinstance(cell, str)}
-    read = _reader({text for text in texts.values() if not is_blank(text)}, typed, bool(names))
+    several = set[str]() if as_written else _several({*texts.values(), *names}).difference(names)
+    read = _reader({text for text in texts.values() if not is_blank(text)}, several, typed, bool(names))
     known: dict[Any, int | str | ValueError] = {
         cell: text if text in names and not _WHOLE.fullmatch(text) else read(text) for cell, text in texts.items()
     }
-    return [known[cell] if isinstance(cell, str) else _of_value(cell, names) for cell in column]
+    return [known[cell] if isinstance(cell, str) else _of_value(cell, names, as_written) for cell in column]
 
 
-def _of_value(value: Any, names: Sequence[str]) -> int | str | ValueError:
+def _of_value(value: Any, names: Sequence[str], as_written: bool) -> int | str | ValueError:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
         return value
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False) if as_written else ValueError(SEVERAL)
     if not isinstance(value, float) or math.isnan(value):
-        return ValueError(_A_LIST if isinstance(value, list) else "")
+        return ValueError("")
     if value.is_integer():
         return int(value)
     return str(value) if str(value) in names else ValueError(_A_REAL)
 
 
-def _reader(texts: set[str], typed: bool, named: bool) -> Any:
-    """Reader of a text in a column that holds these."""
-    numeric = {text for text in texts if any(map(str.isdigit, text))}
+def _several(texts: set[str]) -> set[str]:
+    """Texts that seem to hold several labels: written lists, and those with a sign that separates names of other texts.
+
+    >>> sorted(_several({"joy", "sad", "joy|sad", "fear|sad", "['joy']", "Sci/Tech", "UK, London", "UK, Leeds"}))
+    ["['joy']", 'fear|sad', 'joy|sad']
+    """
+    several = set(filter(_LIST.fullmatch, texts))
+    for sign in _BETWEEN:
+        parts = {text: {part.strip(" []'\"").casefold() for part in text.split(sign)} for text in texts}
+        counts = Counter(part for each in parts.values() for part in each if part)
+        divided = {text for text in texts if sign in text}
+        if any(len(parts[text]) > 1 and all(counts[part] > 1 for part in parts[text]) for text in divided):
+            several |= divided
+    return several
+
+
+def _reader(texts: set[str], several: set[str], typed: bool, named: bool) -> Any:
+    """Reader of a text in a column that holds these, of which some seem to hold several labels."""
+    numeric = {text for text in texts - several if any(map(str.isdigit, text))}
     whole = {text for text in numeric if _WHOLE.fullmatch(text)}
     as_reals = bool(numeric) and all(map(_WHOLE_AS_REAL.fullmatch, numeric))
     are_reals = not typed and not as_reals and _are_reals(numeric)
@@ -77,6 +104,8 @@ def _reader(texts: set[str], typed: bool, named: bool) -> Any:
     def read(text: str) -> int | str | ValueError:
         if is_blank(text):
             return ValueError("")
+        if text in several:
+            return ValueError(SEVERAL)
         if text.lower() == "nan":
             return ValueError(_A_NAN)
         if text in whole and not are_codes:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
-from forgetfree.data.labels import Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
+from forgetfree.data.labels import SEVERAL, Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
 from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
@@ -90,7 +90,8 @@ class Classification(Kind):
         source = {**task.source, "label_names": task.source.get("label_names") or numbered or None}
         names = [str(label) for label in source["label_names"] or (task.registered.labels if task.registered else ())]
         registered = task.registered is not None and not source["label_names"]
-        read = {split: _LabelledTable(table, columns, registered) for split, table in tables.items()}
+        as_written = bool(source.get("kind"))  # whoever names the kind means each text as one label
+        read = {split: _LabelledTable(table, columns, registered, as_written) for split, table in tables.items()}
         cells, numbers = read["train"].good_cells(names)
         labels = None
         if not names:
@@ -339,16 +340,17 @@ def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskD
 class _LabelledTable:
     """A table with a label in each row; rows without one, or without a text, are added to the table's bad rows."""
 
-    def __init__(self, table: Table, columns: ColumnNames, registered: bool) -> None:
+    def __init__(self, table: Table, columns: ColumnNames, registered: bool, as_written: bool) -> None:
         assert columns.label is not None
         self.table, self._texts, self._label = table, columns.texts, columns.label
         self._registered = registered  # whether the labels are those of a registered task
+        self._as_written = as_written
         self._cells: list[int | str | ValueError] | None = None
 
     def _read(self, names: Sequence[str]) -> list[int | str | ValueError]:
         """Return what is written in the label column, as it was read first."""
         if self._cells is None:
-            self._cells = label_cells(self.table.columns[self._label], self.table.typed, names)
+            self._cells = label_cells(self.table.columns[self._label], self.table.typed, names, self._as_written)
         return self._cells
 
     def good_cells(self, names: Sequence[str]) -> tuple[list[int | str], list[int]]:
@@ -432,6 +434,8 @@ class _LabelledTable:
         value = self.table.columns[self._label][i]
         is_nan = isinstance(value, float) and math.isnan(value)
         is_empty = value is None or is_nan or (isinstance(value, str) and is_blank(value))
+        if why == SEVERAL:
+            return self._fault(self._label, i, "several labels", "one label", why)
         return self._fault(self._label, i, "no label" if is_empty else "not a label", expected, why)
 
     def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:

@@ -14,9 +14,10 @@ import pytest
 import torch
 from task_files import refusal, write_rows, write_task, zstd
 
+from forgetfree.data.columns import ColumnNames, ReadOptions
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.errors import DataError, UsageError
+from forgetfree.errors import BadDataError, DataError, UsageError
 
 NAMES = ("angry", "joyful", "sad")
 #: Texts with all that files quote, in rows that are not balanced: 20 angry, 12 joyful, 8 sad.
@@ -400,8 +401,6 @@ def test_real_numbers_of_a_csv_file_are_refused_unless_they_are_named(labels: li
 
 
 def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> None:
-    from forgetfree.data.columns import ReadOptions
-
     rows = [{"prompt": f"Stance on {i}?", "answer": "ABC"[i % 3]} for i in range(40)]
     many = [{"prompt": f"Sum up: item {i}", "answer": f"item {i} was moved"} for i in range(40)]
     for data in (rows, many):
@@ -413,6 +412,44 @@ def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> Non
     (read,) = load_tasks(None, {"mood": rows}, options=named)
     assert read.task.labels == ("A", "B", "C") and "--kind generation learns them as texts" in read.notes[0]
     assert "Learn answers as texts with --kind generation" in refusal({"mood": many}, options=named)
+
+
+@pytest.mark.parametrize(
+    ("labels", "refused"),
+    [
+        (["joy", "sad", "joy|sad"], ["joy|sad"]),
+        (["joy", "Sad", "joy ; sad", "joy;fear"], ["joy ; sad", "joy;fear"]),  # the sign stands between labels
+        (["a, b", "b, c", "c, a"], ["a, b", "b, c", "c, a"]),
+        (["0", "1", "0,1"], ["0,1"]),
+        (["joy", "[joy, sad]", "sad"], ["[joy, sad]"]),
+        (["['joy', 'sad']", "['joy']", "[]"], ["['joy', 'sad']", "['joy']", "[]"]),
+        (['["joy"]', "{'sad', 'joy'}", "('joy',)"], ['["joy"]', "{'sad', 'joy'}", "('joy',)"]),
+        (["[0 3]", "[27]"], ["[0 3]", "[27]"]),
+        ([["joy", "sad"], ["joy"]], ["joy", "sad"]),
+        (["World", "Sci/Tech", "Sci-fi", "C++", "Q&A"], []),
+        (["Arts/Design", "Arts/Music", "Arts"], []),
+        (["Bonn, NRW", "Köln, NRW", "[NEG]", "(a)"], []),
+    ],
+)
+def test_cells_of_several_labels_are_refused_unless_the_kind_is_named(
+    labels: list[Any], refused: list[str], tmp_path: Path
+) -> None:
+    rows = [{"text": f"{i}", "label": labels[i % len(labels)]} for i in range(60)]
+    given: list[Any] = [{"mood": rows}, str(write_rows(tmp_path / "mood.csv", rows))]
+    for data in given:
+        read = load_task("mood", data, options=ReadOptions(kinds=("classification",)))
+        assert len(read.task.labels) == len(labels)
+        if not refused:
+            assert load_task("mood", data).task.labels == read.task.labels
+            continue
+        told = refusal(data)
+        assert "column 'label': expected one label, got " in told and "; --kind classification takes such cells" in told
+        with pytest.raises(BadDataError) as caught:
+            load_task("mood", data)
+        if caught.value.rows:
+            assert {json.loads(row.text) for row in caught.value.rows} == {*refused}
+            rest = load_task("mood", data, options=ReadOptions(skip_bad_rows=True))
+            assert len(rest.task.labels) == len(labels) - len(refused)
 
 
 def test_labels_that_differ_by_case_are_told_with_rows_and_counts(tmp_path: Path) -> None:
@@ -506,8 +543,6 @@ def test_columns_that_may_be_meant_are_named(names: tuple[str, ...], fault: str)
 
 
 def test_columns_may_be_named(tmp_path: Path) -> None:
-    from forgetfree.data.columns import ColumnNames, ReadOptions
-
     data = table("phrase", "topic", "review", "rank")
     (read,) = load_tasks(None, data, options=ReadOptions.of("phrase", "rank"))
     assert read.train.first[0].startswith("phrase") and read.notes == (
