@@ -169,31 +169,39 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def _read_csv(path: Path, text: str) -> Table:
-    """Read csv or tsv; between tabs, cells are quoted as in csv, or (GLUE) not at all."""
+    """Read csv or tsv; between tabs, cells are quoted as in csv, or (GLUE) not at all.
+
+    Blanks between quotes and separators do not count, nor do those after separators where people typed them: in the header, or
+    before a quote.
+    """
     usual = _SIGN[format_of(path.name)[1]]
-    sign = _separator(text, usual)
-    note = f"the cells of {path.name} are separated by {_SIGNS[sign]}" * (sign != usual)
-    read = _tsv_table(path, text) if sign == "\t" else _csv_table(path, text, sign)
-    return replace(read, note=note)
-
-
-def _separator(text: str, usual: str) -> str:
-    """Separator of cells: as usual, unless another sign alone cuts the header."""
     header = next((line for line in lines_of(text) if line.strip()), "")
+    sign = _separator(header, usual)
+    notes = [f"the cells of {path.name} are separated by {_SIGNS[sign]}"] * (sign != usual)
+    between = re.escape(sign)
+    text = re.sub(rf'(?<=[^\s"{between}])" +(?={between}|\r?$)', '"', text, flags=re.MULTILINE)
+    typed = f"{sign} " in header or re.search(rf'(^|{between}) +"[^"{between}\s]', text, re.MULTILINE) is not None
+    notes += [f"blanks after the {_SIGNS[sign]} of {path.name} do not count"] * typed
+    read = (_tsv_table if sign == "\t" else _csv_table)(path, text, sign, skipinitialspace=typed)
+    return replace(read, note="; ".join(notes))
+
+
+def _separator(header: str, usual: str) -> str:
+    """Separator of cells: as usual, unless another sign alone cuts the header."""
     columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
-def _tsv_table(path: Path, text: str) -> Table:
+def _tsv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
     """Read cells between tabs: with quotes, if all cells that begin with one are quoted whole, else without."""
-    plain = _csv_table(path, text, "\t", quoting=csv.QUOTE_NONE)
+    plain = _csv_table(path, text, sign, quoting=csv.QUOTE_NONE, **dialect)
     cells = (cell for column in (plain.columns, *plain.columns.values()) for cell in column if cell.startswith('"'))
     if all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells):
-        return _csv_table(path, text, "\t")
+        return _csv_table(path, text, sign, **dialect)
     if not plain.bad:
         return plain
     try:  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
-        quoted = _csv_table(path, text, "\t")
+        quoted = _csv_table(path, text, sign, **dialect)
     except DataError:
         return plain
     return quoted if len(quoted.bad) <= len(plain.bad) else plain
@@ -218,7 +226,7 @@ def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
             lines = f"line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
             bad.add(BadRow(str(path), number, "", "broken quotes", lines, f"{fault} in {lines}", remedy))
         elif record and not names:
-            names = record
+            names = [name.strip() for name in record]
             check_names(str(path), [name for name in names if name])  # a column without a name is not read
         elif record:  # blank ones are no rows
             number += 1

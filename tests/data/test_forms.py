@@ -158,6 +158,31 @@ def test_tsv_is_read_with_quotes_and_without(tmp_path: Path, content: str, texts
     assert load_task("mood", str(tmp_path)).train.first == texts
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("mood.csv", 'text, label\n"one, {}", "pos"\n"two, {}", neg\n', ("one, {}", "two, {}")),
+        ("mood.csv", 'label,text\npos, "one, {}"\nneg, two {}\n', ("one, {}", "two {}")),
+        ("mood.csv", 'text , label \n"one ""x"" {}" , "pos" \n", two, {}." ,"neg"\n', ('one "x" {}', ", two, {}.")),
+        ("mood.csv", '"text" ; "label"\r\n"one; {}" ; "pos" \r\ntwo {};neg \r\n', ("one; {}", "two {}")),
+        ("mood.tsv", 'text\t label\n"one\t{}"\t "pos"\n"two {}" \tneg\n', ("one\t{}", "two {}")),
+        # where nothing is typed so, blanks are those of the texts
+        ("mood.csv", 'text,label\n  one" {},pos\n"two, ""{}"", ",neg\n', ('  one" {}', 'two, "{}", ')),
+    ],
+)
+def test_blanks_that_people_type_beside_quotes_and_separators_are_no_part_of_cells(
+    name: str, content: str, texts: tuple[str, str], tmp_path: Path
+) -> None:
+    header, rows = content.split("\n", 1)
+    (tmp_path / name).write_text(f"{header}\n" + "".join(rows.replace("{}", f"{i}") for i in range(20)), newline="")
+    read = load_task("mood", str(tmp_path / name))
+    assert read.task.labels == ("neg", "pos")
+    of_label = {"pos": texts[0], "neg": texts[1]}
+    for part in (read.train, read.validation, read.test):
+        for text, label in zip(part.first, part.labels, strict=True):
+            assert text in {of_label[read.task.labels[label]].replace("{}", f"{i}") for i in range(20)}
+
+
 @pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
 def test_other_separators_of_csv_are_found_out_and_said(tmp_path: Path, sign: str, name: str) -> None:
     rows = "".join(f'"yes, it is{sign} {i}"{sign}{i % 2}\n' for i in range(20))
