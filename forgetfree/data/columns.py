@@ -14,6 +14,8 @@ from forgetfree.errors import DataError, UnknownNameError, UsageError, nearest
 PAIR = ("text_a", "text_b")
 #: The column of a sentence's words, by preference.
 WORDS = ("tokens", "words")
+#: The column of a chat.
+CHATS = ("messages", "conversations", "conversation")
 #: Common names, compared without case and punctuation.
 _SINGLES = (
     *("text", "sentence", "review", "content", "comment", "tweet", "message", "post", "body", "document"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, of_json, tools_of
-from forgetfree.data.columns import are_labelled_texts
+from forgetfree.data.columns import CHATS, are_labelled_texts
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import Table, TaskTables
 from forgetfree.display import brief, is_text
@@ -30,8 +30,6 @@ _COLUMNS = {
     ("text",): ("summary",),
     ("source",): ("translation", "target"),
 }
-#: Columns of chats.
-_CHATS = ("messages", "conversations", "conversation")
 #: Columns beside chats, or prompts, that belong to what is asked: the text of the system, tools, and earlier turns.
 _SYSTEM = ("system", "system_prompt", "system_message")
 _TOOLS = ("tools", "functions")
@@ -42,7 +40,7 @@ _UNREADABLE = ("images", "image", "videos", "video", "audios", "audio", "documen
 
 
 def _chat_of(names: Collection[str]) -> str | None:
-    return next((name for name in _CHATS if name in names), None)
+    return next((name for name in CHATS if name in names), None)
 
 
 def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:

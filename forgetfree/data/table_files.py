@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forgetfree.data.bad_rows import BadRow, BadRows
-from forgetfree.data.tables import Columns, Table, check_names, of_arrow, of_records, shown, stored_features
+from forgetfree.data.columns import CHATS, WORDS
+from forgetfree.data.tables import Columns, Table, check_names, of_arrow, of_records, shown, split_of, stored_features
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import parse_json
@@ -75,7 +76,7 @@ def read_table(path: Path) -> Table:
         if format == "parquet":
             return _read_parquet(path)
         text, note = text_of(path)
-        read = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
+        read = {"jsonl": _read_json, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
         table = read(path, text)
     except DataError:
         raise
@@ -251,7 +252,69 @@ def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequ
 # -- Other formats -----------------------------------------------------------------------------------------
 
 
-def _read_jsonl(path: Path, text: str) -> Table:
+def _read_json(path: Path, text: str) -> Table:
+    """Read rows as JSON has them: a list of objects, an object a line, or over several lines; or one that holds all of them."""
+    where, body = str(path), text.lstrip()
+    try:
+        value = parse_json(body)
+    except ValueError:
+        lines = _lines_of_json(where, text)
+        if not body.startswith("[") and (lines.numbers or not body.startswith("{")):
+            return lines
+        if body.startswith("{"):  # objects over several lines: no text of JSON has a line break in it
+            body = "[" + re.sub(r"}(\s*\n\s*){", r"},\1{", body) + "]"
+        try:
+            value = parse_json(body)
+        except ValueError as error:
+            raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
+    if isinstance(value, list):
+        return of_records(where, value, range(1, len(value) + 1))
+    is_whole = format_of(path.name)[1] == "json" or "\n" in body.rstrip()
+    held = _rows_of(path, value, is_whole) if isinstance(value, dict) else None
+    if held is None:
+        return of_records(where, [value], [1 + text[: text.index(body[:1])].count("\n")])
+    rows, note = held
+    return replace(of_records(where, rows, range(1, len(rows) + 1)), note=f"{path.name} has its rows {note}")
+
+
+def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[Any], str] | None:
+    """Rows that one JSON object holds, in a list or as pandas writes them, and what to say; ``None``: it is itself a row.
+
+    A lone line of JSON Lines, which is no whole file of JSON, may have a list of objects beside its text, such as tools.
+
+    Raises:
+        DataError: it holds several tables.
+    """
+    from pandas import DataFrame
+
+    lists = {name: cells for name, cells in value.items() if isinstance(cells, list)}
+    objects = {name: cells for name, cells in lists.items() if any(isinstance(cell, dict) for cell in cells)}
+    own: list[Any] = next((lists[name] for name in (*CHATS, *WORDS) if name in lists), [[]])
+    if not any(isinstance(each, list) for each in own) or (objects and not is_whole):
+        return None
+    several = [name for name in value if split_of(name)] if len(objects) < 2 else [*objects]
+    if len(several) > 1:
+        raise DataError(
+            f"{path} is one object with several tables of rows: {', '.join(several)}. Write each into a file of its own, such "
+            "as DIR/NAME/train.json for a split."
+        )
+    for name, cells in objects.items():
+        return cells, f"in {name!r}"
+    if {"columns", "data"} <= lists.keys():
+        frame, form = DataFrame(value["data"], columns=value["columns"], dtype=object), "orient='split'"
+    elif all(isinstance(cells, dict) for cells in value.values()):
+        orient: Literal["index", "columns"] = "columns"
+        if len(value) > max(map(len, value.values()), default=0):  # more rows than columns
+            orient = "index"
+        frame, form = DataFrame.from_dict(value, orient=orient, dtype=object), f"orient={orient!r}"
+    elif len(lists) == len(value) and len({*map(len, lists.values())}) == 1:
+        frame, form = DataFrame(value, dtype=object), "to_dict('list')"
+    else:
+        return None
+    return frame.to_dict("records"), f"as {form} of pandas"
+
+
+def _lines_of_json(where: str, text: str) -> Table:
     records, numbers, bad = list[Any](), list[int](), BadRows()
     for number, line in enumerate(lines_of(text), 1):
         if not line.strip():
@@ -267,19 +330,8 @@ def _read_jsonl(path: Path, text: str) -> Table:
         else:
             cell = shown(line.strip())
             fault = f"expected a JSON object, got {cell}{reason}"
-            bad.add(BadRow(str(path), number, "", "no JSON object", cell, fault))
-    return replace(of_records(str(path), records, numbers), bad=bad)
-
-
-def _read_json(path: Path, text: str) -> Table:
-    """Read a list of records; or, as many files of that name are, one record a line."""
-    if not text.lstrip().startswith("["):
-        return _read_jsonl(path, text)
-    try:
-        records = parse_json(text)
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
-    return of_records(str(path), records, range(1, len(records) + 1))
+            bad.add(BadRow(where, number, "", "no JSON object", cell, fault))
+    return replace(of_records(where, records, numbers), bad=bad)
 
 
 def _read_conll(path: Path, text: str) -> Table:

@@ -130,7 +130,8 @@ def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Ta
             good[number] = record
         else:
             text = shown(record)
-            bad.add(BadRow(where, number, "", "no columns", text, f"expected columns and values, got {text}"))
+            remedy = 'Write each row with the names of its columns, such as {"text": "a joy", "label": 1}.'
+            bad.add(BadRow(where, number, "", "no columns", text, f"expected columns and values, got {text}", remedy))
     names = dict.fromkeys(str(name) for record in good.values() for name in record)
     columns = Columns(names, lambda name: [record.get(name) for record in good.values()])
     return Table(where, columns, [*good], bad=bad)

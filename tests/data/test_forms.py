@@ -17,6 +17,7 @@ from task_files import refusal, write_rows, write_task, zstd
 from forgetfree.data.columns import ColumnNames, ReadOptions
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
+from forgetfree.data.table_files import read_table
 from forgetfree.errors import BadDataError, DataError, UsageError
 
 NAMES = ("angry", "joyful", "sad")
@@ -240,12 +241,71 @@ def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, p
     assert text.endswith("Write the file again, in UTF-8.")
 
 
-def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
-    write_rows(tmp_path / "mood.jsonl", ROWS).rename(tmp_path / "mood.json")
-    assert len(load_task("mood", str(tmp_path / "mood.json")).train) == 28
-    for content, fault in (("[1]", "row 1: expected columns and values, got 1."), ('[{"text": 1', "is not valid JSON")):
-        (tmp_path / "mood.json").write_text(content)
-        assert fault in refusal(str(tmp_path / "mood.json"))
+FRAME = pandas.DataFrame(ROWS)
+WORDS = [{"tokens": ["Jane", f"{i}"], "tags": ["B-PER", "O"]} for i in range(20)]
+
+
+@pytest.mark.parametrize("name", ["mood.json", "mood.jsonl"])
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        (json.dumps(ROWS), ""),
+        (FRAME.to_json(orient="records", lines=True), ""),
+        ("\n".join(json.dumps(row, indent=2) for row in ROWS), ""),
+        ("\n".join(json.dumps(row).replace(', "sent', '\n, "sent') for row in ROWS), ""),
+        (json.dumps({"version": "1.1", "data": ROWS}, indent=1), "in 'data'"),
+        (json.dumps({"reviews": ROWS, "languages": ["en"], "meta": {"rows": []}}, indent=1), "in 'reviews'"),
+        (FRAME.to_json(orient="table", indent=1), "in 'data'"),
+        (FRAME.to_json(indent=1), "as orient='columns' of pandas"),
+        (FRAME.to_json(orient="index", indent=1), "as orient='index' of pandas"),
+        (json.dumps({f"id {i}": row for i, row in enumerate(ROWS)}, indent=1), "as orient='index' of pandas"),
+        (FRAME.to_json(orient="split", indent=1), "as orient='split' of pandas"),
+        (json.dumps(FRAME.to_dict("list"), indent=1), "as to_dict('list') of pandas"),
+    ],
+)
+def test_the_same_rows_are_read_from_every_form_of_json(tmp_path: Path, name: str, content: str, note: str) -> None:
+    (tmp_path / name).write_text(content)
+    read = load_task("mood", str(tmp_path / name))
+    assert read.fingerprint() == load_tasks(None, {"mood": ROWS})[0].fingerprint()
+    assert (f"{name} has its rows {note}" if note else ": texts from") in read.notes[0]
+
+
+def test_a_lone_line_of_json_lines_may_hold_a_list_of_objects(tmp_path: Path) -> None:
+    for content, rows in ((json.dumps({"data": ROWS}), 1), (FRAME.to_json(), 40)):
+        for name, count in (("mood.json", 40), ("mood.jsonl", rows)):
+            (tmp_path / name).write_text(content)
+            assert len(read_table(tmp_path / name).numbers) == count
+
+
+def test_lists_of_a_sentence_are_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "columns.json").write_text(json.dumps({name: [row[name] for row in WORDS] for name in WORDS[0]}))
+    assert load_task("ner", str(tmp_path / "columns.json")) == load_tasks(None, {"ner": WORDS})[0]
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(WORDS[0]))
+    assert load_task("ner", str(tmp_path)).train.first == ("Jane 0",)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("[1]", "row 1: expected columns and values, got 1. Write each row with the names of its columns"),
+        ('[{"text": 1', "is not valid JSON: Expecting ',' delimiter"),
+        ('{\n"text": "a",\n"label": 0\n}\n{\n"text": "b",\n}\n', "is not valid JSON: Expecting property name"),
+        (
+            json.dumps({"train": ROWS, "test": ROWS}),
+            "several tables of rows: train, test. Write each into a file of its own",
+        ),
+        (
+            json.dumps({"train": FRAME.to_dict("list"), "dev": {}}),
+            "several tables of rows: train, dev. Write each into",
+        ),
+        (json.dumps({"old": ROWS, "new": ROWS}), "several tables of rows: old, new."),
+        ('{"columns": ["text"], "data": [["a", 0]]}', "1 columns passed, passed data had 2 columns"),
+    ],
+)
+def test_json_that_is_no_table_is_refused_with_its_form(tmp_path: Path, content: str, fault: str) -> None:
+    (tmp_path / "mood.json").write_text(content)
+    assert fault in refusal(str(tmp_path / "mood.json"))
 
 
 # -- Splits ------------------------------------------------------------------------------------------------
