@@ -8,6 +8,7 @@ IOB1, IOBES or BILOU are converted, and a note says so; numbers are read by the 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,8 @@ _TAGS = ("tags", "ner_tags")
 #: Letters before the kind of an entity: those of a word that begins one, and of one that goes on. The last of each ends it.
 _BEGINS, _GOES_ON = "BSU", "IMEL"
 _ENDS = "SUEL"
+#: Said of a number that transformers' recipes give to what does not count.
+_NO_TAG = "-100 is no tag: it marks pieces of words that training leaves out. Give whole words, with the tag of each."
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,7 +387,7 @@ class _Sentences:
         self._table = table
         words, column = _columns(table, columns)
         self._tags = column
-        names = table.label_names.get(column) or source.get("label_names") or ()
+        names = source.get("label_names") or table.label_names.get(column) or ()
         self.words, self.tags, self.notes = dict[int, list[str]](), dict[int, list[str]](), list[str]()
         for i in range(len(table.numbers)):
             sentence = table.bad.attempt(self._words, words, i)
@@ -461,14 +464,20 @@ class _Sentences:
         return [word.replace(" ", "\u00a0") for word in words]
 
     def _tag(self, column: str, i: int, tag: Any, names: Sequence[str]) -> str:
-        if isinstance(tag, int) and 0 <= tag < len(names):
-            tag = names[tag]
-        right = isinstance(tag, str) and (tag == "O" or (tag[:1] in _BEGINS + _GOES_ON and tag[1:2] == "-" and tag[2:]))
-        if not right:
-            remedy = " and label_names in source.json" if isinstance(tag, int) else ""
-            expected = f"tags O, B-X and I-X for entities of kind X{remedy}"
-            raise refusal(self._table.fault(i, column, "unknown tag", expected, brief(tag)))
-        return str(tag)
+        number = int(tag) if isinstance(tag, str) and re.fullmatch("-?[0-9]{1,9}", tag) else tag
+        expected, remedy = "tags O, B-X and I-X for entities of kind X", ""
+        if isinstance(number, int):
+            most = len(names) - 1
+            expected = f"a place in label_names, 0 to {most}" if names else f"{expected} and label_names in source.json"
+            remedy = _NO_TAG if number == -100 else ""
+            tag = names[number] if 0 <= number < len(names) else number
+        if isinstance(tag, str):
+            if tag == "O" or (tag[:1] in _BEGINS + _GOES_ON and tag[1:2] == "-" and tag[2:]):
+                return tag
+            if re.fullmatch(r"\w[\w/.-]*", tag):
+                place = " in label_names" if isinstance(number, int) else ""
+                remedy = f"If {tag} is a kind of entity, write I-{tag}{place}; words side by side are then one entity."
+        raise refusal(self._table.fault(i, column, "unknown tag", expected, brief(tag), remedy))
 
 
 def bio(tags: Sequence[str]) -> list[str]:

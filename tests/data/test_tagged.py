@@ -97,6 +97,64 @@ def test_a_bad_row_is_refused_by_its_number(tmp_path: Path, row: dict[str, Any],
     assert re.search(message, caught.value.rows[0].message)
 
 
+PREFIXED, BARE = ["O", "B-PER", "I-PER"], ["O", "PER", "art/film"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "names", "message"),
+    [
+        (
+            [1, 2, 0, -100],
+            PREFIXED,
+            "a place in label_names, 0 to 2, got -100. -100 is no tag: it marks pieces of words",
+        ),
+        (
+            "1 2 0 -100",
+            PREFIXED,
+            "got -100. -100 is no tag: it marks pieces of words that training leaves out. Give whole",
+        ),
+        ([-100, 0, 0, 0], None, "and label_names in source.json, got -100. -100 is no tag"),
+        ([1, 2, 3, 1], PREFIXED, "expected a place in label_names, 0 to 2, got 3."),
+        ([0, 0, 0, -1], PREFIXED, "expected a place in label_names, 0 to 2, got -1."),
+        ("0 1 1 0", None, "label_names in source.json, got 0."),
+        (
+            ["PER", "PER", "O", "PER"],
+            None,
+            "I-X for entities of kind X, got 'PER'. If PER is a kind of entity, write I-PER;",
+        ),
+        (
+            ["B-PER", "I-PER", "O", "PER"],
+            None,
+            "got 'PER'. If PER is a kind of entity, write I-PER; words side by side are",
+        ),
+        (["O", "O", "O", "art/film"], None, "If art/film is a kind of entity, write I-art/film;"),
+        ([0, 1, 1, 0], BARE, "got 'PER'. If PER is a kind of entity, write I-PER in label_names;"),
+        (["O", "O", "O", ""], None, "I-X for entities of kind X, got ''. Fix"),
+        ("['O', 'O', 'O', 'O']", None, "I-X for entities of kind X, got \"['O',\". Fix"),
+    ],
+)
+def test_a_tag_of_another_form_is_told_with_its_remedy(tmp_path: Path, tags: Any, names: Any, message: str) -> None:
+    good: Any = [0, 0] if names and not isinstance(tags, str) else ["O", "O"]
+    rows = [*[{"tokens": ["a", "b"], "tags": good}] * 3, {"tokens": list("abcd"), "tags": tags}]
+    with pytest.raises(BadDataError) as caught:
+        load_task("ner", str(write(tmp_path / "ner", rows, {"label_names": names} if names else {"kind": "tokens"})))
+    assert message in caught.value.rows[0].message
+
+
+def test_label_names_of_source_json_stand_for_those_of_a_class_label(tmp_path: Path) -> None:
+    """Data sets such as Few-NERD name kinds without B- and I-."""
+    features = {
+        "tokens": datasets.List(datasets.Value("string")),
+        "tags": datasets.List(datasets.ClassLabel(names=BARE)),
+    }
+    rows = {"tokens": [["Jane", "Smith", f"{i}"] for i in range(20)], "tags": [[1, 1, 0]] * 20}
+    (tmp_path / "ner").mkdir()
+    held = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    held.to_parquet(tmp_path / "ner" / "train.parquet")
+    (tmp_path / "ner" / "source.json").write_text(json.dumps({"label_names": ["O", "I-PER", "I-film"]}))
+    assert load_task("ner", str(tmp_path)).train.labels[0] == (1, 2, 0)
+
+
 def test_kinds_that_look_alike_are_refused_unless_they_are_listed(tmp_path: Path) -> None:
     rows = [{"tokens": ["Jane", f"{i}"], "tags": [("B-PER", "B-Per", "B-PER\u200b")[i % 3], "O"]} for i in range(9)]
     with pytest.raises(
