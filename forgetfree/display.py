@@ -67,6 +67,11 @@ def _code(char: str) -> str:
     return f"\\u{ord(char):04x}" if char <= "\uffff" else f"\\U{ord(char):08x}"
 
 
+def nfc(text: str) -> str:
+    """Return ``text`` with each character in its shortest code: file systems and programs write é in one code or in two."""
+    return unicodedata.normalize("NFC", text)
+
+
 def escaped_lines(text: str) -> str:
     """Return ``text`` `escaped`, but for the line breaks before indented lines: those of a table in a message."""
     return "\n  ".join(map(escaped, text.split("\n  ")))

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forgetfree.display import brief, json_text
+from forgetfree.display import brief, json_text, nfc
 from forgetfree.errors import RunError, UsageError, first_line
 
 #: What our functions take as a path.
@@ -40,6 +40,16 @@ def cache_directory() -> Path | None:
         return Path(override).absolute()
     cache = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "forgetfree"))
     return Path(cache) if os.path.isabs(cache) else None
+
+
+def as_there(path: str) -> str:
+    """Return a path as the disk has it, where its letters are coded otherwise there; any other as it is."""
+    parent, name = os.path.split(path)
+    if path.isascii() or os.path.lexists(path) or not name:
+        return path
+    parent = as_there(parent)
+    beside = os.listdir(parent or ".") if os.path.isdir(parent or ".") and os.access(parent or ".", os.R_OK) else []
+    return os.path.join(parent, next((each for each in beside if nfc(each) == nfc(name)), name))
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

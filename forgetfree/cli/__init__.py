@@ -16,7 +16,7 @@ from forgetfree import __version__
 from forgetfree.cli.refusal import fail, lacks, refusal
 from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
-from forgetfree.files import is_full
+from forgetfree.files import as_there, is_full
 from forgetfree.jobs.environment import terminable
 
 #: What a lone hyphen means.
@@ -147,7 +147,7 @@ def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArgume
     for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
         if flag.startswith("--") and not value:
             raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")
-    words = [STDIN if i < len(before_texts) and word == "-" else word for i, word in enumerate(words)]
+    words = [STDIN if i < len(before_texts) and word == "-" else as_there(word) for i, word in enumerate(words)]
     try:
         command, bound, _ = app.parse_args(words)
     except CycloptsError as error:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
-from forgetfree.display import counted, escaped, tell
+from forgetfree.display import counted, escaped, nfc, tell
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
@@ -46,6 +46,7 @@ def export(
 
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
+    task = nfc(task)
     predictor.definition(task)  # which refuses a task that there is not
     write = partial(export_task, predictor, task, strategy=source.strategy)
     _write(write, out, f"that answers {task} as {source.file} does")

@@ -37,7 +37,7 @@ from forgetfree.data.columns import (
 )
 from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
 from forgetfree.data.tables import Columns
-from forgetfree.display import Screen, counted, escaped, tell, tell_note
+from forgetfree.display import Screen, counted, escaped, nfc, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
 from forgetfree.results.config_file import load_run
@@ -110,6 +110,7 @@ def command(
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
+    task, keep = None if task is None else nfc(task), tuple(map(nfc, keep))
     if task is None:
         task, *others = predictor.tasks
         if others:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forgetfree import registry
+from forgetfree.display import nfc
 from forgetfree.errors import DataError, UnknownNameError, UsageError, nearest
 
 #: The columns of a pair of texts.
@@ -51,7 +52,7 @@ class ColumnNames:
         Raises:
             UsageError: these are not one or two different names of texts, and another of a label.
         """
-        names = listed_names(texts)
+        names, label = listed_names(texts), nfc(label) if isinstance(label, str) else label
         every = [*names, *([] if label is None else [label])]
         if len(names) > 2 or len(set(every)) < len(every) or not all(isinstance(each, str) and each for each in every):
             raise UsageError(
@@ -72,7 +73,8 @@ NO_COLUMN_NAMES = ColumnNames()
 
 def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     """Names of an argument that is one of them, several or none."""
-    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    every = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    return tuple(nfc(name) if isinstance(name, str) else name for name in every)
 
 
 @dataclass(frozen=True)

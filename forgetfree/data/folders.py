@@ -16,7 +16,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.table_files import check_size, format_of, read_table
 from forgetfree.data.tables import Tables, split_of, tables_of
-from forgetfree.display import brief, listed
+from forgetfree.display import brief, listed, nfc
 from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS
@@ -231,6 +231,8 @@ def read_source(folder: Path) -> dict[str, Any]:
     if not isinstance(source, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(source).__name__}.")
     source, known = {key: value for key, value in source.items() if value is not None}, _keys(source.get("kind"))
+    names = [key for key in ("label_names", "entities") if _are_names(source.get(key))]
+    source |= {key: [nfc(str(name)) for name in source[key]] for key in names}
     for key, value in source.items():
         if key in known:
             expected, is_right = known[key]
@@ -270,5 +272,5 @@ def _are_names(names: Any) -> bool:
     """True if these are different texts that are not blank, or whole numbers used as names."""
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return False
-    plain = {str(name).strip() for name in names}
+    plain = {nfc(str(name)).strip() for name in names}
     return "" not in plain and len(plain) == len(names)

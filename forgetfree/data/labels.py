@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.data.tables import shown
-from forgetfree.display import is_blank, with_invisible, without_invisible
+from forgetfree.display import is_blank, nfc, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
 #: A whole number as programs write it, and the same in a column of real numbers. Longer ones are names.
@@ -54,7 +54,7 @@ def label_cells(
     Returns:
         Of each cell the label, or an error that says why it is none, where there is more to say.
     """
-    texts = {cell: cell.strip() for cell in column if isinstance(cell, str)}
+    texts = {cell: nfc(cell).strip() for cell in column if isinstance(cell, str)}
     several = set[str]() if as_written else _several({*texts.values(), *names}).difference(names)
     read = _reader({text for text in texts.values() if not is_blank(text)}, several, typed, bool(names))
     known: dict[Any, int | str | ValueError] = {

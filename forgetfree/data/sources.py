@@ -20,8 +20,9 @@ from forgetfree.data.folders import holds_a_task, read_folder, read_source, task
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table, TaskTables, tables_of
-from forgetfree.display import brief, first_twice, is_text
+from forgetfree.display import brief, first_twice, is_text, nfc
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line, nearest
+from forgetfree.files import as_there
 from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, HubSource, TaskDefinition, slots
 
 #: The environment variable with the directory that ``--data`` is by default.
@@ -91,7 +92,7 @@ def load_task(
     options: ReadOptions = READ_DEFAULTS,
 ) -> TaskRows:
     """Load one task with its rows; arguments and errors as those of `load_tasks`."""
-    source = _open(data, options)
+    source, name = _open(data, options), nfc(name)
     _check_one(name, source)
     return _rows_of_task(name, source, evaluate_on, options)
 
@@ -128,7 +129,7 @@ def no_stream(data: Data) -> UsageError:
 def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tuple[str, ...]:
     streams = registry.streams()
     if stream is None:
-        names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
+        names = tuple(map(nfc, data)) if isinstance(data, Mapping) else tasks_of_files(data)
     elif isinstance(stream, str):
         own = tasks_of_files(os.fspath(source.path)) if source.is_nameless and source.path else source.names
         if stream in streams and stream in own:
@@ -136,9 +137,9 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
                 f"{stream!r} is both a task of the data and a registered stream: {', '.join(streams[stream])}. Write "
                 f"'{stream},' with a comma for the task, or these names for the stream."
             )
-        names = streams.get(stream) or tuple(filter(None, map(str.strip, stream.split(","))))
+        names = streams.get(stream) or tuple(filter(None, map(str.strip, nfc(stream).split(","))))
     else:
-        names = tuple(stream)
+        names = tuple(map(nfc, stream))
     if not names:
         raise UsageError("The stream names no task. Give a registered stream or task names separated by commas.")
     if twice := [name for name in names if names.count(name) > 1]:
@@ -200,7 +201,8 @@ def _open(data: Any, options: ReadOptions) -> _Source:
         return _by_name(data, options)
     if isinstance(data, list | tuple):
         return _several([os.fspath(path) for path in data], options)
-    name, path = os.fspath(data), Path(data)
+    name = as_there(os.fspath(data))
+    path = Path(name)
     if _is_known(name):
         if options.texts or options.labels or options.kinds:
             raise UsageError(
@@ -245,8 +247,11 @@ def _is_path(value: Any) -> bool:
 
 
 def _directory(root: Path, options: ReadOptions) -> _Source:
-    folders = [path.name for path in root.iterdir() if path.is_dir()]
-    names = sorted(name for name in folders if holds_a_task(root / name))
+    places = sorted(path for path in root.iterdir() if path.is_dir())
+    folders = {nfc(path.name): path for path in places}
+    if (twice := first_twice(nfc(path.name) for path in places)) is not None:
+        raise UsageError(f"{root} holds two folders {twice!r}, whose names are coded in two ways. Rename one of them.")
+    names = sorted(name for name, path in folders.items() if holds_a_task(path))
 
     def read(name: str) -> TaskRows:
         if name not in folders:
@@ -254,7 +259,7 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
                 f"There is no data for task {name!r}: expected the folder {root / name}. It holds "
                 f"{', '.join(names) or 'no tasks'}. Add the folder, or give another directory to --data."
             )
-        return _read_folder(name, root / name, options)
+        return _read_folder(name, folders[name], options)
 
     hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
     return _Source(names, hint, read, folders.__contains__, root)
@@ -277,6 +282,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
     """Source ``data={"NAME": ROWS}`` of Python."""
+    rows = {nfc(name): each for name, each in rows.items()}
 
     def read(name: str) -> TaskRows:
         if _is_path(rows[name]):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import CHATS, WORDS
 from forgetfree.data.tables import Columns, Table, check_names, of_arrow, of_records, shown, split_of, stored_features
+from forgetfree.display import nfc
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import parse_json
@@ -56,7 +57,7 @@ def format_of(name: str) -> tuple[str, str]:
     packed = next((ending for ending in PACKED if name.lower().endswith(ending)), "")
     stem, _, ending = name.removesuffix(name[len(name) - len(packed) :] if packed else "").rpartition(".")
     known = ending.lower() in FORMATS[1 if packed else 0 :]
-    return (stem, ending.lower()) if known and stem else (name, "")
+    return (nfc(stem), ending.lower()) if known and stem else (name, "")
 
 
 def check_size(path: Path, size: int, unit: str = "bytes") -> None:
@@ -227,7 +228,7 @@ def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
             lines = f"line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
             bad.add(BadRow(str(path), number, "", "broken quotes", lines, f"{fault} in {lines}", remedy))
         elif record and not names:
-            names = [name.strip() for name in record]
+            names = [nfc(name).strip() for name in record]
             check_names(str(path), [name for name in names if name])  # a column without a name is not read
         elif record:  # blank ones are no rows
             number += 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
-from forgetfree.display import first_twice, with_invisible
+from forgetfree.display import first_twice, nfc, with_invisible
 from forgetfree.errors import DataError, first_line
 from forgetfree.json_file import parse_json
 from forgetfree.tasks import TaskDefinition
@@ -37,20 +37,20 @@ def split_of(name: str) -> str | None:
 
 
 class Columns(Mapping[str, Any]):
-    """Columns, or the cells of a row, of which each is read when it is asked for, and then kept.
+    """Columns, or the cells of a row, of which each is read when it is asked for, and then kept; their names are in NFC.
 
     Args:
-        names: of the columns, in order.
+        names: of the columns, in order, as ``read`` knows them.
         read: returns the cells of a column, or one cell.
     """
 
     def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
-        self._names, self._read = dict.fromkeys(names), cache(read)
+        self._names, self._read = {nfc(name): name for name in names}, cache(read)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
             raise KeyError(name)
-        return self._read(name)
+        return self._read(self._names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -118,7 +118,7 @@ class Table:
 
 def check_names(where: str, names: Sequence[str]) -> None:
     """Raise ``DataError`` if a table has a column twice."""
-    if (name := first_twice(names)) is not None:
+    if (name := first_twice(map(nfc, names))) is not None:
         raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
 
 
@@ -133,7 +133,9 @@ def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Ta
             remedy = 'Write each row with the names of its columns, such as {"text": "a joy", "label": 1}.'
             bad.add(BadRow(where, number, "", "no columns", text, f"expected columns and values, got {text}", remedy))
     names = dict.fromkeys(str(name) for record in good.values() for name in record)
-    columns = Columns(names, lambda name: [record.get(name) for record in good.values()])
+    if not all(nfc(name) == name for name in names):  # records may write a name in different codes
+        good = {i: {nfc(str(name)): cell for name, cell in record.items()} for i, record in good.items()}
+    columns = Columns(map(nfc, names), lambda name: [record.get(name) for record in good.values()])
     return Table(where, columns, [*good], bad=bad)
 
 
@@ -296,7 +298,9 @@ def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
 def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Names of labels that features give, by column; of a list of labels, too."""
     inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
-    return {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
+    return {
+        nfc(column): [*map(nfc, each.names)] for column, each in inner.items() if type(each).__name__ == "ClassLabel"
+    }
 
 
 def stored_features(schema: Any) -> dict[str, Any]:

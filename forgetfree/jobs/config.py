@@ -15,7 +15,7 @@ import pydantic
 from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
-from forgetfree.display import brief, first_twice
+from forgetfree.display import brief, first_twice, nfc
 from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError
 from forgetfree.files import free_directory
 from forgetfree.options import Options, build, by_name, faults_in, name_of_function, option, read_value
@@ -261,7 +261,7 @@ class RunConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the tasks, as the stream has them."""
-        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
+        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, nfc(self.stream).split(","))))
 
     @property
     def strategy_names(self) -> tuple[str, ...]:
@@ -277,7 +277,7 @@ class RunConfig:
     @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
-        return ReadOptions(self.text_column, self.label_column, self.skip_bad_rows, self.metric, self.kind)
+        return ReadOptions.of(self.text_column, self.label_column, self.skip_bad_rows, self.metric, self.kind)
 
     @property
     def rows(self) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from forgetfree import registry
 from forgetfree.data.columns import names_for
+from forgetfree.display import nfc
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
 from forgetfree.jobs.config import RunConfig, prepared, stream_of
@@ -56,6 +57,7 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
         TaskError: the run has learned one of the tasks, or did not learn the one that is taken away, or nothing else.
         RunError: the run is not finished, or its files are damaged.
     """
+    without = None if without is None else nfc(without)
     if without is not None and tasks:
         raise UsageError(
             f"--without {without} takes a task away, and {', '.join(tasks)} would be learned. Do one after the other."

@@ -24,7 +24,7 @@ from forgetfree.data.columns import WORDS, ColumnNames, is_label
 from forgetfree.data.labels import Labels, check_alike
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
-from forgetfree.display import brief, counted, escaped, is_text
+from forgetfree.display import brief, counted, escaped, is_text, nfc
 from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import Form, Kind, Text, check_texts
@@ -473,7 +473,7 @@ class _Sentences:
             tag = names[number] if 0 <= number < len(names) else number
         if isinstance(tag, str):
             if tag == "O" or (tag[:1] in _BEGINS + _GOES_ON and tag[1:2] == "-" and tag[2:]):
-                return tag
+                return nfc(tag)
             if re.fullmatch(r"\w[\w/.-]*", tag):
                 place = " in label_names" if isinstance(number, int) else ""
                 remedy = f"If {tag} is a kind of entity, write I-{tag}{place}; words side by side are then one entity."

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from forgetfree.display import counted
+from forgetfree.display import counted, nfc
 from forgetfree.errors import MetricError
 from forgetfree.results.metrics import Floats, Metric
 
@@ -125,7 +125,7 @@ def normalized(text: str) -> str:
     it (Lewis et al., 2020): punctuation of every script is left out, and each character of a script that is written without
     blanks is a word. Letters that Unicode writes in several ways are one (NFC).
     """
-    lower = _nfc(text).lower()
+    lower = nfc(text).lower()
     bare = "".join(char for char in lower if char not in _PUNCTUATION and unicodedata.category(char)[0] != "P")
     without = _ARTICLES.sub(" ", bare)
     return " ".join(_spaced(without if without.strip() else bare).split())
@@ -240,7 +240,3 @@ def _check(texts: Texts, targets: Targets) -> None:
             f"There must be a text for each row and a list of right texts, got {counted(len(texts), 'text')} and right texts "
             f"for {counted(len(targets), 'row')}."
         )
-
-
-def _nfc(text: str) -> str:
-    return unicodedata.normalize("NFC", text)

@@ -391,6 +391,7 @@ def labelled(*labels: Any) -> Any:
         (["True", "False", "True"], ("False", "True"), (1, 0, 1)),
         ([5, 1, 3], ("1", "3", "5"), (2, 0, 1)),
         (["10", "9", "10"], ("9", "10"), (1, 0, 1)),
+        (["cafe\u0301", "bar", "caf\u00e9"], ("bar", "caf\u00e9"), (1, 0, 1)),
     ],
 )
 def test_labels_are_what_is_written(labels: list[Any], names: tuple[str, ...], numbers: tuple[int, ...]) -> None:
@@ -440,7 +441,6 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["1", "\uff11"], "which look alike"),
         (["a", "\u200b"], 'got "\\u200b". Fix or remove the row.'),
         (["a", "nan"], "nan often marks rows without a label"),
-        (["caf\u00e9", "cafe\u0301"], "which look alike"),
         (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
         ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
     ],
@@ -547,11 +547,44 @@ def test_labels_that_differ_by_case_are_told_with_rows_and_counts(tmp_path: Path
     assert 'train label "NUMBER" is read as "Number"' in read.notes[0]
 
 
-def test_a_label_is_known_however_its_characters_are_coded() -> None:
-    rows = [{"text": f"{i}", "label": ("caf\u00e9", "bar")[i % 2]} for i in range(20)]
-    (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "Cafe\u0301"}]}})
-    assert (read.task.labels, read.test.labels) == (("bar", "caf\u00e9"), (1,))
-    assert 'test label "Cafe\u0301" is read as "caf\u00e9"' in read.notes[0]
+NFC, NFD = "\u00e9motion", "e\u0301motion"
+
+
+@pytest.mark.parametrize(("there", "given"), [(NFD, NFC), (NFC, NFD)])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "frame", "dataset"])
+def test_names_are_known_however_their_characters_are_coded(tmp_path: Path, form: str, there: str, given: str) -> None:
+    """File systems and programs write an accent beside its letter, or a letter with its accent."""
+    rows = [{"text": f"{i}", there: there if i % 2 else "joy"} for i in range(20)]
+    test = [{"text": "x", given: given.upper()}]  # by another hand
+    named = ReadOptions.of(None, f"{given}={given}", metrics=[f"{given}=macro_f1"])
+    if form in ("frame", "dataset"):
+        held = {"frame": pandas.DataFrame, "dataset": datasets.Dataset.from_list}[form]
+        place: Any = {there: {"train": held(rows), "test": held(test)}}
+    else:
+        write_rows(tmp_path / there / there / f"train.{form}", rows)
+        write_rows(tmp_path / there / there / f"test.{form}", test)
+        (tmp_path / there / there / "source.json").write_text(json.dumps({"label_names": ["joy", given]}))
+        place = str(tmp_path / given)
+    (read,) = load_tasks(given, place, options=named)
+    assert read.task.name == NFC and read.task.labels == ("joy", NFC) and read.task.metric == "macro_f1"
+    assert read.test.labels == (1,) and load_task(given, place, options=named) == read
+
+
+def test_files_and_folders_are_found_however_their_characters_are_coded(tmp_path: Path) -> None:
+    rows = [{"text": f"{i}", "label": i % 2} for i in range(20)]
+    path = write_rows(tmp_path / NFD / f"{NFD}.csv", rows)
+    assert [each.task.name for each in load_tasks(None, [f"{tmp_path}/{NFC}/{NFC}.csv"])] == [NFC]
+    with pytest.raises(UsageError, match=f"{NFC}s.csv' does not exist. Did you mean '{NFD}.csv'"):
+        load_tasks(None, f"{tmp_path}/{NFC}/{NFC}s.csv")
+    for name in (NFC, NFD):
+        write_rows(tmp_path / "both" / name / "train.csv", rows)
+    assert f"both holds two folders '{NFC}', whose names are coded in two ways. Rename" in refusal(
+        f"{tmp_path}/both", NFC
+    )
+    path.write_text(f"text,{NFC},{NFD}\na,0,1\n")
+    assert f"has column '{NFC}' twice" in refusal(str(path))
+    mixed = [{"text": f"{i}", (NFC, NFD)[i % 2]: i % 2} for i in range(20)]
+    assert len(load_tasks(None, {"mood": mixed}, options=ReadOptions.of(None, NFD))[0].test) == 4
 
 
 def test_a_label_that_training_rows_lack_is_refused_with_its_row() -> None:
