@@ -114,6 +114,24 @@ def test_predict_finds_the_columns_that_its_run_was_told(here: Path, capsys: pyt
         assert json.loads(capsys.readouterr().out)["text"] == read
 
 
+def test_names_that_are_typed_are_those_of_the_disk_in_either_form_of_unicode(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, typed = "humeur_e\u0301te\u0301", "humeur_\u00e9t\u00e9"
+    (here / f"{there}.csv").write_text((here / "mood.csv").read_text().replace("review", there, 1))
+    named = ("--text-column", f"{typed}={typed}", "--strategy", "grafting-continual", "--set", "sparsity=0.1")
+    assert call("run", typed, "--data", f"{typed}.csv", *COMMON, *named, "--out", there) == 0
+    assert json.loads((here / there / "results.json").read_text())["tasks"] == [typed]
+    for task in (there, typed):
+        capsys.readouterr()
+        assert call("predict", typed, "--task", task, "--file", f"{typed}.csv", "--keep", typed, "--json") == 0
+        row, *_ = map(json.loads, capsys.readouterr().out.splitlines())
+        assert row["task"] == typed and row[typed] == row["text"]
+    assert call("export", typed, "--task", there, "--out", "model-of-its-own") == 0
+    assert call("run", "--on", typed, "--without", there, "--out", "less") == 1
+    assert f"learned nothing but '{typed}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault", "code"),
     [
