@@ -65,7 +65,7 @@ class FlatProducts:
         self._places, self._dtype = places, dtype
         sizes = [len(rows) for rows, _ in places]
         self._size = sum(sizes)
-        self._numbers = torch.arange(self._size, device=places[0][0].device).split(sizes)
+        self._numbers = torch.split(torch.arange(self._size, device=places[0][0].device), sizes)
         self._kept: list[tuple[int, Tensor, Tensor]] = []
         self._bytes = 0
         self._sums: Tensor | None = None

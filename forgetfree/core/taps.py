@@ -392,9 +392,7 @@ class Taps:
     def _settle(self, *_: Any) -> None:
         """Leave pieces to their taps, if a backward pass has shown that these give the gradients of plain training."""
         compared = [piece for piece in self.pieces if piece.agreements]
-        if (
-            not compared or torch._C._current_graph_task_id() != -1
-        ):  # a checkpoint computes a layer again in such a pass
+        if not compared or torch._C._current_graph_task_id() != -1:  # in which a checkpoint calls the model again
             return
         self._end_watch()
         self.check()

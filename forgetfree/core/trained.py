@@ -145,7 +145,7 @@ class RegionParameters:
         tensors = space.parameters(model)
         device = tensors[0].device
         self._pieces = [(tensors[i], local.to(device)) for i, local, _ in space.split(region.indices)]
-        self._written = self._pieces  # the memory that `write` writes into
+        self._written: Sequence[tuple[Tensor, Tensor]] = self._pieces  # the memory that `write` writes into
         self.values = nn.Parameter(space.gather(model, region.indices).to(at_least_float32(space.dtype)))
         self.parameters = [self.values]
         self.touched = [tensor for tensor, _ in self._pieces]
