@@ -66,6 +66,10 @@ def told(k: int, **fields: Any) -> Change:
     return change
 
 
+def u16(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(torch.uint16)
+
+
 def u32(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64).to(torch.uint32)
 

@@ -145,10 +145,13 @@ def graft_theta(theta_pre: Tensor, theta_ft: Tensor, region: Region) -> Tensor:
 # -- Files of grafts and of ledgers: a region and its values as tensors ---------------------------------------
 
 
+#: A gap of a file that is this long or longer is written as this number, once or several times, and what is left of it.
+_LONG = 2**16 - 1
+
+
 def entry_tensors(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a region and its values, as grafts' and ledgers' files hold them: ``(s,)`` both."""
-    indices = region.indices.to(index_dtype(space))
-    return {"index": indices, "value": values.detach().cpu().to(space.dtype)}
+    """Return the tensors of a region and its values ``(s,)``, as grafts' and ledgers' files hold them."""
+    return {"index": stored_indices(space, region), "value": values.detach().cpu().to(space.dtype)}
 
 
 def entries_of(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
@@ -165,21 +168,43 @@ def entries_of(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Re
     return region, values
 
 
+def stored_indices(space: ParameterSpace, region: Region) -> Tensor:
+    """Return a region's indices as files hold them, in the shorter of two forms.
+
+    A file of dense regions has gaps, uint16: how far each index is from the one before, the first one from 0; 65,535 stands for
+    as many entries that are passed over, so a gap of 70,000 is 65,535 and 4,465. A file of sparse ones has the indices,
+    uint32, or int64 in a space of more than 2³² entries.
+    """
+    indices, dtype = region.indices, _index_dtype(space)
+    gaps = torch.diff(indices, prepend=indices.new_zeros(1))
+    passed = gaps // _LONG
+    length = len(gaps) + int(passed.sum())
+    if length * torch.uint16.itemsize >= len(indices) * dtype.itemsize:
+        return indices.to(dtype)
+    words = torch.full((length,), _LONG, device="cpu")
+    words[torch.arange(len(gaps), device="cpu") + passed.cumsum(0)] = gaps % _LONG
+    return words.to(torch.uint16)
+
+
 def region_of(space: ParameterSpace, tensors: Mapping[str, Tensor], name: str) -> Region:
-    """Return the region whose indices stand under ``name``.
+    """Return the region that `stored_indices` wrote under ``name``.
 
     Raises:
         ValueError, RegionError: there is none, or it does not fit the space.
     """
-    indices, dtype = tensors.get(name), index_dtype(space)
-    if indices is None or indices.dtype != dtype or indices.dim() != 1:
-        got = "none" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
-        raise ValueError(f"{name!r} must be {dtype} of shape (s,), got {got}")
-    region = Region(indices.to(torch.int64))
+    stored, dtype = tensors.get(name), _index_dtype(space)
+    if stored is None or stored.dtype not in (torch.uint16, dtype) or stored.dim() != 1:
+        got = "none" if stored is None else f"{stored.dtype} of shape {tuple(stored.shape)}"
+        raise ValueError(f"{name!r} must be torch.uint16 or {dtype}, in one dimension, got {got}")
+    indices = stored.to(torch.int64)
+    if stored.dtype == torch.uint16:
+        if len(indices) and int(indices[-1]) == _LONG:
+            raise ValueError(f"{name!r} ends with {_LONG:,}, which passes over entries and reaches none")
+        indices = indices.cumsum(0)[indices < _LONG]
+    region = Region(indices)
     space.check(region.indices)
     return region
 
 
-def index_dtype(space: ParameterSpace) -> torch.dtype:
-    """Return the dtype in which files hold indices."""
+def _index_dtype(space: ParameterSpace) -> torch.dtype:
     return torch.uint32 if len(space) <= 2**32 else torch.int64

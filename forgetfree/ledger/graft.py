@@ -2,8 +2,8 @@
 
 Its file is a `forgetfree.tensor_file.TaskFile` with one task:
 
-    index     uint32 (s,)   flat indices of the entries, sorted
-    value     (s,)          their values, in the space's dtype
+    index     the flat indices of the entries, see `forgetfree.core.regions.stored_indices`
+    value     their values (s,), in the space's dtype
     readout/… the tensors that read out the task
     buffer/…  buffers of the body that training changed (BatchNorm's, say)
 

@@ -2,9 +2,9 @@
 
 Its file is a `forgetfree.tensor_file.TaskFile`, with a record a task:
 
-    index     the flat indices of the entries that the task owns, and
+    index     the flat indices of the entries that the task owns (see `forgetfree.core.regions.stored_indices`), and
     value     their values
-    shared    the flat indices of those entries of γ_k that earlier tasks own
+    shared    those of the entries of γ_k that earlier tasks own
     readout/… the tensors of its readout
     buffer/…  the buffers that training changed
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from forgetfree import registry
 from forgetfree.core.parameters import ParameterSpace, not_finite
 from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of
-from forgetfree.core.regions import Region, entries_of, entry_tensors, index_dtype, region_of
+from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
 from forgetfree.files import StrPath
@@ -118,7 +118,7 @@ def tensors_of_record(space: ParameterSpace, record: Record) -> TaskTensors:
     """Return a record as the file holds it."""
     tensors = entry_tensors(space, record.owned.region, record.owned.values)
     if len(shared := record.shared):
-        tensors["shared"] = shared.indices.to(index_dtype(space))
+        tensors["shared"] = stored_indices(space, shared)
     tensors |= grouped(readout=record.readout, buffer=record.buffers)
     fields = {"sparsity": record.sparsity, "classes": record.classes, "alone": record.alone}
     return TaskTensors(record.task, tensors, fields | {"definition": record.definition and record.definition.fields})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, layer_of, parameter_kind
-from forgetfree.core.regions import Region, distribution
+from forgetfree.core.regions import Region, distribution, region_of, stored_indices
 from forgetfree.errors import RegionError
 
 
@@ -65,3 +65,24 @@ def test_distribution_counts_every_group_in_the_spaces_order() -> None:
     region = Region.of([0, 3, 8])
     assert list(distribution(region, space, layer_of).items()) == [("1", 3), ("0", 0)]
     assert list(distribution(region, space, parameter_kind).items()) == [("query weight", 2), ("key bias", 1)]
+
+
+@pytest.mark.parametrize(
+    ("size", "indices", "dtype", "stored"),
+    [
+        # Gaps of 7, 65,534, 65,535, 70,000 and 1: from 65,535 on they take two words and more.
+        (2**20, [7, 65_541, 131_076, 201_076, 201_077], torch.uint16, "0700 feff ffff0000 ffff7111 0100"),
+        (2**33, [7, 65_541, 131_076, 201_076, 201_077], torch.uint16, "0700 feff ffff0000 ffff7111 0100"),
+        (2**20, [200_000, 400_000], torch.uint32, "400d0300 801a0600"),  # eight words
+        (2**20, [70_000], torch.uint32, "70110100"),  # two words are no shorter
+        (2**33, [2**32 + 1], torch.int64, "0100000001000000"),
+        (26, [], torch.uint32, ""),
+    ],
+)
+def test_a_files_indices_are_gaps_of_two_bytes_where_these_are_shorter(
+    size: int, indices: list[int], dtype: torch.dtype, stored: str
+) -> None:
+    space, region = ParameterSpace((TensorSpec("weight", (size,), torch.float32, 0),)), Region.of(indices)
+    written = stored_indices(space, region)
+    assert (written.dtype, written.numpy().tobytes()) == (dtype, bytes.fromhex(stored))
+    assert region_of(space, {"index": written}, "index") == region

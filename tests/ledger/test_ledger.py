@@ -14,7 +14,7 @@ import pytest
 import tiny
 import torch
 from compared import assert_same, state_of
-from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told, u32
+from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told, u16, u32
 from torch import Tensor, nn
 
 from forgetfree.cli.ledger import render_ledger
@@ -232,8 +232,8 @@ def test_saving_and_loading_loses_nothing(model: Toy, ledger: Ledger, tmp_path: 
     for made in (ledger, empty, shared):
         made.save(str(tmp_path / "deep" / "l.safetensors"))
         assert_same_ledger(Ledger.load(str(tmp_path / "deep" / "l.safetensors")), made)
-    entries, shares, readouts, buffers = 2 * 7, 3, 3 * 8, 2 * 4
-    assert ledger.size_in_bytes == sum(ledger.sizes) == 4 * (entries + shares + readouts + buffers)
+    entries, shares, readouts, buffers = 7, 3, 3 * 8, 2 * 4
+    assert ledger.size_in_bytes == sum(ledger.sizes) == 4 * (entries + readouts + buffers) + 2 * (entries + shares)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["l.safetensors"]  # no temporary file is left
 
 
@@ -248,6 +248,29 @@ def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(tmp_path: Path)
         loaded = Ledger.load(tmp_path / "l.safetensors").records[0].owned.values
         assert loaded.dtype == dtype
         assert torch.equal(loaded.view(torch.uint8), values.view(torch.uint8))
+
+
+def test_entries_far_apart_and_close_together_in_mixed_dtypes(tmp_path: Path) -> None:
+    """A ledger and a graft of each region keep it to the bit, in the bytes of the shorter form: two an entry, or four."""
+    model = nn.Sequential(nn.Linear(500, 400, bias=False), nn.Linear(400, 500).to(torch.bfloat16))
+    space = ParameterSpace.of(model)
+    ledger = Ledger(space, "f" * 64, "alone")
+    regions = {
+        "far": range(0, 400_000, 150_000),
+        "both": [*range(9), 199_999, 200_000, 400_499],
+        "close": range(400_000, 400_400, 3),
+    }
+    for task, indices in regions.items():
+        values = torch.arange(len(indices)).to(torch.bfloat16).float()  # what both dtypes hold
+        ledger.append(Record(task, Region.of(indices), Graft(Region.of(indices), values, space), 0.1))
+    ledger.save(tmp_path / "ledger")
+    loaded = Ledger.load(tmp_path / "ledger")
+    assert_same_ledger(loaded, ledger)
+    assert ledger.sizes == [3 * (4 + 4), 12 * 4 + 2 * (12 + 2 * 3), 134 * (4 + 2) + 2 * 6]
+    for record in loaded.records:
+        replace(record.owned, space=space).save(tmp_path / "graft")
+        graft = Graft.load(tmp_path / "graft")
+        assert graft.region == record.region and torch.equal(graft.values, record.owned.values)
 
 
 def test_equal_ledgers_are_equal_files(model: Toy, tmp_path: Path) -> None:
@@ -287,7 +310,10 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a binding that is none": (sealed(note("binding", "[]")), r"its binding cannot be read \(the content must be an obj"),
     "a value too many": (sealed(put("0/value", torch.zeros(4))), r"'one': 'value' must be torch.float32 of shape \(3,\), got"),
     "no values": (sealed(drop("1/value")), r"task 'two': 'value' must be torch.float32 of shape \(2,\), got none"),
-    "indices of another dtype": (sealed(put("0/index", torch.arange(3))), "'index' must be torch.uint32 .* got torch.int64"),
+    "indices of another dtype": (sealed(put("0/index", torch.arange(3))), "uint16 or torch.uint32, .* got torch.int64"),
+    "a gap of nothing": (sealed(put("0/index", u16(5, 0, 8))), "task 'one': .* sorted and without repeats"),
+    "gaps past the end": (sealed(put("2/index", u16(24, 2))), "task 'three': Indices from 24 to 26 do not fit"),
+    "gaps that end nowhere": (sealed(put("0/index", u16(0, 5, 8, 65_535))), "'one': 'index' ends with 65,535, which passes"),
     "an index out of bounds": (moved(2, (24, 26), (13, 20)), "task 'three': Indices from 24 to 26 do not fit .* 26 entries"),
     "indices in disorder": (moved(0, (5, 0, 13)), "task 'one': "),
     "two owners": (moved(1, (5, 20), (6,)), "Record of task 'two' takes entries that earlier tasks own"),
