@@ -21,6 +21,7 @@ demo: $(BIN)/.installed
 
 # The tables and pictures of the result pages, from the committed CSV files: a test checks that nothing differs.
 results: $(BIN)/.installed
+	$(BIN)/python -m forgetfree.benchmarks.kept
 	$(BIN)/python -m forgetfree.benchmarks.pages
 	$(BIN)/python -m forgetfree.benchmarks.paper
 	$(BIN)/python docs/figures/first_task.py

@@ -225,11 +225,11 @@ def calibration(runs: Runs, role: str = "union") -> Interval | None:
     return runs.calibration.difference(role, "fine-tune")
 
 
-def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]:
+def cost(*phases: str, role: str = "union", whole: bool = False) -> Callable[[Runs], Interval | None]:
     """Return a measure of the seconds of phases of ``union``, or another, divided by those of fine-tuning.
 
-    A fine-tuned model that runs share is made by one of them: the others took no time for it. ``None`` where no run tells how
-    long it took.
+    A fine-tuned model that runs share is made by one of them: the others took no time for it. ``whole`` counts it all the same,
+    in each run that localizes in it. ``None`` where no run tells how long it took.
     """
 
     def measured(runs: Runs) -> Interval | None:
@@ -242,6 +242,8 @@ def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]
         own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), seed) for seed, run in its.items()]
         if not all(fine_tuning[seed] for _, seed in own):
             return None
+        if whole and any(run.facts.seconds["localize"] for run in its.values()):
+            own = [(seconds + fine_tuning[seed], seed) for seconds, seed in own]
         return interval([seconds / fine_tuning[seed] for seconds, seed in own])
 
     return measured
@@ -380,7 +382,9 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
         **{f"final union, {title}": partial(_final_union, runs, task) for title, task in (scored[0], scored[-1])},
         "ECE minus fine-tune": lambda role: calibration(runs, role),
         "seconds of localizing, share of fine-tune": lambda role: cost("localize", role=role)(runs),
-        "and of training": lambda role: cost("localize", "train", role=role)(runs),
+        "seconds of all training, share of fine-tune": lambda role: cost("localize", "train", role=role, whole=True)(
+            runs
+        ),
     }
     rows = []
     for quantity, measure in quantities.items():
