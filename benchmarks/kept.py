@@ -1,7 +1,8 @@
 """Weigh the ledgers of published runs anew: ``python -m forgetfree.benchmarks.kept``.
 
-``make results`` calls it. A CSV file tells how many entries each task owns, by layer and kind of parameter; as many, evenly drawn in
-these places, are weighed in the form that ledgers have today. So pages show the bytes of today's code, whenever a run was made.
+``make results`` calls it. A CSV file tells how many entries each task owns, by layer and kind of parameter; as many, evenly
+drawn in these places, are weighed in the form that ledgers have today. So pages show the bytes of today's code, whenever a run
+was made.
 """
 
 from __future__ import annotations
