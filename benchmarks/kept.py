@@ -38,7 +38,7 @@ def readouts(paths: Sequence[Path]) -> dict[tuple[str, str], int]:
     """
     found = {}
     for path in paths:
-        about, *runs = _heads(path) or [{}]
+        about, *runs = heads(path) or [{}]
         for run in runs:
             if run.get("strategy") == "fine-tune" and "kept_bytes" in run:
                 whole = [size - before for before, size in pairwise([0, *run["kept_bytes"]])]
@@ -77,7 +77,7 @@ def weighed(ledger: Json, readout: Sequence[int]) -> list[int]:
 
 def written(path: Path, readout: Mapping[tuple[str, str], int]) -> str:
     """Return the text of a file of runs with the bytes that today's code keeps of each ledger."""
-    about, *_ = _heads(path)
+    about, *_ = heads(path)
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines):
         run = parse_json(line[2:]) if line.startswith("# {") else {}
@@ -95,7 +95,7 @@ def written(path: Path, readout: Mapping[tuple[str, str], int]) -> str:
     return "".join(lines)
 
 
-def _heads(path: Path) -> list[Json]:
+def heads(path: Path) -> list[Json]:
     """Return what a file says of all its runs, and of each."""
     return [parse_json(line[2:]) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# {")]
 

@@ -34,7 +34,7 @@ RATES = {
     "lora": (1e-3, 3e-3),
 }
 STEPS, ROWS, SCORED, LENGTH = 100, 8, 400, 32
-#: Rank 1 on these has 13,824 numbers, 55 kB; a region of 0.1 % has 10,646 entries, about 50 kB in the file of a ledger.
+#: Rank 1 on these has 13,824 numbers, 55 kB; a region of 0.1 % has 10,646 entries, 64 kB in the file of a ledger.
 LORA = LoraConfig(r=1, lora_alpha=16, target_modules=["query", "key", "value"], modules_to_save=["classifier"])
 FIELDS = ("pick", "rate", "task", "seed", "accuracy", "rows", "seconds_to_choose", "seconds_to_train", "bytes")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from forgetfree.core.regions import Region
 from forgetfree.ledger import Ledger, Record
 from forgetfree.ledger.graft import Graft
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def readouts() -> dict[tuple[str, str], int]:
@@ -20,7 +24,9 @@ def readouts() -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.sampled("movement", "movement-mask", share=0.2)
-@pytest.mark.parametrize("path", kept.files(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", kept.files(), ids=lambda path: path.relative_to(kept.RESULTS).with_suffix("").as_posix()
+)
 def test_the_bytes_of_published_runs_are_those_of_todays_ledgers(
     path: Path, readouts: dict[tuple[str, str], int]
 ) -> None:
@@ -40,3 +46,43 @@ def test_a_ledger_of_11_000_entries_takes_66_kilobytes(tmp_path: Path) -> None:
     ledger.save(tmp_path / "ledger")
     assert 11_000 * (4 + 2) + 3_080 == ledger.size_in_bytes == weighed
     assert 0 < (tmp_path / "ledger").stat().st_size - weighed < 2_000
+
+
+GRAFTS = "grafting-continual"
+#: The bytes a task that a page tells, in their order, by the file and the strategy of the runs they are of.
+TOLD = {
+    "README.md": [("movement", "fine-tune"), ("movement", GRAFTS), ("movement-mask", GRAFTS)],
+    "docs/results.md": [("movement", GRAFTS)],
+    "docs/results/main-job.md": [("movement-lora", "lora"), ("movement", GRAFTS), ("movement", GRAFTS)],
+    "docs/results/baselines.md": [("baselines-lora", "lora"), ("packnet", "packnet")],
+    "docs/results/literature.md": [("standard-1", GRAFTS), ("progressive-8", GRAFTS)],
+    "docs/results/long.md": [("long", GRAFTS), ("long", "fine-tune")],
+    "docs/results/ner-domains.md": [("ner-domains", GRAFTS)],
+    "docs/results/smollm2.md": [("smollm2", GRAFTS)],
+    "benchmarks/claims.md": [("movement-lora", "lora"), ("movement", GRAFTS)],
+}
+
+
+def kept_per_task(file: str, strategy: str) -> float:
+    """The mean over seeds."""
+    _, *runs = kept.heads(kept.RESULTS / f"{file}.csv")
+    return mean(run["kept_bytes"][-1] / len(run["kept_bytes"]) for run in runs if run["strategy"] == strategy)
+
+
+@pytest.mark.parametrize("page", TOLD)
+def test_pages_tell_the_bytes_of_their_runs(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    told = re.findall(r"([\d.]+) (kB|MB)", text)
+    measured = [
+        kept_per_task(*runs) / {"kB": 1e3, "MB": 1e6}[unit] for runs, (_, unit) in zip(TOLD[page], told, strict=True)
+    ]
+    assert [f"{size:.{len(number.partition('.')[2])}f}" for size, (number, _) in zip(measured, told, strict=True)] == [
+        number for number, _ in told
+    ]
+
+
+def test_pages_tell_how_many_times_the_bytes_of_a_graft_others_keep() -> None:
+    graft, times = kept_per_task("movement", GRAFTS), r"([\d.]+) times the bytes of a graft"
+    lora, packnet = (kept_per_task(*runs) / graft for runs in TOLD["docs/results/baselines.md"])
+    pages = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("results.md", "results/baselines.md")]
+    assert [re.findall(times, page) for page in pages] == [[f"{packnet:.0f}"], [f"{lora:.1f}", f"{packnet:.0f}"]]
