@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forgetfree.display import counted
 from forgetfree.results.table import load_results
 
 HERE = Path(__file__).parent
@@ -40,10 +41,10 @@ def picture(name: str) -> str:
     results = load_results(RESULTS / f"{file}.csv")
     first, rows = results.tasks[0], results.test_rows[results.tasks[0]]
     stages = [f"after {task}" for task in results.tasks]
-    seeds = len(results.units[results.strategies[0]])
+    seeds = counted(len(results.units[results.strategies[0]]), "seed")
     parts = [
         text(LEFT, 24, f"Accuracy on {first}, the first of {len(results.tasks)} tasks, in %", "text", anchor="start"),
-        text(LEFT, 41, f"mean and range over {seeds} seeds, {rows:,} test rows", "faint", anchor="start", size=11),
+        text(LEFT, 41, f"mean and range over {seeds}, {rows:,} test rows", "faint", anchor="start", size=11),
     ]
     for level in range(50, highest + 1, 10):
         path = f"M{LEFT} {height(level):g}h{STEP * (len(stages) - 1)}"
@@ -61,8 +62,9 @@ def picture(name: str) -> str:
         parts.append(f'<polygon points="{" ".join(band)}" class="{label}-fill" fill="{before}" opacity="0.18"/>')
         line = " ".join(points(scores.mean(0)))
         parts.append(f'<polyline points="{line}" class="{label}" fill="none" stroke="{before}" stroke-width="2.5"/>')
-        end = scores.mean(0)[-1]
-        words = text(LEFT + (len(stages) - 1) * STEP, height(end) - 10, f"{called}: {end:.1f}", "text", anchor="end")
+        before_last, end = scores.mean(0)[-2:]
+        place = height(end) + (18 if before_last - end > 10 else -10)  # below a line that falls
+        words = text(LEFT + (len(stages) - 1) * STEP, place, f"{called}: {end:.1f}", "text", anchor="end")
         parts.append(words.replace('class="text"', f'class="{label}-fill"').replace(colours["text"][0], before))
         dark += f".{label}{{stroke:{after}}}.{label}-fill{{fill:{after}}}"
     return str(drawing["_page"](WIDTH, HEIGHT, parts, dark))
