@@ -376,6 +376,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
     quantities |= {
         f"minus {other}, average": partial(_beside, runs, other, None) for other in ("union", "lora", "continual-ft")
     }
+    quantities["share of joint, average"] = lambda role: None if role == "joint" else share(role, "joint", runs)
     quantities[f"minus union, {runs.tasks[-1]}"] = partial(_beside, runs, "union", runs.tasks[-1])
     quantities |= {
         "forgetting": lambda role: Results.forgetting(*runs.strategies[role]),
