@@ -36,7 +36,7 @@ def readouts(paths: Sequence[Path]) -> dict[tuple[str, str], int]:
     Args:
         paths: files of runs, some of them with ``fine-tune``.
     """
-    found = {}
+    found: dict[tuple[str, str], int] = {}
     for path in paths:
         about, *runs = heads(path) or [{}]
         for run in runs:
