@@ -174,27 +174,28 @@ def graft(task: str, **arguments: Any) -> Results:
     return run([task], strategies=recipes.GRAFT, **arguments)
 
 
-def plan(config: RunConfig, *, resume: bool = False) -> Json:
+def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None = None) -> Json:
     """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
 
     Args:
         config: of the run.
         resume: whether it goes on in its directory.
+        revision: the finished run that it stands on top of.
 
     Raises:
         UsageError: naming all that is wrong.
-        RunError: it cannot go on in its directory.
+        RunError: it cannot go on in its directory, or on top of that run.
     """
     reach_hub(config.model)
     with deferred():
         from forgetfree.jobs.preflight import plan_of
 
-    if resume:
-        from forgetfree.jobs.run import check_resumption
+    if resume or revision:
+        from forgetfree.jobs.run import check_base
 
         with redirect_stderr(StringIO()):  # the plan has the same notes
-            check_resumption(prepared(config), Execution(resume=True))
-    return plan_of(config, resume=resume)
+            check_base(prepared(config), Execution(resume=resume), revision)
+    return plan_of(config, resume=resume, revision=revision)
 
 
 def _named_strategies(

@@ -9,7 +9,7 @@ from dataclasses import Field, dataclass, fields
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -24,6 +24,9 @@ from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import HelpGroup, option
 from forgetfree.results.unit_folder import CONFIG
+
+if TYPE_CHECKING:
+    from forgetfree.jobs.revision import Revision
 
 Json = dict[str, Any]
 
@@ -63,6 +66,9 @@ def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any)
         flags["set"] = _settings(flags["set"])
     if how.on or how.without:
         job = _job_on(how, {**flags, "stream": ",".join(subjects)})
+        if how.check:
+            _show_plan(job.config, how.resume, job.revision)
+            return 0
         with _remains_told(job, debug):
             results = job.announced(how)()
         return _shown(results, job.config, how)
@@ -96,10 +102,8 @@ def graft(*subjects: str, **flags: Any) -> int:
 def _job_on(how: CommandLine, flags: Json) -> Job:
     """Return the run on top of a finished one, with further tasks or without one of its own."""
     check_there(None, how.on)
-    if how.check or how.config:
-        raise UsageError(
-            "--check and --config are of a whole run. Leave them out: beside --on all is checked before anything is written."
-        )
+    if how.config:
+        raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
     return Job.on(how.on, how.without, flags)
 
 
@@ -231,15 +235,15 @@ def _print_results(out: Path) -> None:
         print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))
 
 
-def _show_plan(config: RunConfig, resume: bool) -> None:
-    """Print the plan of a run."""
+def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None) -> None:
+    """Print the plan of a run, which may stand on top of another."""
 
     def about(seconds: float | None) -> str:
         if seconds is None:
             return "for an unknown time"
         return f"about {seconds:.1f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
-    found = plan(config, resume=resume)
+    found = plan(config, resume=resume, revision=revision)
     model, total = found["model"], found["total"]
     size = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
     print(escaped(f"Model: {model['name']}, {size}readout {model['readout']}, on {found['device']}"))
@@ -250,7 +254,8 @@ def _show_plan(config: RunConfig, resume: bool) -> None:
     for unit in found["units"]:
         known = [each for each in unit["updates"].values() if each is not None]
         updates = f"{sum(known):,} updates" if len(known) == len(unit["updates"]) else "an unknown number of updates"
-        print(escaped(f"Unit: {unit['unit']}, {updates}, {about(unit['seconds'])}"))
+        carried = f"; carried over: {', '.join(unit['carried_over'])}" if unit["carried_over"] else ""
+        print(escaped(f"Unit: {unit['unit']}, {updates}, {about(unit['seconds'])}{carried}"))
     print(f"Training: {about(total['seconds'])}, one unit at a time, by a few steps of each; answers come on top")
     if total["memory_bytes"] is not None:
         from forgetfree.results.report.page import size as in_units

@@ -142,6 +142,12 @@ def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
     return [each for each in named if _split(each)[0] in ("", *tasks)]
 
 
+def names_of_tasks(named: Iterable[str], tasks: Collection[str]) -> list[str]:
+    """Names of which those that were for all tasks are for these alone."""
+    owned = ((owner, name) for owner, name in map(_split, named))
+    return [f"{each}={name}" for owner, name in owned for each in ([owner] if owner else tasks)]
+
+
 def _of_task(named: Sequence[str], task: str) -> list[str]:
     by_owner = [[name for owner, name in map(_split, named) if owner == own] for own in (task, "")]
     return by_owner[0] or by_owner[1]

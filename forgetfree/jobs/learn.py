@@ -48,7 +48,6 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     """
     loader, directory, config = work.loader, unit.directory, work.config
     name, seed = unit.key["strategy"], unit.key["seed"]
-    carried = work.revision.carried(loader, unit.key) if work.revision else None
     with work.recorded(unit, monitor) as (monitor, details):
         stream, texts = loader.stream(seed), loader.held_out_texts(seed)
         loss_before = None
@@ -58,6 +57,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
         checkpoint = monitor.checkpoint()
         strategy = loader.strategy(name, seed, monitor)
         unlearned = loader.answers_unlearned(strategy.model)
+        carried = work.revision.carried(name, seed, unlearned) if work.revision else None
         learned = LearnedStream(strategy, unit, monitor, unlearned=unlearned)
         if carried:
             carried.hand_over(directory)

@@ -46,6 +46,7 @@ from forgetfree.training.training_options import MOST_SHOTS, LocalizationOptions
 
 if TYPE_CHECKING:
     from forgetfree.continual.stream import Stream
+    from forgetfree.jobs.revision import Revision
 
 #: A step takes at most as many times the bytes of the weights: beside them gradients, what AdamW keeps, and θ_pre.
 _STEP = 5
@@ -53,21 +54,23 @@ _STEP = 5
 _TAKEN = 2
 
 
-def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
+def plan_of(config: RunConfig, *, resume: bool = False, revision: Revision | None = None) -> Json:
     """Return the plan of a run as JSON: model, tasks, units and total, and notes; nothing is written or downloaded.
 
     Units have their updates by task, and the seconds that these take; where model or rows are not here, neither is known.
+    Tasks that are carried over from a finished run take none.
 
     Args:
         config: what is asked for.
         resume: whether the run is to go on in its directory.
+        revision: the finished run that it stands on top of.
 
     Raises:
         UsageError: naming every fault of configuration, places, data, model, readouts and budgets.
     """
     look = _Look(config, resume)
     look.faults.report()
-    return look.plan()
+    return look.plan(revision)
 
 
 def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoader | None) -> ForgetfreeError:
@@ -174,20 +177,27 @@ class _Look:
 
     # -- The plan --------------------------------------------------------------------------------------------
 
-    def plan(self) -> Json:
+    def plan(self, revision: Revision | None = None) -> Json:
         """Return the plan, by a few steps of each strategy on the first task."""
         from forgetfree.continual.stream import make_stream
 
         config, loaded, times = self._config, self._loaded, dict[str, Sequence[_PhaseTime]]()
+        carried = dict[tuple[str, int], list[str]]()
         set_threads(self._common.threads)
         if loaded is not None and self._rows.keys() >= set(config.names):
             first: str = config.names[0]
             drawn: Json = {"shots": config.shots, "seed": config.seed[0], "test_limit": 1}
             stream = make_stream(first, [self._rows[first]], loaded, **drawn)
             times = {name: phases for name in config.classes if (phases := self._step_times(name, stream))}
+            unlearned = self._loader.answers_unlearned(stream.model)
+            if revision:
+                for key in product(config.classes, config.seed):
+                    prefix = revision.carried(*key, unlearned)
+                    carried[key] = prefix.tasks if prefix else []
         shared = set[Any]()
         units = [
-            self._unit(name, seed, times.get(name, ()), shared) for seed, name in product(config.seed, config.classes)
+            self._unit(name, seed, times.get(name, ()), shared, carried.get((name, seed), []))
+            for seed, name in product(config.seed, config.classes)
         ]
         every = [unit["seconds"] for unit in units]
         return {
@@ -219,12 +229,25 @@ class _Look:
             "notes": list(dict.fromkeys(self._notes)),
         }
 
-    def _unit(self, name: str, seed: int, phases: Sequence[_PhaseTime], shared: set[Any]) -> Json:
-        """Return the updates of a unit by task, and its seconds; ``shared`` are the fine-tuned models that were made."""
+    def _unit(
+        self, name: str, seed: int, phases: Sequence[_PhaseTime], shared: set[Any], carried: Sequence[str]
+    ) -> Json:
+        """Return the updates of a unit by task, and its seconds.
+
+        Args:
+            name: its strategy.
+            seed: of the unit.
+            phases: what they take; none where it is not known.
+            shared: the fine-tuned models that were made.
+            carried: the tasks that are carried over from a finished run.
+        """
         options, config = self._options[name], self._config
         updates: dict[str, int | None] = dict.fromkeys(config.names)
         seconds = 0.0
         for task, rows in self._rows.items() if phases else ():
+            if task in carried:
+                updates[task] = 0
+                continue
             drawn = len(sampled(rows, config.shots, seed))
             rarest = min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values())
             updates_of_task = options.updates(max(1, len(rows.task.labels)), config.shots or rarest, drawn)
@@ -235,7 +258,10 @@ class _Look:
                 if each.phase != "fine_tune" or made not in shared:  # a fine-tuned model is made once
                     seconds += each.step * count
                 shared |= {made} if each.phase == "fine_tune" else set()
-        return {"unit": f"{name}/seed-{seed}", "updates": updates, "seconds": round(seconds, 3) if phases else None}
+        return {
+            **{"unit": f"{name}/seed-{seed}", "carried_over": list(carried)},
+            **{"updates": updates, "seconds": round(seconds, 3) if phases else None},
+        }
 
     def _step_times(self, name: str, stream: Stream) -> list[_PhaseTime]:
         """Return what the phases of a strategy take, by a few steps of each; nothing where one fails."""

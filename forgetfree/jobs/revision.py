@@ -7,7 +7,7 @@ of a run that had the other stream from the start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, takewhile
@@ -18,14 +18,13 @@ import numpy as np
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.data.columns import names_for
+from forgetfree.data.columns import names_for, names_of_tasks
 from forgetfree.display import nfc
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
 from forgetfree.jobs.config import RunConfig, prepared, stream_of
 from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
-from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, LearnedStream, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.ledger import Ledger
@@ -50,12 +49,13 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
         without: the task that is taken away; ``None``: none is.
         out: the new directory.
         options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are, or the
-            others lie now; ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read.
+            others lie now; ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read,
+            of the further tasks unless it names a task.
 
     Raises:
         UsageError: there is nothing to learn or to take away, or there is both.
         TaskError: the run has learned one of the tasks, or did not learn the one that is taken away, or nothing else.
-        RunError: the run is not finished, or its files are damaged.
+        RunError: a unit that is carried over is not finished, or its files are damaged.
     """
     without = None if without is None else nfc(without)
     if without is not None and tasks:
@@ -77,7 +77,10 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
         )
     if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
         raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
-    return Revision(finished, tuple(stream), prepared(finished.config_of(stream, out, options)))
+    given = {key: names_of_tasks(options[key], tasks) for key in _OF_ROWS if options.get(key) and tasks}
+    config = prepared(finished.config_of(stream, out, {**options, **given}))
+    finished.check_units(config.units)
+    return Revision(finished, tuple(stream), config)
 
 
 #: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
@@ -85,17 +88,21 @@ _OF_ROWS = ("text_column", "label_column", "kind", "metric")
 
 
 class FinishedRun:
-    """A finished run."""
+    """A run, whose units are finished as far as they are carried over."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config, self.section = load_run(directory), read_options(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
         self.units = {folder: Unit(key, directory / folder) for folder, key in self.config["units"].items()}
-        for unit in self.units.values():
-            if not unit.is_done():
+
+    def check_units(self, folders: Collection[str]) -> None:
+        """Raise ``RunError`` where a unit in one of these folders is not finished."""
+        for folder, unit in self.units.items():
+            if folder in folders and not unit.is_done():
                 raise RunError(
-                    f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first."
+                    f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first, or "
+                    "name finished strategies and seeds by --strategy and --seed."
                 )
 
     def config_of(self, tasks: Sequence[str], out: Path, options: Mapping[str, Any]) -> RunConfig:
@@ -138,17 +145,23 @@ class Revision:
             return f"Writing {self.base.directory} without {taken[0]}"
         return f"Learning {', '.join(self.tasks[len(self.base.tasks) :])} on top of {self.base.directory}"
 
-    def carried(self, loader: StreamLoader, key: Mapping[str, Any]) -> StreamPrefix | None:
-        """Return what is carried over from a unit; ``None`` where the run does not have it."""
-        unit = self.base.units.get(f"{key['strategy']}/seed-{key['seed']}")
-        return StreamPrefix(unit, self.base.tasks, self.tasks, self._form(loader, key)) if unit else None
+    def carried(self, strategy: str, seed: int, unlearned: bool) -> StreamPrefix | None:
+        """Return what is carried over from a unit; ``None`` where the run does not have it.
 
-    def _form(self, loader: StreamLoader, key: Mapping[str, Any]) -> Form | None:
+        Args:
+            strategy: its name.
+            seed: of the unit.
+            unlearned: whether tasks are answered before they are learned.
+        """
+        unit = self.base.units.get(f"{strategy}/seed-{seed}")
+        return StreamPrefix(unit, self.base.tasks, self.tasks, self._form(strategy, unlearned)) if unit else None
+
+    def _form(self, name: str, unlearned: bool) -> Form | None:
         """Return what a unit's folder has of each task: what only the built-in strategies promise."""
         from forgetfree.continual.region_strategy import RegionStrategy
 
-        strategy = self.config.classes[key["strategy"]]
-        if key["strategy"] not in registry.STRATEGIES or self.config.common.scenario != "task":
+        strategy = self.config.classes[name]
+        if name not in registry.STRATEGIES or self.config.common.scenario != "task":
             return None
         if (
             issubclass(strategy, RegionStrategy) and strategy.forget_free
@@ -156,8 +169,7 @@ class Revision:
             return "ledger"
         # What it would have answered to a further task while it learned the others is not kept.
         grows = list(self.tasks[: len(self.base.tasks)]) == self.base.tasks
-        keeps = grows and strategy.resumable and not loader.answers_unlearned(loader.stream(key["seed"]).model)
-        return "state" if keeps else None
+        return "state" if grows and strategy.resumable and not unlearned else None
 
     def take_models(self) -> None:
         """Take over the fine-tuned models of its tasks: by links where the disk has them, else as copies."""

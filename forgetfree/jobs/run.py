@@ -105,13 +105,15 @@ def run(
             return _report(out, ended=True)
 
 
-def check_resumption(config: RunConfig, execution: Execution) -> None:
-    """Raise what `run` raises where a run cannot go on in its directory; nothing is written."""
+def check_base(config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
+    """Raise what `run` raises where a run cannot go on in its directory, or on top of another; nothing is written."""
     execution.check_objects(config.unnamed)
-    check_begun(Path(config.out))
-    if begun := _config_before(config, execution):
+    if execution.resume:
+        check_begun(Path(config.out))
+    begun = _config_before(config, execution)
+    if begun or revision:
         with threads_as_before():
-            _config_json(StreamLoader(config), execution, begun)
+            _config_json(StreamLoader(config), execution, begun, revision)
 
 
 # -- Before the first unit -------------------------------------------------------------------------------

@@ -306,6 +306,41 @@ def test_their_rows_may_lie_in_a_file_beside_those_of_the_run(
     assert hashes(tmp_path / "repeated") == hashes(out)
 
 
+def test_plain_flags_are_for_the_new_task_and_a_dry_run_says_what_is_trained(
+    run: MakeRun, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = map(json.loads, (data_directory / "sst2" / "train.jsonl").read_text().splitlines())
+    renamed = [{"message": row["text"], "priority": row["label"]} for row in rows]
+    (tmp_path / "billing.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in renamed))
+    one, out = run("qnli", strategies=("grafting-continual", "ewc")), tmp_path / "out"
+    columns = ("--text-column", "message", "--label-column", "priority")
+    words = ["run", "billing", "--data", str(tmp_path / "billing.jsonl"), *columns, "--on", str(one), "--out", str(out)]
+    assert cli.main([*words, "--check"]) == 0
+    units = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Unit: ")]
+    assert len(units) == 2 and not out.exists()
+    assert "grafting-continual/seed-0, 6 updates" in units[0] and units[0].endswith("; carried over: qnli")
+    assert "ewc/seed-0, 6 updates" in units[1] and "carried" not in units[1]  # 3 of each task
+    assert cli.main(words) == 0
+    assert Ledger.load(out / LEDGER).tasks == ["qnli", "billing"]
+    section = json.loads((out / "config.json").read_text())["run"]
+    assert (section["text_column"], section["label_column"]) == (["billing=message"], ["billing=priority"])
+    capsys.readouterr()
+    other = shutil.copytree(data_directory, tmp_path / "other")
+    (other / "qnli" / "train.jsonl").write_text((other / "qnli" / "validation.jsonl").read_text())
+    assert cli.main([*words[:-1], str(tmp_path / "not"), "--data", str(other), "--check"]) == 1
+    assert "data of 'qnli' changed since" in capsys.readouterr().err
+
+
+def test_only_the_units_that_are_carried_over_must_be_finished(
+    run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = shutil.copytree(run("qnli", strategies=("bitfit", "fine-tune"), options=FEW[:6]), tmp_path / "base")
+    (base / "fine-tune/seed-0/scores.csv").unlink()
+    assert extend(base, "sst2", tmp_path / "out") == 1
+    assert "fine-tune/seed-0 is not finished" in capsys.readouterr().err
+    assert extend(base, "sst2", tmp_path / "out", "--strategy", "bitfit") == 0
+
+
 def test_some_strategies_of_the_run_or_others_and_more_seeds(run: MakeRun, tmp_path: Path) -> None:
     whole = run(
         "qnli", "sst2", strategies=("bitfit", "fine-tune"), options=FEW[:6], more=("--seed", "0", "--seed", "1")
@@ -335,7 +370,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
         (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
         (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
-        (2, "are of a whole run. Leave them out", ("sst2", "--check")),
+        (2, "--config has the options of a whole run", ("sst2", "--config", str(base))),
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "'nowhere.csv' does not exist", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
