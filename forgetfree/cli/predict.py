@@ -37,7 +37,7 @@ from forgetfree.data.columns import (
 )
 from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
 from forgetfree.data.tables import Columns
-from forgetfree.display import Screen, counted, escaped, nfc, tell, tell_note
+from forgetfree.display import Screen, counted, escaped, is_blank, nfc, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
 from forgetfree.results.config_file import load_run
@@ -131,7 +131,8 @@ def command(
         # Tasks of one kind read the same rows.
         alike = definitions[0] if len({each.kind for each in definitions}) == 1 else None
         usual = columns_of_run(directory, alike.name) if alike else NO_COLUMN_NAMES
-        rows = rows_of_file(file, alike, columns, keep, usual)
+        # All of them, so that a row that cannot be read is told before any is answered.
+        rows = iter([*rows_of_file(file, alike, columns, keep, usual)])
     else:
         lines = rows_of_texts(texts, size) if texts and not streaming else rows_of_stdin(size)
         rows = ((row, {}) for row in lines)
@@ -174,8 +175,10 @@ def row_of_line(line: str, size: int | None) -> Row:
 def rows_of_stdin(size: int | None) -> Iterator[Row]:
     """Yield a row a line, as they come."""
     try:
-        for line in sys.stdin:
-            yield row_of_line(line.rstrip("\n"), size)
+        for number, line in enumerate(sys.stdin, 1):
+            row = row_of_line(line.rstrip("\n"), size)
+            _check_filled(f"stdin, line {number}", row)
+            yield row
     except UnicodeDecodeError as error:
         raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
 
@@ -202,7 +205,10 @@ def rows_of_file(
         text, note = text_of(path)
         tell_note(f"{note}." if note else "")
         size = len(task.text_columns) if task else None
-        yield from ((row_of_line(line.rstrip("\r\n"), size), {}) for line in lines_of(text))
+        for number, line in enumerate(lines_of(text), 1):
+            row = row_of_line(line.rstrip("\r\n"), size)
+            _check_filled(f"{path}, line {number}", row)
+            yield row, {}
         return
     table = read_table(path)
     if table.bad:
@@ -242,7 +248,15 @@ def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: Ta
         name, value = wrong[0]
         expected = kind_of(task).cell_type(task) if task else "a text"
         raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
-    return tuple(map(str, texts))
+    row = tuple(map(str, texts))
+    _check_filled(where, row)
+    return row
+
+
+def _check_filled(where: str, row: Row) -> None:
+    """Raise ``DataError`` for a row with an empty text, which no task has learned to answer."""
+    if any(map(is_blank, row)):
+        raise DataError(f"{where} has an empty text. Write the text, or remove the row.")
 
 
 def _columns(where: str, header: list[str], task: TaskDefinition | None, columns: ColumnNames) -> tuple[str, ...]:

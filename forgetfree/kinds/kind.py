@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from forgetfree import registry
 from forgetfree.data.columns import PAIR, ColumnNames, choose_texts
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief, is_blank, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.results.answers import label_answers
 from forgetfree.tasks import MAX_LENGTH, Scenario, TaskDefinition
@@ -447,7 +447,7 @@ def text_rows(texts: Sequence[Text], size: int, reader: str) -> Rows:
         reader: what reads them, for messages.
 
     Raises:
-        UsageError: one is no text, or they are more or fewer.
+        UsageError: one is empty, or no text, or they are more or fewer.
     """
     check_texts(texts)
     rows = [(text,) if isinstance(text, str) else text for text in texts]
@@ -467,5 +467,7 @@ def text_rows(texts: Sequence[Text], size: int, reader: str) -> Rows:
                 f"{reader} reads {'one text' if size == 1 else 'pairs of texts'}, got {len(row)} text(s) in "
                 f"{row[0][:40]!r}. {remedy}"
             )
+        if any(map(is_blank, row)):
+            raise UsageError(f"Text {number} is empty. Write it, or leave it out.")
     columns = [tuple(column) for column in zip(*rows, strict=True)] or [()]
     return Rows(columns[0], columns[1] if size == 2 and rows else (), (0,) * len(rows))

@@ -181,13 +181,17 @@ class Predictor:
         """Return the tensors of the task's readout; none for label words."""
         return self.weights.readout(self.definition(task).name)
 
-    def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
-        """Return the logits ``(n, n_labels)`` of rows, or of all their words, from the model that infers ``task``."""
-        return self.read(task, rows, batch_size=batch_size)[0]
+    def logits(self, task: str, texts: Iterable[Text], *, batch_size: int = 64) -> Tensor:
+        """Return the logits ``(n, n_labels)`` of texts, or of all their words, from the model that infers ``task``.
+
+        Args, Raises: as `answer`.
+        """
+        texts = texts if isinstance(texts, str) else list(texts)
+        return self.read(task, self.rows(task, texts), batch_size=batch_size)[0]
 
     @_one_at_a_time
     def read(self, task: str, rows: Rows, *, batch_size: int = 64) -> tuple[Tensor, list[int]]:
-        """Return `logits`, and how many tokens of each row are beyond the model's longest, and were not read."""
+        """Return the logits of rows, and how many tokens of each are beyond the model's longest, and were not read."""
         task = self.definition(task).name
         encoded, cut = self._encoded(task, rows)
         with self.weights.answering(task):
@@ -221,7 +225,7 @@ class Predictor:
             options: of a task that is answered by texts, how these are written.
 
         Raises:
-            UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
+            UsageError: a single text for a task over pairs, or the other way round; or one that is empty, or no text.
         """
         texts = texts if isinstance(texts, str) else list(texts)  # an iterator can be read only once
         rows = self.rows(task, texts)

@@ -299,9 +299,9 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
     monkeypatch.setattr("sys.stdin", io.StringIO("who was it\tit was the river\n"))
     assert cli.main(["predict", str(finished), "--task", "qnli"]) == 0
     assert capsys.readouterr().out == as_arguments
-    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\nanother film\n"))
-    assert cli.main(["predict", str(finished), "--task", "sst2"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3  # an empty line is a text, too
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n \nanother film\n"))
+    assert cli.main(["predict", str(finished), "--task", "sst2"]) == 1
+    assert "stdin, line 2 has an empty text. Write the text, or remove the row." in capsys.readouterr().err
 
 
 @pytest.mark.sampled(share=0.2)
@@ -355,15 +355,13 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
     assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "scenario=class") == 0
     floors = results_of(out)["floors"]["constant"]
     assert sum(floor > 0 for floor in floors) == 1  # one answer for all tasks is a label of one of them
-    from forgetfree.data.rows import Rows
     from forgetfree.serve.inference import Predictor
 
     predictor = Predictor.of_run(out, 0)
     ledger = Ledger.load(out / "grafting-continual" / "seed-0" / "ledger.safetensors")
     for name, labels in (("qnli", 2), ("ag_news", 4), ("sst2", 2)):
-        texts = ("x",) if name == "qnli" else ()
-        rows = Rows(("a lovely film",), texts, (0,))
-        assert predictor.logits(name, rows).shape == (1, labels)
+        text = ("a lovely film", "x") if name == "qnli" else "a lovely film"
+        assert predictor.logits(name, [text]).shape == (1, labels)
         assert ledger.records[ledger.position(name)].readout["weight"].shape[0] == 8
 
 

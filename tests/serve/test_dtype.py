@@ -44,7 +44,7 @@ def rows(data_directory: Path) -> Rows:
 def test_what_is_kept_answers_as_the_run_did(run: Path, rows: Rows, strategy: str) -> None:
     predictor = Predictor.of_run(run, strategy=strategy)
     assert {each.dtype for each in predictor.loaded.model.parameters()} == {torch.bfloat16}
-    assert torch.equal(predictor.logits("sst2", rows), run_logits(run, strategy, "sst2"))
+    assert torch.equal(predictor.logits("sst2", rows.texts), run_logits(run, strategy, "sst2"))
 
 
 def test_a_ledger_alone_reads_the_model_in_bfloat16_and_refuses_it_in_float32(
@@ -57,7 +57,7 @@ def test_a_ledger_alone_reads_the_model_in_bfloat16_and_refuses_it_in_float32(
     file = str(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
     assert cli.main(["ledger", "verify", file, "--model", directory]) == 0, capsys.readouterr().err
     alone = Predictor.of_ledger(ledger, directory)
-    assert torch.equal(alone.logits("sst2", rows), run_logits(run, "grafting-continual", "sst2"))
+    assert torch.equal(alone.logits("sst2", rows.texts), run_logits(run, "grafting-continual", "sst2"))
 
 
 def test_exported_models_and_applied_grafts_have_the_bits_of_the_run(

@@ -46,7 +46,7 @@ def test_a_run_is_answered_from_exported_and_switched(
     predictor = Predictor.of_run(run / "grafting-continual/seed-0/ledger.safetensors", model=str(model_directory(kind)))
     for task in ("qnli", "sst2"):
         expected = run_logits(run, "grafting-continual", task)
-        assert torch.equal(predictor.logits(task, rows[task]), expected)  # the ledger alone knows how it is read
+        assert torch.equal(predictor.logits(task, rows[task].texts), expected)  # the ledger alone knows how it is read
         out = tmp_path / task
         assert cli.main(["export", str(run), "--task", task, "--out", str(out)]) == 0
         readout = load_file(out / "readout.safetensors")
@@ -62,7 +62,7 @@ def test_a_run_is_answered_from_exported_and_switched(
     switch.to("sst2")
     with torch.no_grad():
         logits = model(input_ids=ids).logits
-    assert torch.allclose(logits, predictor.logits("sst2", rows["sst2"])[:1], atol=1e-5)
+    assert torch.allclose(logits, predictor.logits("sst2", rows["sst2"].texts)[:1], atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

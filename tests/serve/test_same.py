@@ -66,7 +66,7 @@ def texts_of(rows: Rows) -> list[tuple[str, ...]]:
 
 def in_order(predictor: Predictor, task: str, rows: Rows, order: Sequence[int], size: int) -> Tensor:
     """The logits of the rows of these numbers, so many at a time."""
-    return torch.cat([predictor.logits(task, rows.take(part), batch_size=size) for part in batched(order, size)])
+    return torch.cat([predictor.logits(task, rows.take(part).texts, batch_size=size) for part in batched(order, size)])
 
 
 def in_batches(predictor: Predictor, task: str, rows: Rows, order: Sequence[int], size: int) -> Tensor:
@@ -123,7 +123,7 @@ def test_a_run_and_what_answers_from_it_have_the_same_bits(
         assert predictor.deterministic
         for task in tasks:
             rows = load_task(task, str(data_directory)).test
-            assert torch.equal(predictor.logits(task, rows), run_logits(one, strategy, task))
+            assert torch.equal(predictor.logits(task, rows.texts), run_logits(one, strategy, task))
             texts = texts_of(rows)[:5]
             mixed = predictor.answer_mixed([task] * 5, texts)
             assert mixed == [predictor.answer(task, [text])[0] for text in texts]

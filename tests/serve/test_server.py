@@ -125,6 +125,7 @@ def test_clients_at_once_get_what_predict_says(server: Server, run: Path) -> Non
         ({"task": "sst2", "texts": [["a", "b"]]}, 422, "reads one text, got 2"),
         ({"task": "qnli", "texts": [["a", "b"], "c"]}, 422, "reads pairs of texts, got 1 text(s) in 'c'."),
         ({"task": "sst2", "texts": ["a", 3]}, 422, "Text 2: expected a text, got 3."),
+        ({"task": "sst2", "texts": ["a", " "]}, 422, "Text 2 is empty."),
         (b'{"task": "sst2", "texts": ["\\ud800"]}', 422, "half of a surrogate pair"),
         (b"{", 422, "JSON decode error"),
         ({"task": "sst2", "texts": ["a"] * 257}, 422, "List should have at most 256 items"),

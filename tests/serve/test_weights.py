@@ -66,7 +66,7 @@ def test_every_strategy_is_answered_from_bit_for_bit(
     predictor = Predictor.of_run(run, strategy=strategy)
     assert tuple(predictor.tasks) == TASKS
     for task in (*TASKS[::-1], *TASKS):  # in any order, there and back
-        assert torch.equal(predictor.logits(task, rows[task]), run_logits(run, strategy, task))
+        assert torch.equal(predictor.logits(task, rows[task].texts), run_logits(run, strategy, task))
     answer = predictor.answer("ag_news", ["a lovely film"])[0]
     assert list(answer.probabilities) == ["World", "Sports", "Business", "Sci/Tech"]
     assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
@@ -247,7 +247,7 @@ def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
         one = [tokenizer(*([text] if task != "qnli" else text), return_tensors="pt") for text in texts]
         with torch.no_grad():
             got = torch.cat([model(**each).logits for each in one])
-        assert torch.equal(got, predictor.logits(task, rows[task], batch_size=1))
+        assert torch.equal(got, predictor.logits(task, rows[task].texts, batch_size=1))
         assert model.config.id2label == dict(enumerate(predictor.definition(task).labels))
     with pytest.raises(TaskError, match="holds no task 'sst3'"):
         switch.to("sst3")

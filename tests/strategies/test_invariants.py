@@ -137,7 +137,7 @@ def test_what_a_ledger_promises(
     assert torch.equal(space.flatten(backbone), pre)
     predictor = Predictor(load_model(str(model_directory(kind)), readout), ledger)
     for read in reversed(load_tasks(stream.name, str(data_directory))):
-        assert torch.equal(predictor.logits(read.task.name, read.test), rows[-1][read.task.name])
+        assert torch.equal(predictor.logits(read.task.name, read.test.texts), rows[-1][read.task.name])
     # Beside plugins, gradients are taken in another way: so there is one here, too.
     resumed = make(name, tiny_stream(kind, readout), plugins=[Watch()], **how)
     resumed.load(tmp_path / "broken")

@@ -216,9 +216,7 @@ def test_threads_that_share_a_predictor_get_the_answers_of_one(skills: tuple[Any
     def ask(task: str, predictor: Predictor = first) -> list[Any]:
         other = tasks[1 - tasks.index(task)]
         answers = predictor.answer(task, words) + predictor.answer_mixed([task, other], words[:2])
-        return [answer.probabilities for answer in answers] + predictor.logits(
-            task, predictor.rows(task, words)
-        ).tolist()
+        return [answer.probabilities for answer in answers] + predictor.logits(task, words).tolist()
 
     right, wrong = {task: ask(task) for task in tasks}, []
 

@@ -89,7 +89,7 @@ def test_classifiers_answer_from_the_file(classifiers: tuple[str, Path, dict[str
     predictor, body = Predictor.of_ledger(ledger, place), AutoModel.from_pretrained(place)
     switch = TaskSwitch(ledger, body)
     for task, expected in seen.items():
-        assert torch.equal(predictor.logits(task, predictor.rows(task, TEXTS)), expected)
+        assert torch.equal(predictor.logits(task, TEXTS), expected)
         with switch.task(task):
             assert torch.equal(body.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt"))["logits"], expected)
         export_task(predictor, task, tmp_path / f"exported {task}")
@@ -197,10 +197,10 @@ def test_words_are_labelled_from_the_file(tmp_path: Path) -> None:
         assert torch.equal(model(**inputs).logits[0], expected)
     predictor = Predictor.of_ledger(ledger, place)
     words = [inputs.word_ids(0).index(word) for word in range(3)]
-    got = predictor.logits("people", predictor.rows("people", ["Jane is here"]))
+    got = predictor.logits("people", ["Jane is here"])
     # The predictor's head reads three words, the model's five tokens: other shapes, which processors round otherwise.
     assert torch.allclose(got, expected[words], rtol=1e-5, atol=1e-5)
-    assert not torch.equal(got, predictor.logits("people", predictor.rows("people", ["here is Jane"])))
+    assert not torch.equal(got, predictor.logits("people", ["here is Jane"]))
 
 
 # -- Runs and scripts --------------------------------------------------------------------------------------
