@@ -188,6 +188,7 @@ def load_stream(
     text_column: str | Sequence[str] | None = None,
     label_column: str | Sequence[str] | None = None,
     kind: str | Sequence[str] | None = None,
+    map_label: str | Sequence[str] | None = None,
     skip_bad_rows: bool = False,
     metric: str | Sequence[str] | None = None,
     readout: str = "auto",
@@ -214,6 +215,8 @@ def load_stream(
         text_column: the column of the texts, two for pairs; ``TASK=COLUMN`` for one task; default: by common names.
         label_column: the column of the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
         kind: what the tasks ask for, such as ``generation``; ``TASK=KIND`` for one task; default: by its columns.
+        map_label: a label that is read as another, ``OLD=NEW``; ``TASK:OLD=NEW`` for one task; without ``NEW``, its rows are
+            left out.
         skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
         metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
@@ -237,7 +240,7 @@ def load_stream(
         check_form(data)
     if tokenizer is not None or not isinstance(model, str):
         check_in_memory(model, tokenizer)
-    options = ReadOptions.of(text_column, label_column, skip_bad_rows, metric, kind)
+    options = ReadOptions.of(text_column, label_column, skip_bad_rows, metric, kind, map_label)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, options)
     definitions = [rows.task for rows in tasks]
     readout = readout_for(readout, definitions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.display import nfc
+from forgetfree.display import brief, first_twice, nfc
 from forgetfree.errors import DataError, UnknownNameError, UsageError, nearest
 
 #: The columns of a pair of texts.
@@ -87,6 +87,8 @@ class ReadOptions:
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
         metrics: names of metrics.
         kinds: what tasks ask for, in place of what their columns say.
+        label_map: labels that are read as others, each ``OLD=NEW``, or ``TASK:OLD=NEW`` for one task; where there is no
+            ``NEW``, their rows are dropped.
     """
 
     texts: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ class ReadOptions:
     skip_bad_rows: bool = False
     metrics: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    label_map: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -103,10 +106,11 @@ class ReadOptions:
         skip_bad_rows: bool = False,
         metrics: str | Sequence[str] | None = None,
         kinds: str | Sequence[str] | None = None,
+        label_map: str | Sequence[str] | None = None,
     ) -> ReadOptions:
         """Options of what a call gives."""
         named = listed_names(texts), listed_names(labels)
-        return cls(*named, skip_bad_rows, listed_names(metrics), listed_names(kinds))
+        return cls(*named, skip_bad_rows, listed_names(metrics), listed_names(kinds), listed_names(label_map))
 
     def kind(self, task: str) -> str | None:
         """Kind that is named for a task: for it alone, or else for all."""
@@ -116,6 +120,15 @@ class ReadOptions:
         """Metric that is named for a task: for it alone, or else for all."""
         return _one("--metric", self.metrics, task)
 
+    def new_labels(self, task: str) -> dict[str, str]:
+        """What labels of a task are read as, by what is written."""
+        of_all, own = dict[str, str](), dict[str, str]()
+        for each in self.label_map:
+            old, _, new = each.rpartition("=")
+            label = mapped_label(each, [task])
+            (of_all if label == old else own)[label] = new.strip()
+        return of_all | own
+
     def columns(self, task: str) -> ColumnNames:
         """Columns that are named for a task: for it alone, or else for all."""
         return ColumnNames.of(_of_task(self.texts, task), _one("--label-column", self.labels, task))
@@ -124,6 +137,14 @@ class ReadOptions:
         """Raise ``UsageError`` where a metric is none, or a name is for another task than these, if they are known."""
         for metric in self.metrics:
             registry.metric(_split(metric)[1])
+        mapped = [each.rpartition("=")[0] for each in self.label_map]
+        if wrong := [each for each, old in zip(self.label_map, mapped, strict=True) if not old.rpartition(":")[2]]:
+            raise UsageError(
+                f"--map-label needs OLD=NEW or TASK:OLD=NEW, got {brief(wrong[0])}. Write, say, --map-label feautre=feature; "
+                "without a NEW, the rows are dropped."
+            )
+        if (twice := first_twice(mapped)) is not None:
+            raise UsageError(f"--map-label gives {brief(twice)} two new labels. Give it one.")
         named = {"text-column": self.texts, "label-column": self.labels, "metric": self.metrics, "kind": self.kinds}
         for option, names in named.items():
             for owner in (_split(each)[0] for each in names):
@@ -146,6 +167,25 @@ def names_of_tasks(named: Iterable[str], tasks: Collection[str]) -> list[str]:
     """Names of which those that were for all tasks are for these alone."""
     owned = ((owner, name) for owner, name in map(_split, named))
     return [f"{each}={name}" for owner, name in owned for each in ([owner] if owner else tasks)]
+
+
+def labels_of_tasks(named: Iterable[str], tasks: Collection[str], known: Collection[str]) -> list[str]:
+    """Pairs ``OLD=NEW`` of which those without one of the ``known`` tasks are for these alone."""
+    alone = [(each, mapped_label(each, known) == each.rpartition("=")[0]) for each in named]
+    return [
+        one for each, plain in alone for one in ([f"{task}:{each}" for task in tasks] if plain and tasks else [each])
+    ]
+
+
+def mapped_label(named: str, tasks: Collection[str]) -> str:
+    """Label that is read as another by ``OLD=NEW``, or by ``TASK:OLD=NEW`` with one of these tasks.
+
+    >>> mapped_label("mood:hapy=happy", ["mood"]), mapped_label("NUM:date=date", ["mood"])
+    ('hapy', 'NUM:date')
+    """
+    old = named.rpartition("=")[0]
+    task, _, label = old.partition(":")
+    return label if label and task in tasks else old
 
 
 def _of_task(named: Sequence[str], task: str) -> list[str]:

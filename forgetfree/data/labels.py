@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations, takewhile
 from typing import Any
 
 from forgetfree.data.tables import shown
-from forgetfree.display import is_blank, nfc, with_invisible, without_invisible
+from forgetfree.display import counted, is_blank, nfc, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
 #: A whole number as programs write it, and the same in a column of real numbers. Longer ones are names.
@@ -27,6 +29,8 @@ _LIST = re.compile(r"""\[[\d\s,.]*\]|[\[({]\s*['"].*[\])}]""", re.DOTALL)
 _BETWEEN = "|;,/+&\n"
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
 _MANY = 20
+#: How many labels are compared in pairs, at most; and how many times as many rows the right one of two has, at least.
+_MOST_COMPARED, _RARER = 500, 5
 
 _A_REAL = (
     "A number that is not whole is a value to predict, and tasks here have classes: name one for each range; if these are "
@@ -217,18 +221,62 @@ def check_alike(
     where: str, cells: Sequence[Any], rows: Sequence[int], what: str = "labels", key: str = "label_names"
 ) -> None:
     """Raise ``DataError`` if names look alike to a reader, or are one number: see `folded`."""
-    groups = [group for group in _groups({cell for cell in cells if isinstance(cell, str)}) if len(group) > 1]
+    counts = Counter(cell for cell in cells if isinstance(cell, str))
+    groups = [group for group in _groups(counts) if len(group) > 1]
     if not groups:
         return
+    *rarer, usual = sorted(groups[0], key=lambda name: (counts[name], name))
+    can_be_typed = what == "labels" and not any(with_invisible(name) != name for name in groups[0])
+    mapped = f", or give {' '.join(_map_flag(name, usual) for name in rarer)}" if can_be_typed else ""
 
     def described(group: Sequence[str]) -> str:
         each = [f"{shown(name)} (the first in row {rows[cells.index(name)]})" for name in group]
         return f"{' and '.join(each)}, which look alike"
 
     raise DataError(
-        f"{where} has the {what} {'; '.join(map(described, groups[:_MOST_NAMES]))}. Write them alike; if they are several "
-        f"{what}, name all {what} as {key} in source.json."
+        f"{where} has the {what} {'; '.join(map(described, groups[:_MOST_NAMES]))}. Write them alike{mapped}; if they are "
+        f"several {what}, name all {what} as {key} in source.json."
     )
+
+
+def notes_of_slips(cells: Iterable[int | str]) -> list[str]:
+    """Notes on rare labels that one slip of typing makes of a common one, see `is_slip`."""
+    counts = Counter(cell for cell in cells if isinstance(cell, str))
+    if len(counts) > _MOST_COMPARED:
+        return []
+    pairs = [
+        (rare, usual)
+        for rare, usual in permutations(counts, 2)
+        if counts[rare] * _RARER <= counts[usual] and is_slip(folded(rare), folded(usual))
+    ]
+    return [
+        f"label {shown(rare)} ({counted(counts[rare], 'row')}) may be {shown(usual)} ({counts[usual]:,}): "
+        f"{_map_flag(rare, usual)} reads it so"
+        for rare, usual in pairs[:_MOST_NAMES]
+    ]
+
+
+def is_slip(one: str, other: str) -> bool:
+    """True if words of four letters or more differ by a letter that is another, missing, or swapped with the next.
+
+    >>> is_slip("feautre", "feature"), is_slip("shiping", "shipping"), is_slip("level1", "level2"), is_slip("cat", "car")
+    (True, True, False, False)
+    """
+    start = _shared_start(one, other)
+    ours, theirs = one[start:], other[start:]
+    end = _shared_start(ours[::-1], theirs[::-1])
+    ours, theirs = ours[: len(ours) - end], theirs[: len(theirs) - end]
+    differ = {len(ours), len(theirs)} <= {0, 1} or (len(ours) == 2 and ours == theirs[::-1])
+    return differ and min(len(one), len(other)) >= 4 and not any(map(str.isdigit, ours + theirs))
+
+
+def _shared_start(one: str, other: str) -> int:
+    """Number of letters with which both begin."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
+
+
+def _map_flag(old: str, new: str) -> str:
+    return f"--map-label {shlex.quote(f'{old}={new}')}"
 
 
 def _groups(names: Iterable[str]) -> list[list[str]]:

@@ -79,6 +79,7 @@ class TaskRows:
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
         left_out: by split, how many bad rows were left out, see `BadRows.summary`.
+        mapped: the labels that were read as others.
     """
 
     task: TaskDefinition
@@ -87,6 +88,7 @@ class TaskRows:
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
     left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    mapped: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def shared(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
+from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions, mapped_label
 from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
@@ -82,7 +82,21 @@ def read_tasks(
     names = _names(stream, data, source)
     options.check(names)
     loaded = [faults.attempt(_rows_of_task, name, source, evaluate_on, options) for name in names]
+    if not faults:
+        faults.attempt(_check_mapped, options, [rows for rows in loaded if rows is not None])
     return [rows for rows in loaded if rows is not None], faults
+
+
+def _check_mapped(options: ReadOptions, tasks: Sequence[TaskRows]) -> None:
+    """Raise ``DataError`` where a label that is to be read as another stands in no row."""
+    names, found = [rows.task.name for rows in tasks], {label for rows in tasks for label in rows.mapped}
+    for each in options.label_map:
+        if (label := mapped_label(each, names)) not in found:
+            labels = list(dict.fromkeys(label for rows in tasks for label in rows.task.labels))
+            raise DataError(
+                f"--map-label {each}: no row has the label {label!r}.{nearest(label, labels)} Name one as it is written in the "
+                "data, or leave the flag out."
+            )
 
 
 def load_task(
@@ -402,7 +416,8 @@ def _read_task(
         source = {**source, "kind": kind}
     note = "; ".join(filter(None, [note, *(table.note for table in read.values())]))
     registered = registry.tasks().get(name)
-    task = _of_its_own_columns(TaskTables(name, read, source, folder, registered, columns, note, options.skip_bad_rows))
+    how: dict[str, Any] = {"skip_bad_rows": options.skip_bad_rows, "new_labels": options.new_labels(name)}
+    task = _of_its_own_columns(TaskTables(name, read, source, folder, registered, columns, note, **how))
     rows: TaskRows = faults.demand(_kind(task).read, task)
     if unknown := registry.faults_of(rows.task):
         raise DataError(f"{folder / 'source.json'}: {unknown[0]}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,18 @@ class Table:
         keep = [i for i, label in enumerate(self.columns.get(column, ())) if label != -1]
         return self.take(keep) if len(keep) < len(self.numbers) else self
 
+    def relabelled(self, column: str, new: Mapping[str, str]) -> tuple[Table, Counter[str]]:
+        """Rows with ``new`` labels, without those whose label is empty then; and how many rows had each of the old labels."""
+        cells = self.columns[column] if new and column in self.columns else ()
+        written = [str(cell).lower() if isinstance(cell, bool) else str(cell).strip() for cell in cells]
+        found = Counter(label for label in written if label in new)
+        if not found:
+            return self, found
+        mended = [new.get(label, cell) for label, cell in zip(written, cells, strict=True)]
+        columns = Columns(self.columns, lambda name: mended if name == column else self.columns[name])
+        keep = [i for i, label in enumerate(written) if new.get(label, label) or label not in new]
+        return replace(self, columns=columns).take(keep), found
+
     def take(self, rows: Sequence[int]) -> Table:
         """Some rows, in that order."""
         columns = Columns(self.columns, lambda name: [self.columns[name][i] for i in rows])
@@ -152,6 +165,7 @@ class TaskTables:
         columns: those that the user or ``source.json`` named.
         note: what the user should know of the tables.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
+        new_labels: what labels are read as, by what is written; rows of an empty one are dropped.
     """
 
     name: str
@@ -162,6 +176,7 @@ class TaskTables:
     columns: ColumnNames
     note: str = ""
     skip_bad_rows: bool = False
+    new_labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def train(self) -> Table:

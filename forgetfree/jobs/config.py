@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
-BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
+BESIDE_ON = (
+    *("data", "model", "strategy", "seed"),
+    *("text_column", "label_column", "kind", "metric", "map_label", "skip_bad_rows"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,12 @@ class RunConfig:
         "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
         placeholder="KIND",
     )
+    map_label: tuple[str, ...] = option(
+        (),
+        "label that is read as another, or TASK:OLD=NEW for one task; without NEW, its rows are left out; may be given several "
+        "times",
+        placeholder="OLD=NEW",
+    )
     skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
     metric: tuple[str, ...] = option(
         (),
@@ -277,7 +286,8 @@ class RunConfig:
     @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
-        return ReadOptions.of(self.text_column, self.label_column, self.skip_bad_rows, self.metric, self.kind)
+        names = (self.metric, self.kind, self.map_label)
+        return ReadOptions.of(self.text_column, self.label_column, self.skip_bad_rows, *names)
 
     @property
     def rows(self) -> Any:

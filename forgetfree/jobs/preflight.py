@@ -191,9 +191,9 @@ class _Look:
             times = {name: phases for name in config.classes if (phases := self._step_times(name, stream))}
             unlearned = self._loader.answers_unlearned(stream.model)
             if revision:
-                for key in product(config.classes, config.seed):
-                    prefix = revision.carried(*key, unlearned)
-                    carried[key] = prefix.tasks if prefix else []
+                for name, seed in product(config.classes, config.seed):
+                    prefix = revision.carried(name, seed, unlearned)
+                    carried[name, seed] = prefix.tasks if prefix else []
         shared = set[Any]()
         units = [
             self._unit(name, seed, times.get(name, ()), shared, carried.get((name, seed), []))

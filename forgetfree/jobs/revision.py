@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.data.columns import names_for, names_of_tasks
+from forgetfree.data.columns import labels_of_tasks, mapped_label, names_for, names_of_tasks
 from forgetfree.display import nfc
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
@@ -78,6 +78,8 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
     if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
         raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
     given = {key: names_of_tasks(options[key], tasks) for key in _OF_ROWS if options.get(key) and tasks}
+    known = [*finished.tasks, *tasks]
+    given |= {"map_label": labels_of_tasks(options["map_label"], tasks, known)} if options.get("map_label") else {}
     config = prepared(finished.config_of(stream, out, {**options, **given}))
     finished.check_units(config.units)
     return Revision(finished, tuple(stream), config)
@@ -111,6 +113,9 @@ class FinishedRun:
         # Where both have a task, the new rows are meant.
         section["data"] = [*dict.fromkeys([*_listed(options.get("data")), *_listed(self.section["data"])])]
         section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
+        mapped = {label for name in tasks for label in self.config["data"].get(name, {}).get("mapped", ())}
+        kept = [each for each in self.section["map_label"] if mapped_label(each, self.tasks) in mapped]
+        section["map_label"] = [*kept, *options.get("map_label", ())]
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
         section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise

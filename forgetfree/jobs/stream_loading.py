@@ -207,8 +207,9 @@ def describe(loader: StreamLoader) -> Json:
                 "fingerprint": task.fingerprint,
                 "encoded": task.test.digest,
                 **{split: len(getattr(task, split)) for split in ("train", "validation", "test")},
+                **({"mapped": list(rows.mapped)} if rows.mapped else {}),
             }
-            for task in stream.tasks
+            for task, rows in zip(stream.tasks, loader.tasks, strict=True)
         },
         **({"held_out": aside.rows.digest} if aside else {}),
         **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),

@@ -14,7 +14,16 @@ import numpy.typing as npt
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
-from forgetfree.data.labels import SEVERAL, Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
+from forgetfree.data.labels import (
+    SEVERAL,
+    Labels,
+    check_alike,
+    folded,
+    label_cells,
+    learn_labels,
+    notes_of_labels,
+    notes_of_slips,
+)
 from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
@@ -85,6 +94,10 @@ class Classification(Kind):
         assert columns.label is not None
         tables = {split: table.labelled(columns.label) for split, table in task.tables.items()}
         unlabelled = {split: len(task.tables[split].numbers) - len(table.numbers) for split, table in tables.items()}
+        mapped = Counter[str]()
+        for split, table in tables.items():
+            tables[split], found = table.relabelled(columns.label, task.new_labels)
+            mapped += found
         numbered = train.label_names.get(columns.label, ())
         faults.attempt(_check_order, task, columns.label, numbered)
         source = {**task.source, "label_names": task.source.get("label_names") or numbered or None}
@@ -102,6 +115,10 @@ class Classification(Kind):
             labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
         rows = dict[str, Rows]()
         notes = [recognised] if labels is None else [recognised, labels.note]
+        notes += [] if names else notes_of_slips(cells)
+        for label, count in mapped.items():
+            read_as = f"read as {shown(new)}" if (new := task.new_labels[label]) else "left out"
+            notes.append(f"{counted(count, 'row')} of label {shown(label)} {read_as}")
         for split, each in read.items():
             if labels is None:
                 faults.attempt(each.check_texts)
@@ -128,7 +145,7 @@ class Classification(Kind):
                 f"the {len(labels.names):,} different texts of {columns.label!r} are labels here: --kind generation learns "
                 "them as texts"
             )
-        return read_rows(task, definition, rows, notes, faults=faults)
+        return replace(read_rows(task, definition, rows, notes, faults=faults), mapped=tuple(mapped))
 
     def form(self, columns: ColumnNames) -> str:
         """Return what the definition of a task with these columns has as its ``kind``."""
@@ -389,7 +406,10 @@ class _LabelledTable:
         """
         self.check_texts()
         read = self._read(labels.names)
-        remedy = f"Task {task!r} has the labels {labels.shown}, and every label needs training rows."
+        remedy = (
+            f"Task {task!r} has the labels {labels.shown}, and every label needs training rows; --map-label OLD=NEW reads one as "
+            "another."
+        )
         if self._registered:
             remedy += (
                 " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "

@@ -187,8 +187,12 @@ CASES = [
         "scenario=class tells the labels of all tasks apart, which accuracy and macro_f1 score, and --metric names f1.",
     ),
     *(
-        Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
+        case
         for job in ("run sst2", "graft sst2")
+        for case in (
+            Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist."),
+            Case(f"{job} --map-label neg", "--map-label needs OLD=NEW or TASK:OLD=NEW, got 'neg'."),
+        )
     ),
     Case(
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",

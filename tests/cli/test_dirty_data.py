@@ -11,8 +11,16 @@ import pytest
 import forgetfree
 from forgetfree import cli
 from forgetfree.data.columns import ReadOptions
+from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import BadDataError, SeveralFaultsError, UnknownNameError, UsageError
+from forgetfree.errors import (
+    BadDataError,
+    DataError,
+    ForgetfreeError,
+    SeveralFaultsError,
+    UnknownNameError,
+    UsageError,
+)
 
 
 def texts(count: int = 30) -> list[str]:
@@ -88,6 +96,72 @@ def test_a_program_asks_for_a_plan_without_a_directory(here: Path) -> None:
     config = RunConfig(stream="b", data="b.csv", model="model", set={"steps": 2, "sparsity": 0.1}, **columns)
     assert [task["task"] for task in forgetfree.plan(config)["tasks"]] == ["b"]
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+# -- Labels that are read as others ----------------------------------------------------------------------------
+
+#: A label in other letters, one with a slip of typing, and one whose rows are to be left out.
+TICKETS = [*["bug", "feature"] * 15, "feautre", "feautre", "Bug", "junk", "junk"]
+MAPPED = ("feautre=feature", "Bug=bug", "junk=")
+
+
+@pytest.fixture
+def tickets(here: Path) -> list[dict[str, str]]:
+    rows = [{"text": f"note {i}", "label": label} for i, label in enumerate(TICKETS)]
+    Path("tickets.json").write_text(json.dumps(rows))
+    return rows
+
+
+def test_labels_are_read_as_others(tickets: list[dict[str, str]]) -> None:
+    def read(*named: str, **tasks: Any) -> list[TaskRows]:
+        return load_tasks(None, tasks or {"tickets": tickets}, options=ReadOptions.of(None, None, label_map=named))
+
+    right = {"feautre": "feature", "Bug": "bug"}
+    mended = [{**row, "label": right.get(row["label"], row["label"])} for row in tickets if row["label"] != "junk"]
+    for named in (MAPPED, [f"tickets:{each}" for each in MAPPED]):
+        (task,) = read(*named)
+        assert task == read(tickets=mended)[0] and task.mapped == ("feautre", "Bug", "junk")
+        assert '2 rows of label "feautre" read as "feature"' in task.notes[0]
+        assert '2 rows of label "junk" left out' in task.notes[0]
+    numbers = [{"text": f"note {i}", "label": i % 4} for i in range(40)]
+    assert read("3=2", "1=", a=numbers, b=numbers)[0].task.labels == ("0", "2")
+    assert [len(each.task.labels) for each in read("b:3=2", a=numbers, b=numbers)] == [4, 3]
+    for named, message in (
+        (["Bug=bug", "faetre=feature"], "no row has the label 'faetre'"),
+        (["Bug=bug", "b:junk=bug"], "no row has the label 'b:junk'"),
+        (["Bug"], "--map-label needs OLD=NEW or TASK:OLD=NEW, got 'Bug'"),
+        (["tickets:=bug"], "--map-label needs OLD=NEW"),
+        (["junk=bug", "junk=feature"], "gives 'junk' two new labels"),
+    ):
+        with pytest.raises(ForgetfreeError, match=message):
+            read(*named)
+
+
+def test_a_note_names_the_likely_twin_of_a_label(tickets: list[dict[str, str]]) -> None:
+    with pytest.raises(DataError, match="Write them alike, or give --map-label Bug=bug; if"):
+        load_tasks(None, {"tickets": tickets})
+    (task,) = load_tasks(None, {"tickets": [row for row in tickets if row["label"] != "Bug"]})
+    told = 'label "feautre" (2 rows) may be "feature" (15): --map-label feautre=feature reads it so'
+    assert told in task.notes[0] and task.notes[0].count("may be") == 1
+    alike = [{"text": f"note {i}", "label": f"legal level{1 + i % 2}"} for i in range(20)]
+    assert "may be" not in load_tasks(None, {"levels": alike})[0].notes[0]
+
+
+def test_a_run_keeps_what_labels_are_read_as_also_on_top_of_another(tickets: list[dict[str, str]]) -> None:
+    how: dict[str, Any] = {"model": "model", "steps": 2, "strategies": "bitfit", "progress": False, "shots": 2}
+    read = {"text_column": "b=review", "label_column": "b=mood", "readout": "linear"}
+    results = forgetfree.run(data=["b.csv", "tickets.json"], map_label=MAPPED, out="both", **how, **read)
+    assert results.tasks == ["b", "tickets"]
+    section = json.loads(Path("both/config.json").read_text())["run"]
+    assert section["map_label"] == list(MAPPED)
+    assert call("run", "--on", "both", "--without", "tickets", "--out", "one") == 0
+    assert json.loads(Path("one/config.json").read_text())["run"]["map_label"] == []
+    flags = [word for each in MAPPED for word in ("--map-label", each)]
+    assert call("run", "--data", "tickets.json", *flags, "--on", "one", "--out", "again") == 0
+    section = json.loads(Path("again/config.json").read_text())["run"]
+    assert section["map_label"] == [f"tickets:{each}" for each in MAPPED]
+    ledgers = [Path(run) / "bitfit/seed-0/ledger.safetensors" for run in ("both", "again")]
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
 
 
 # -- Several files ----------------------------------------------------------------------------------------------
