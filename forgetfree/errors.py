@@ -52,12 +52,23 @@ class FieldError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """There is no such name; the message suggests the nearest one, also among ``others``, and lists all."""
+    """There is no such name; the message suggests the ``same`` by its known name, or the nearest one, and lists all.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", others: Iterable[str] = ()) -> None:
+    The nearest one may also be among ``others``.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        hint: str = "",
+        others: Iterable[str] = (),
+        same: str = "",
+    ) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         listing = ", ".join(self.known) or "none"
-        suggestion = nearest(name, {*self.known, *others})
+        suggestion = f" Did you mean {same!r}?" if same else nearest(name, {*self.known, *others})
         super().__init__(f"Unknown {kind} {brief(name)}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")
 
 

@@ -61,7 +61,9 @@ class Entry:
 
 STRATEGIES: dict[str, Entry] = {
     "fine-tune": Entry("forgetfree.strategies.fine_tune:FineTune", "a separate model per task: the reference"),
-    "continual-ft": Entry("forgetfree.strategies.continual_ft:ContinualFT", "train everything on each task in turn"),
+    "continual-ft": Entry(
+        "forgetfree.strategies.continual_ft:ContinualFT", "naive: train everything on each task in turn"
+    ),
     "grafting-continual": Entry(
         "forgetfree.strategies.grafting_continual:GraftingContinual",
         "a tiny region per task, trained once and then frozen (Panigrahi et al., 2023)",
@@ -195,7 +197,8 @@ def check_strategy_name(name: str, remedy: str) -> None:
 
 def _entry(what: str, name: str, known: Mapping[str, Entry], hint: str) -> Entry:
     if name not in known:
-        raise UnknownNameError(what, name, known, hint)
+        same = next((each for each, entry in known.items() if entry.summary.startswith(f"{name}:")), "")
+        raise UnknownNameError(what, name, known, hint, same=same)
     return known[name]
 
 

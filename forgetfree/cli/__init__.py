@@ -94,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     # Before torch is imported: threads that spin while they wait take the cores from whoever else works on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # its warnings, such as that NNPACK does not fit the processor
     words = list(sys.argv[1:] if arguments is None else arguments)
     before_texts = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in before_texts

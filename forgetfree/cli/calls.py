@@ -171,6 +171,7 @@ def graft(task: str, **arguments: Any) -> Results:
 
     Returns, Raises: as `run`.
     """
+    RunConfig(stream=stream_of([task])).check_one_task()
     return run([task], strategies=recipes.GRAFT, **arguments)
 
 

@@ -167,8 +167,8 @@ def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: J
         file = read_options(Path(how.config))
         file = for_strategies(file, flags.get("strategy", ()))  # no flag could take these away
     config = RunConfig.of(file, flags).completed("graft-" if command == "graft" else "")
-    if command == "graft" and len(config.names) > 1:
-        raise UsageError(f"Expected one task, got the {len(config.names)} of {config.stream!r}. Give one of them.")
+    if command == "graft":
+        config.check_one_task()
     return config
 
 

@@ -224,7 +224,12 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
         notes.append(f"labels from {label!r}")
     if not texts or label is None:
         ours = PAIR if kind == "pair" else ("text",)
-        lacking = "label" if texts else next(name for name in ours if name not in header)
+        if texts:
+            raise DataError(
+                f"{where} has no column 'label': expected it beside the texts of {' and '.join(map(repr, texts))}; found "
+                f"{_listed(header)}. Rename or add the column, or name another with --label-column."
+            )
+        lacking = next(name for name in ours if name not in header)
         expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
         raise DataError(
             f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(header)}. Rename or add the "

@@ -205,7 +205,7 @@ class RunConfig:
     strategy: tuple[str, ...] = option(
         DEFAULT_STRATEGIES,
         "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
-        "of ours",
+        f"of ours (default: {', '.join(DEFAULT_STRATEGIES)})",
         placeholder="NAME",
     )
     fine_tuned: str | None = option(
@@ -219,7 +219,7 @@ class RunConfig:
         "text, or a task, of --data or in a folder (causal language models)",
         placeholder="TEXTS|TASK",
     )
-    out: str = option("", "directory to write", group="How to run", placeholder="DIR")
+    out: str = option("", "directory to write (default: a new one under runs/)", group="How to run", placeholder="DIR")
     #: Objects in the place of names: what no flag and no file can give.
     objects: Any = NO_OBJECTS
 
@@ -271,6 +271,11 @@ class RunConfig:
     def names(self) -> tuple[str, ...]:
         """Return the names of the tasks, as the stream has them."""
         return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, nfc(self.stream).split(","))))
+
+    def check_one_task(self) -> None:
+        """Raise ``UsageError`` if there are several tasks, of which a graft has one."""
+        if len(self.names) > 1:
+            raise UsageError(f"Expected one task, got the {len(self.names)} of {self.stream!r}. Give one of them.")
 
     @property
     def strategy_names(self) -> tuple[str, ...]:

@@ -92,6 +92,8 @@ def quiet_libraries() -> None:
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )
+    # Those that torch's C++ code raises are told of the module that calls it, which may be ours.
+    warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

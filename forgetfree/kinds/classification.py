@@ -407,8 +407,8 @@ class _LabelledTable:
         self.check_texts()
         read = self._read(labels.names)
         remedy = (
-            f"Task {task!r} has the labels {labels.shown}, and every label needs training rows; --map-label OLD=NEW reads one as "
-            "another."
+            f"Task {task!r} has the labels {labels.shown}, and every label needs training rows. --map-label OLD=NEW reads one "
+            "label as another."
         )
         if self._registered:
             remedy += (

@@ -446,8 +446,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return ledger
 
     def __repr__(self) -> str:
-        owned = ", ".join(f"{record.task} {len(record.owned.region):,}" for record in self.records)
-        return f"Ledger({self.composition}; entries owned: {owned or 'none'})"
+        owned = {record.task: len(record.owned.region) for record in self.records}
+        return f"Ledger(composition={self.composition!r}, owned_entries={owned})"
 
     @property
     def sizes(self) -> list[int]:

@@ -207,10 +207,9 @@ def application(
     return app
 
 
-def fault(status: int, message: str, field: str | None = None) -> JSONResponse:
+def fault(status: int, message: str, field: str | None = None, code: str | None = None) -> JSONResponse:
     """Return an error as clients of OpenAI's API read it, with the field of the request that it is about."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    code = "model_not_found" if status == 404 else None
     return JSONResponse({"error": {"message": message, "type": kind, "param": field or None, "code": code}}, status)
 
 
@@ -228,6 +227,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             field = next((each for each in fields if isinstance(each, str)), None)
             return fault(422, f"The request is not as /docs says: {'; '.join(faults)}.", field)
         case ForgetfreeError():
-            return fault(404 if isinstance(error, TaskError) else 422, str(error), getattr(error, "field", None))
+            if isinstance(error, TaskError):
+                return fault(404, str(error), code="model_not_found")
+            return fault(422, str(error), getattr(error, "field", None))
         case _:
             return fault(500, f"The server failed ({type(error).__name__}). Its log says more.")

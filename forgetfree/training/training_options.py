@@ -61,8 +61,8 @@ class TrainingOptions(Options):
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
     steps: int | recipes.StepsRule = option(
         "paper",
-        f"updates per task; auto: {AUTO_PASSES} passes over its rows, at least {AUTO_LEAST} and at most {AUTO_MOST} updates; "
-        "paper: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for all rows (A.2)",
+        f"updates per task; auto: {AUTO_PASSES} passes over its rows, {AUTO_LEAST} to {AUTO_MOST} updates; paper: 16 for each "
+        "shot of each label",
         at_least=1,
         flag=True,
         group="How to learn",

@@ -136,6 +136,9 @@ NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
 CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
+    Case("train --data x.csv", "Unknown command 'train'. Did you mean 'run'?"),
+    Case("list", "The following arguments are required: WHAT (strategies, streams, tasks, kinds, metrics, models)."),
+    Case("run sst2 --strategy naive", "Unknown strategy 'naive'. Did you mean 'continual-ft'?"),
     Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
     Case("run sst2 --strategy ewc,si", "Give --strategy once for each."),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),

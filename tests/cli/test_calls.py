@@ -178,6 +178,8 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
 
 
 def test_what_only_python_can_get_wrong(asked: Json) -> None:
+    with pytest.raises(UsageError, match="Expected one task, got the 2 of 'qnli,sst2'"):
+        forgetfree.graft("qnli,sst2", **asked)
     with pytest.raises(UsageError, match="expected a subclass of ContinualStrategy, got <class 'int'>"):
         forgetfree.run("sst2", **asked, strategies=[int])
     with pytest.raises(UsageError, match="No stream is given"):
@@ -226,7 +228,7 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
     assert ours.tasks == theirs.tasks == tiny.STREAM.split(",")
     for mine, other in zip(ours.records, theirs.records, strict=True):
         assert torch.equal(mine.owned.values, other.owned.values)
-    assert repr(ours).startswith("Ledger(union; entries owned: qnli ")
+    assert repr(ours).startswith("Ledger(composition='union', owned_entries={'qnli': ")
     with pytest.raises(ReportError, match=r"no ledger of fine-tune with seed 3\. Take a strategy that keeps one\."):
         results.ledger("fine-tune", 3)
     with pytest.raises(UnknownNameError):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from forgetfree.cli.calls import recipe_of
 from forgetfree.jobs import progress
 from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.directory import merged_config
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.ledger import Ledger
 
 TASKS = ["qnli", "ag_news", "sst2"]
@@ -519,6 +521,16 @@ def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert r"retrained from \u03b8_pre" in done.stdout
+
+
+def test_warnings_of_torch_stay_out_of_stderr() -> None:
+    """Those of its C++ code, too, which Python tells of the module that called it."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        quiet_libraries()
+        warnings.warn("The array is not writable. (Triggered internally at tensor_numpy.cpp:203.)", stacklevel=1)
+        warnings.warn("A warning of this module.", stacklevel=1)
+    assert [str(each.message) for each in told] == ["A warning of this module."]
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])

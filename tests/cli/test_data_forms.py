@@ -135,7 +135,7 @@ def test_names_that_are_typed_are_those_of_the_disk_in_either_form_of_unicode(
 @pytest.mark.parametrize(
     ("arguments", "fault", "code"),
     [
-        ("run mood --data mood.csv", "has no column 'label': expected text", 1),
+        ("run mood --data mood.csv", "has no column 'label': expected it beside the texts of ", 1),
         ("run mood --data mood.csv --label-column moood", "has no column 'moood', which is named as label_column", 1),
         ("run mood --data mood.csv --label-column id", "has 60 labels in 60 rows, and none has two different texts", 1),
         (

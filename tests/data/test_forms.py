@@ -651,8 +651,9 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
         (("phrase", "label"), "has no column 'text': expected text (or text_a and text_b), and label; found 'phrase'"),
         (("phrase", "rank"), "or name others with --text-column and --label-column."),
         (
-            ("text", "rank"),
-            "has no column 'label': expected text (or text_a and text_b), and label; found 'text', 'rank'",
+            ("comment", "rank"),
+            "has no column 'label': expected it beside the texts of 'comment'; found 'comment', 'rank'. Rename or add the "
+            "column, or name another with --label-column.",
         ),
     ],
 )

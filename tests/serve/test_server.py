@@ -83,9 +83,10 @@ def test_it_says_what_it_is(server: Server) -> None:
     assert tasks[0] == {"task": "qnli", "kind": "pair", "labels": ["entailment", "not_entailment"]}
     code, described = server.ask("/openapi.json")
     assert code == 200 and set(described["paths"]) == {"/predict", "/tasks", "/health"}
-    for path, code in (("/nothing", 404), ("/predict", 405)):
+    for path, code in (("/", 404), ("/nothing", 404), ("/predict", 405)):
         got, said = server.ask(path)
         assert (got, said["error"]["message"]) == (code, f"There is no GET {path}. See /docs.")
+        assert said["error"]["code"] is None  # which is of a model that is not found
 
 
 def test_clients_at_once_get_what_predict_says(server: Server, run: Path) -> None:

@@ -131,9 +131,8 @@ def _lost(label: str, results: Results) -> str:
     if results.constant and not np.any(np.array(results.signs) * (learned - results.constant) > 0):
         return f"{name} learned no task above a constant answer"
     loss, scale = results.forgetting(label), results.scale
-    verb = "gained" if scale.text(loss.value).startswith("-") else "lost"
-    points = f"{scale.text(abs(loss.value))} points" if scale == PERCENT else scale.with_unit(abs(loss.value))
-    return f"{name} {verb} {points} on average ({_certainty(loss, 'loss', len(results.units[label]), scale)})"
+    points = f"{scale.text(loss.value)} points" if scale == PERCENT else scale.with_unit(loss.value)
+    return f"{name} lost {points} on average ({_certainty(loss, 'loss', len(results.units[label]), scale)})"
 
 
 def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> str:
