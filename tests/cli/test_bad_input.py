@@ -137,7 +137,6 @@ CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
     Case("train --data x.csv", "Unknown command 'train'. Did you mean 'run'?"),
-    Case("list", "The following arguments are required: WHAT (strategies, streams, tasks, kinds, metrics, models)."),
     Case("run sst2 --strategy naive", "Unknown strategy 'naive'. Did you mean 'continual-ft'?"),
     Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
     Case("run sst2 --strategy ewc,si", "Give --strategy once for each."),
@@ -153,7 +152,7 @@ CASES = [
     Case(r"run \udcff", "The argument '\\udcff' is not in UTF-8."),
     Case(
         "list",
-        "The following arguments are required: WHAT. See 'forgetfree list --help'.",
+        "The following arguments are required: WHAT (strategies, streams, tasks, kinds, metrics, models). See 'forgetfree",
     ),
     Case(
         "list planets",
