@@ -9,6 +9,7 @@ from cyclopts import (
     CycloptsError,
     MissingArgumentError,
     RepeatArgumentError,
+    UnknownCommandError,
     UnknownOptionError,
 )
 
@@ -22,12 +23,10 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
     command = " ".join(["forgetfree", *(error.command_chain or ())])
     app, see = error.app, f"See '{command} --help'."
     assert app is not None
-    if not app.default_command and (
-        names := [word for word in words if not word.startswith("-")][command.count(" ") :]
-    ):
-        commands = [each for each in app if not each.startswith("-")]
-        if names[0] not in commands:
-            return UnknownNameError("command" if command == "forgetfree" else "action", names[0], commands)
+    commands = [] if app.default_command else [each for each in app if not each.startswith("-")]
+    what, first = "command" if command == "forgetfree" else "action", next(iter(words[command.count(" ") :]), "-")
+    if commands and not first.startswith("-") and first not in commands:  # told before its flags, which are its own
+        return UnknownNameError(what, first, commands)
     arguments = list(app.assemble_argument_collection()) if app.default_command else []
     flags = [name for each in arguments for name in each.names if name.startswith("-")]
     flags += [name for name in app if name.startswith("--")]
@@ -39,12 +38,14 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
         hint = "An option without a flag is given by --set KEY=VALUE." if "--set" in flags else ""
         return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
     match error:
+        case UnknownCommandError(unused_tokens=[name, *_]):
+            return UnknownNameError(what, name, commands)
         case MissingArgumentError(keyword=str(flag)):
             return UsageError(f"{flag} needs a value. {see}")
-        case MissingArgumentError(argument=first) if first is not None:
+        case MissingArgumentError(argument=lacked) if lacked is not None:
             required = [each for each in arguments if each.required and each.name not in typed]
-            lacking = [each.name for each in required if each.field_info.is_keyword_only or each.name == first.name]
-            choices = first.get_choices(force=True)
+            lacking = [each.name for each in required if each.field_info.is_keyword_only or each.name == lacked.name]
+            choices = lacked.get_choices(force=True)
             return lacks(command, [f"{each} ({', '.join(choices)})" if choices else each for each in lacking])
         case RepeatArgumentError(token=token):
             return UsageError(f"{token.keyword} is given twice. Give it once.")
