@@ -237,7 +237,9 @@ def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], m
     assert found["minus union, sst2"]["alone"].startswith("5.0 [") and found["minus union, sst2"]["union"] == "—"
     assert found["final union, average"]["union"].startswith("-13.3 [")
     assert found["final union, qnli"]["union"].startswith("0.0 [") and found["final union, qnli"]["alone"] == "—"
-    assert found["seconds of all training, share of fine-tune"] == dict.fromkeys(["continual-ft", "union", "alone"], "140.0")
+    assert found["seconds of all training, share of fine-tune"] == dict.fromkeys(
+        ["continual-ft", "union", "alone"], "140.0"
+    )
     assert "minus lora, average" not in found
     monkeypatch.setattr(sys, "argv", ["claims", "--figures", "main-job", *runs])
     main()
