@@ -120,18 +120,22 @@ def test_everything_has_a_name(browser: Any, pages: dict[str, Path]) -> None:
 def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) -> None:
     """Bytes as numbers: 27,000 before 40,000,000; and a dash last, both ways."""
     page = opened(browser, pages["small"], 1400, "light")
-    cost = page.locator("table", has_text="Time per phase")
-    button = cost.get_by_role("button", name="kept (bytes)")
-    first = cost.locator("tbody tr").first
-    button.click()
-    assert first.locator("th").inner_text() == "grafting-continual"
-    assert cost.locator("[aria-sort=ascending]").count() == 1
-    button.click()
-    assert first.locator("th").inner_text() != "grafting-continual"
-    outcome = page.locator("table", has_text="After the last task")
-    for _ in range(2):
-        outcome.get_by_role("button", name="forgetting").click()
-        assert outcome.locator("tbody tr").last.locator("th").inner_text() == "a constant answer"
+
+    def after_a_click(table: str, column: str) -> tuple[str, list[str]]:
+        # By the whole title: two titles have the words "after the last task".
+        found = page.get_by_role("table", name=table, exact=True)
+        found.get_by_role("button", name=column).click()
+        [way] = found.locator("[aria-sort]").evaluate_all("them => them.map((each) => each.ariaSort)")
+        return way, found.locator("tbody th").all_inner_texts()
+
+    cost, outcome, chance = "Time per phase, and memory kept", "After the last task (in %)", "a constant answer"
+    way, rows = after_a_click(cost, "kept (bytes)")
+    assert (way, rows[0]) == ("ascending", "grafting-continual")
+    way, rows = after_a_click(cost, "kept (bytes)")
+    assert (way, rows[-1]) == ("descending", "grafting-continual")
+    rows = ["grafting-continual", "ewc", "continual-ft"]
+    assert after_a_click(outcome, "forgetting") == ("ascending", [*rows, chance])
+    assert after_a_click(outcome, "forgetting") == ("descending", [*reversed(rows), chance])
     page.close()
 
 

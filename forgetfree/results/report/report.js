@@ -1,22 +1,18 @@
 "use strict";
-// A click on a column's name sorts the rows by it; a cell without a number goes last.
+// A click on a column's name sorts the rows by it; a cell without a number goes last, both ways.
 const number = (text) => parseFloat(text.replaceAll(",", ""));
-function compare(a, b) {
+function compare(a, b, sign) {
   const [x, y] = [number(a), number(b)];
-  if (Number.isFinite(x) && Number.isFinite(y)) return x - y;
-  if (Number.isFinite(x)) return -Infinity;
-  return Number.isFinite(y) ? Infinity : a.localeCompare(b);
+  if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+  return sign * (Number.isNaN(x) ? a.localeCompare(b) : x - y);
 }
 function sort(heading, column) {
   const body = heading.closest("table").tBodies[0];
   const down = heading.getAttribute("aria-sort") === "ascending";
   for (const other of heading.parentNode.children) other.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const sorted = [...body.rows].sort((a, b) => {
-    const order = compare(a.cells[column].textContent, b.cells[column].textContent);
-    return down && Number.isFinite(order) ? -order : order;
-  });
-  body.append(...sorted);
+  const text = (row) => row.cells[column].textContent;
+  body.append(...[...body.rows].sort((a, b) => compare(text(a), text(b), down ? -1 : 1)));
 }
 for (const table of document.querySelectorAll("table")) {
   [...table.tHead.rows[0].cells].forEach((heading, column) => {
