@@ -34,6 +34,8 @@ from forgetfree.results.metrics import BINS, Floats, forgetting_per_task, limits
 
 #: The chance that an interval misses.
 ALPHA = 0.05
+#: Of less than this, shares are not told.
+LEAST_SHARED = 0.03
 
 
 # ---- an interval ----------------------------------------------------------------------------------------
@@ -311,12 +313,14 @@ class Evidence:
     def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
         """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
 
-        ``None`` if they share no seed, or the other is not above the floor for certain. The floor, of the task or of the
-        average, counts as exact.
+        ``None`` if they share no seed, or the other is not above the floor for certain, or by less than `LEAST_SHARED`: a
+        share of so little is noise. The floor, of the task or of the average, counts as exact.
         """
         if not (seeds := self._seeds(strategy, other)):
             return None
         values, rows, _ = self._measured((strategy, other), seeds, task)
+        if values[1].mean() - floor < LEAST_SHARED:
+            return None
         return ratio(values[0] - floor, values[1] - floor, rows)
 
     def _seeds(self, strategy: str, other: str) -> list[int]:

@@ -173,7 +173,7 @@ def test_a_metric_that_fails_is_told_by_its_name(
 
 
 def test_reports_say_what_is_best_by_the_direction_of_a_metric(ratings: Path) -> None:
-    """Fewer stars off are more: in floors and what a headline names."""
+    """Fewer stars off are more: in floors, in what a headline names, and in what is tinted."""
     for metrics, best, expected in (
         (["stars-off"] * 2, "low ", [0.2, 0.2]),
         (["weighted-kappa"] * 2, "high ", [0.4, 0.4]),
@@ -183,7 +183,11 @@ def test_reports_say_what_is_best_by_the_direction_of_a_metric(ratings: Path) ->
         floors = {"constant": [0.4, 0.4], "bag_of_words": {"0": [0.2, 0.2]}}
         held = together([results_of(*runs, floors=floors)])
         assert [score for _, score in held.best_floors] == expected
-        assert lay_out(held).headline.startswith(best)
+        page = lay_out(held)
+        assert page.headline.startswith(best)
+        high, low = ([bool(tint) for tint in table.tints[-1]] for table in page.tables if table.tints)
+        assert high == [metric == "weighted-kappa" for metric in metrics]
+        assert low == [metric == "stars-off" for metric in metrics]
 
 
 def test_scores_are_shown_as_their_metric_says(ratings: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ from forgetfree.cli import main
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-WIDTHS, SCHEMES = (360, 800, 1400), ("light", "dark")
+WIDTHS, SCHEMES = (360, 800, 1200), ("light", "dark")
 
 #: Text whose contrast with what lies behind it is too low (WCAG 2, AA), as [text, ratio].
 CONTRAST = """() => {
-  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  // A mixed colour is written as color(srgb 0.5 0.5 0.5), others as rgb(127, 127, 127).
+  const channels = (colour) => colour.match(/[\\d.]+/g).map((each) => each * (colour.startsWith("color(") ? 255 : 1));
   const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
     .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
     .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
@@ -94,6 +96,9 @@ def test_it_is_legible_at_every_width_in_both_schemes(
     page = opened(browser, pages[name], width, scheme)
     page.screenshot(path=pages[name].with_name(f"{width}-{scheme}.png"), full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if width == 1200:  # all of the figure and of the tables is seen
+        cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+        assert page.evaluate(cut) == []
     seen, low = page.evaluate(CONTRAST)
     assert seen > 200 and low == []
     bright = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
@@ -119,7 +124,7 @@ def test_everything_has_a_name(browser: Any, pages: dict[str, Path]) -> None:
 
 def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) -> None:
     """Bytes as numbers: 27,000 before 40,000,000; and a dash last, both ways."""
-    page = opened(browser, pages["small"], 1400, "light")
+    page = opened(browser, pages["small"], 1200, "light")
 
     def after_a_click(table: str, column: str) -> tuple[str, list[str]]:
         # By the whole title: two titles have the words "after the last task".
@@ -136,6 +141,22 @@ def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) 
     rows = ["grafting-continual", "ewc", "continual-ft"]
     assert after_a_click(outcome, "forgetting") == ("ascending", [*rows, chance])
     assert after_a_click(outcome, "forgetting") == ("descending", [*reversed(rows), chance])
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scores_of_a_learning_matrix_are_tinted(browser: Any, pages: dict[str, Path], scheme: str) -> None:
+    """The less is left of a task, the less colour has its cell, in the dark scheme, too."""
+    page = opened(browser, pages["small"], 1200, scheme)
+    column = page.get_by_role("table", name="Learning matrix of continual-ft (in %, mean over 2 seeds)").locator(
+        "td:nth-child(2)"
+    )
+    shown = column.evaluate_all(
+        "them => them.map((each) => [each.textContent, getComputedStyle(each).backgroundColor])"
+    )
+    blue = [float(re.findall(r"[\d.]+", colour)[2]) - float(re.findall(r"[\d.]+", colour)[0]) for _, colour in shown]
+    scores = [float(score) for score, _ in shown]
+    assert scores[1] > scores[2] > scores[3] and blue[1] > blue[2] > blue[3] > blue[0] + 0.01
     page.close()
 
 

@@ -218,6 +218,11 @@ def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
     both = evidence.retention("half", "fine-tune", 0.6025)
     assert both is not None and both.value == pytest.approx((0.7525 - 0.6025) / (0.8775 - 0.6025))
     assert evidence.retention("half", "half", 0.9, "hard") is None  # a reference that learned nothing
+    one = evidence_of(
+        {name: {0: of_seeds[0]} for name, of_seeds in answers.items()}
+    )  # fine-tuning has 80 % of the hard task
+    known = [one.retention("half", "fine-tune", floor, "hard") for floor in (0.769, 0.771)]  # 3.1 and 2.9 points below
+    assert known[0] is not None and known[1] is None
     same = evidence.retention("fine-tune", "fine-tune", 0.4025, "hard")
     assert same is not None and same.value == pytest.approx(1) and np.isnan(same.low)
 

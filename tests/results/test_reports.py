@@ -94,10 +94,12 @@ def test_a_constant_answer_has_the_last_row() -> None:
 
 
 def test_transfer_table(two_seeds: Results) -> None:
-    """FWT: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: intransigence is unknown."""
-    table = table_of(lay_out(two_seeds), "Transfer")
-    assert table.header == ("strategy", "FWT", "intransigence")
-    assert table.rows == (("continual-ft", "0.0 (0.0)", "—"),)
+    """FWT: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: intransigence is unknown, and has no column."""
+    page = lay_out(two_seeds)
+    table = table_of(page, "Transfer")
+    assert table.header == ("strategy", "FWT")
+    assert table.rows == (("continual-ft", "0.0 (0.0)"),)
+    assert "FWT" in dict(page.words) and "intransigence" not in dict(page.words)
 
 
 def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
@@ -151,6 +153,18 @@ def test_learning_matrix_is_the_mean_over_seeds(two_seeds: Results) -> None:
         ("after qnli", "80.0", "50.0"),
         ("after mrpc", "65.0", "80.0"),
     )
+
+
+def test_tints_of_learning_matrices_go_from_a_constant_answer_to_the_best_score_of_a_task() -> None:
+    """a ends (0.5 − 0.3) / (0.8 − 0.3) = 40 % of the way on the first task, (0.7 − 0.5) / (0.9 − 0.5) = 50 % on the second."""
+    runs = [
+        run_of("a", 0, [], matrix=[[None, None], [0.8, None], [0.5, 0.7]]),
+        run_of("b", 0, [], matrix=[[0.2, 0.4], [0.8, 0.4], [0.8, 0.9]]),
+    ]
+    a, b = (table_of(page_of(*runs, floors={"constant": [0.3, 0.5]}), f"Learning matrix of {name}") for name in "ab")
+    assert [row[0] for row in a.rows] == ["after qnli", "after mrpc"]  # nothing is known before training
+    assert a.tints == ((1, None), (pytest.approx(0.4), pytest.approx(0.5)))
+    assert b.tints == ((0, 0), (1, 0), (1, 1))
 
 
 def test_notes_name_the_set_up_and_the_seeds(two_seeds: Results) -> None:
@@ -339,8 +353,8 @@ HOSTILE = r"a & <b>|[red]_\{x}"
 
 @pytest.fixture
 def hostile() -> Results:
-    """A strategy whose name means something in every format; BWT is −20.0 and intransigence unknown."""
-    return together([results_of(run_of(HOSTILE, 0, [0.6, 0.7]))])
+    """A strategy whose name means something in every format; BWT is −20.0, and of a constant answer unknown."""
+    return together([results_of(run_of(HOSTILE, 0, [0.6, 0.7]), floors={"constant": [0.5, 0.5]})])
 
 
 def test_an_unknown_format_is_refused(two_seeds: Results) -> None:
@@ -355,7 +369,7 @@ def test_every_format_holds_every_title_note_and_number(
     monkeypatch.setenv("COLUMNS", "200")
     text = render(two_seeds, format)
     assert text.endswith("\n") and not text.endswith("\n\n")
-    plain = re.sub(r"\\(?=[%()_-])", "", text)
+    plain = re.sub(r"\\(?=[%()_-])", "", text).replace("\xa0", " ")
     for wanted in (
         "After the last task (in %",
         "Transfer",
@@ -395,7 +409,7 @@ def test_markdown_tables_are_proper(hostile: Results) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1
         assert re.fullmatch(r"\| ---( \| ---:)+ \|", block[1])
     assert r"| a \& \<b\>\|\[red\]\_\\{x} | 60.0 | 70.0 | 65.0 | 20.0 | -20.0 | 20.0 |" in blocks[0]
-    assert "| 0.0 | — |" in blocks[1][2]
+    assert "| a constant answer | 50.0 | 50.0 | 50.0 | — | — | — |" in blocks[0]
     assert "- Every strategy: 1 seed (0)." in text
 
 

@@ -36,11 +36,13 @@ class Table:
         title: what it shows, with the unit.
         header: a name for each column.
         rows: as many cells as the header has.
+        tints: of each cell but the first of its row, from 0 for none to 1; ``None`` where there is no number.
     """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    tints: tuple[tuple[float | None, ...], ...] = ()
 
     @property
     def is_prose(self) -> bool:
@@ -107,6 +109,14 @@ def titled(what: str, *units: str) -> str:
     """Return the title of a table: what it shows, and in brackets in which units, as far as there is something to say."""
     said = "; ".join(filter(None, units))
     return f"{what} ({said})" if said else what
+
+
+def known_columns(table: Table) -> Table:
+    """Return the table without the columns in which nothing is known."""
+    columns = zip(table.header, *table.rows, strict=True)
+    known = [column for column in columns if not table.rows or any(each != NULL for each in column[1:])]
+    header, *rows = zip(*known, strict=True)
+    return replace(table, header=header, rows=tuple(rows))
 
 
 def transposed(table: Table, corner: str) -> Table:

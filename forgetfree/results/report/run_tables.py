@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import compress
 
 import numpy as np
 
 from forgetfree.display import NULL, PERCENT, PLAIN
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import Floats, limits_of, title_of
-from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed
+from forgetfree.results.report.page import WIDE, Table, cell, known_columns, percent, titled, transposed
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, Run
 from forgetfree.results.table import SCORE, Results, mean_of_known
 
@@ -33,8 +34,8 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     others = [_beside(results), *([_intervals(results, evidence)] if shares and several else [])]
     others += [*(_retention(results, evidence) if shares else ()), *text_tables(results)]
     others += [_held_out(results), _costs(results)]
-    if len(results.tasks) <= WIDE:
-        others += [_matrix(results, label) for label in results.strategies]
+    if results.strategies and len(results.tasks) <= WIDE:
+        others += _matrices(results)
     if len(results.tasks) > 1:  # of one task there is no transfer
         others.insert(0, _transfer(results))
     known = (table for table in others if any(value != NULL for row in table.rows for value in row[1:]))
@@ -64,7 +65,7 @@ def _table(
         (name, *(cell(values, show) for (_, show), *values in zip(columns, *seeds, strict=True)))
         for name, seeds in rows
     ]
-    table = Table(title, (corner, *(header for header, _ in columns)), tuple(cells))
+    table = known_columns(Table(title, (corner, *(header for header, _ in columns)), tuple(cells)))
     return transposed(table, "task") if of_tasks and cells and len(results.tasks) > WIDE else table
 
 
@@ -181,11 +182,12 @@ def _intervals(results: Results, evidence: Evidence) -> Table:
             difference = None if other == label else evidence.difference(label, other)
             row.append(NULL if difference is None else f"{difference.text} {difference.verdict}")
         rows.append(tuple(row))
-    return Table(
+    table = Table(
         "Averages with their 95 % intervals (in %, differences in percentage points)",
         ("strategy", "average", *forgets, *(f"minus {label}" for label in compared)),
         tuple(rows),
     )
+    return known_columns(table)
 
 
 def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
@@ -194,7 +196,7 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
     if reference is None or not floors:
         return
     average = float(np.mean([score for _, score in floors]))
-    rows = [("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))]
+    rows = list[tuple[str, ...]]()
     for label in results.strategies:
         shares = [
             evidence.retention(label, reference, floor, task)
@@ -202,10 +204,13 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
         ]
         shares.append(evidence.retention(label, reference, average))
         rows.append((label, *(NULL if share is None else share.text for share in shares)))
+    if all(each == NULL for row in rows for each in row[1:]):
+        return
+    best = ("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))
     table = Table(
         f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
         ("strategy", *results.tasks, "average"),
-        tuple(rows),
+        (best, *rows),
     )
     yield transposed(table, "task") if len(results.tasks) > WIDE else table
 
@@ -275,12 +280,27 @@ def _costs(results: Results) -> Table:
 # ---- over the stream ------------------------------------------------------------------------------------
 
 
-def _matrix(results: Results, label: str) -> Table:
-    stages, matrices = ("before training", *(f"after {task}" for task in results.tasks)), results.matrices(label)
-    seeds = "one seed" if len(matrices) == 1 else f"mean over {len(matrices)} seeds"
-    title = ", ".join(filter(None, [_unit_of_scores(results), seeds]))
-    rows = ((stage, [row]) for stage, row in zip(stages, matrices.mean(axis=0), strict=True))
-    return _table(results, f"Learning matrix of {label} ({title})", "stage", _of_tasks(results), rows)
+def _matrices(results: Results) -> Iterator[Table]:
+    """Yield the learning matrix of each strategy, tinted from a constant answer (or the worst score) to the best of all."""
+    stages, columns = ("before training", *(f"after {task}" for task in results.tasks)), _of_tasks(results)
+    means = {label: results.matrices(label).mean(axis=0) for label in results.strategies}
+    signs = np.array(results.signs)
+    upwards = signs * np.array([*means.values()])  # (strategies, T+1, T): higher is better
+    low = np.nanmin(upwards, axis=(0, 1)) if results.constant is None else signs * results.constant
+    span = np.maximum(np.nanmax(upwards, axis=(0, 1)) - low, 1e-9)
+    for (label, matrix), tints in zip(means.items(), np.clip((upwards - low) / span, 0, 1), strict=True):
+        seeds = len(results.units[label])
+        unit = (_unit_of_scores(results), "one seed" if seeds == 1 else f"mean over {seeds} seeds")
+        known = ~np.isnan(matrix).all(axis=1)
+        yield Table(
+            f"Learning matrix of {label} ({', '.join(filter(None, unit))})",
+            ("stage", *(header for header, _ in columns)),
+            tuple(
+                (stage, *(show(score) for (_, show), score in zip(columns, row, strict=True)))
+                for stage, row in compress(zip(stages, matrix, strict=True), known)
+            ),
+            tuple(tuple(None if np.isnan(tint) else float(tint) for tint in row) for row in tints[known]),
+        )
 
 
 def _of_tasks(results: Results) -> list[Column]:
@@ -330,7 +350,9 @@ MEANINGS = {
     "minus": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
     "Kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
     "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
-    "fine-tune is not above the floor for certain",
+    "fine-tune is not above the floor for certain, or by fewer than 3 points: a share of so little is noise",
+    "Learning matrix": "the scores of all tasks after each. In HTML, the stronger the tint of a cell, the nearer it is to the "
+    "best score of its task; without a tint, it is no better than a constant answer",
     LOSS: "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
     "without a task": "where each task has a model of its own, there is none; the column beside it is the mean over the "
