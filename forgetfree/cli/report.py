@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.refusal import lacks
 
-Format = Literal["rich", "markdown", "json", "html", "csv"]
+Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
 
 def command(

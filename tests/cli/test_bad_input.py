@@ -359,7 +359,7 @@ CASES = [
     ),
     # -- report --------------------------------------------------------------------------------------------
     Case("report", "The following arguments are required: DIR."),
-    Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, markdown, rich."),
+    Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, latex, markdown, rich."),
     Case("report data", "data holds no results: it has no config.json. Give the directory that", 1),
     Case("report run", "run/config.json is not valid JSON", 1, cut("run/config.json")),
     Case("report run", "scores.csv is not the file that its unit made", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),

@@ -274,7 +274,7 @@ def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Pat
     more = tmp_path / "more"
     assert tiny_cli.run(more, "--seed", "2", "--set", "final_union=true") == 0
     capsys.readouterr()
-    for form in ("rich", "markdown", "json", "html"):
+    for form in ("rich", "markdown", "json", "html", "latex"):
         assert cli.main(["report", str(finished), str(more), "--format", form]) == 0
         assert "grafting-continual" in capsys.readouterr().out
 

@@ -50,7 +50,7 @@ def test_a_whole_run_shows_hostile_names_escaped(
     name = r"日本\u001b]0;t\u0007\u001b[31m\u202e\u009b [bold] `a` |b| $y^{ <i> \input{x} {text}"
     assert f"Running {name} into" in (said := shown(capsys))
     assert f"forgetfree: {name}\n" in said
-    for format in ("rich", "markdown", "html", "json"):
+    for format in ("rich", "markdown", "html", "latex", "json"):
         assert cli.main(["report", str(out), "--format", format]) == 0
         assert "日本" in shown(capsys)
     ledger = str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")

@@ -362,7 +362,7 @@ def test_an_unknown_format_is_refused(two_seeds: Results) -> None:
         render(two_seeds, "markdwn")
 
 
-@pytest.mark.parametrize("format", ["rich", "markdown", "html"])
+@pytest.mark.parametrize("format", ["rich", "markdown", "html", "latex"])
 def test_every_format_holds_every_title_note_and_number(
     two_seeds: Results, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +411,19 @@ def test_markdown_tables_are_proper(hostile: Results) -> None:
     assert r"| a \& \<b\>\|\[red\]\_\\{x} | 60.0 | 70.0 | 65.0 | 20.0 | -20.0 | 20.0 |" in blocks[0]
     assert "| a constant answer | 50.0 | 50.0 | 50.0 | — | — | — |" in blocks[0]
     assert "- Every strategy: 1 seed (0)." in text
+
+
+def test_latex_tables_are_proper(hostile: Results) -> None:
+    text = render(hostile, "latex")
+    tables = re.findall(r"\\toprule\n(.*?)\n\\bottomrule", text, flags=re.S)
+    assert len(tables) == 5 == text.count(r"\caption{") and r"\caption{After the last task (in \%)}" in text
+    for table in tables:
+        # An ampersand that is not escaped separates cells: every line must have as many.
+        lines = [line for line in table.splitlines() if line != r"\midrule"]
+        assert len({len(re.findall(r"(?<!\\)&", line)) for line in lines}) == 1
+    name = r"a \& \textless{}b\textgreater{}\textbar{}[red]\_\textbackslash{}\{x\}"
+    assert name + r" & 60.0 & 70.0 & 65.0 & 20.0 & $-$20.0 & 20.0 \\" in tables[0].splitlines()
+    assert "% Every strategy: 1 seed (0)." in text.splitlines()
 
 
 def test_json_holds_the_runs(two_seeds: Results) -> None:

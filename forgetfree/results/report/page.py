@@ -75,7 +75,7 @@ class Page:
 
 
 def render_page(page: Page, format: str) -> str:
-    """Return a page as text: ``rich``, ``markdown`` or ``html``."""
+    """Return a page as text: ``rich``, ``markdown``, ``html`` or ``latex``."""
     if format not in _RENDERERS:
         raise UnknownNameError("report format", format, FORMATS)
     return _RENDERERS[format](shown(page))
@@ -220,6 +220,32 @@ def _as_markdown(page: Page) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+_LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    | {char: f"\\{char}" for char in "&%$#_{}"}
+)
+
+
+def _in_latex(text: str) -> str:
+    """Return a text as LaTeX that shows it, with a minus sign before numbers."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(_LATEX))
+
+
+def _as_latex(page: Page) -> str:
+    """The tables, with the rest as comments: sentences are written anew for a paper."""
+    import pandas as pd
+
+    said = ["Needs \\usepackage{booktabs}.", page.title, *filter(None, [page.headline]), *page.notes]
+    blocks = ["\n".join(f"% {line}" for line in said)]
+    for table in page.tables:
+        frame = pd.DataFrame(table.rows, columns=table.header).map(_in_latex).rename(columns=_in_latex)
+        columns = ("p{4cm}" if table.is_prose else "r") * (len(table.header) - 1)
+        latex = frame.to_latex(index=False, column_format=f"l{columns}", caption=_in_latex(table.title), position="htbp")
+        blocks.append(latex.rstrip())
+    return "\n\n".join(blocks) + "\n"
+
+
 def render_html(page: Page, figure: str = "", caption: str = "", style: str = "") -> str:
     """Return a page that needs no other file and no network.
 
@@ -240,6 +266,7 @@ _RENDERERS: dict[str, Callable[[Page], str]] = {
     "rich": _as_rich,
     "markdown": _as_markdown,
     "html": render_html,
+    "latex": _as_latex,
 }
 #: Beside those of tables, runs have ``json`` and ``csv``.
 FORMATS = (*_RENDERERS, "json", "csv")
