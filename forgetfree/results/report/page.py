@@ -241,7 +241,9 @@ def _as_latex(page: Page) -> str:
     for table in page.tables:
         frame = pd.DataFrame(table.rows, columns=table.header).map(_in_latex).rename(columns=_in_latex)
         columns = ("p{4cm}" if table.is_prose else "r") * (len(table.header) - 1)
-        latex = frame.to_latex(index=False, column_format=f"l{columns}", caption=_in_latex(table.title), position="htbp")
+        latex = frame.to_latex(
+            index=False, column_format=f"l{columns}", caption=_in_latex(table.title), position="htbp"
+        )
         blocks.append(latex.rstrip())
     return "\n\n".join(blocks) + "\n"
 

@@ -61,7 +61,7 @@ def render(results: Results, format: str) -> str:
     Args:
         results: of one or several runs.
         format: ``rich`` (plain text as wide as the terminal), ``markdown`` (GitHub's tables), ``html`` (a page that needs no
-            other file), ``latex`` (tables with booktabs), ``json`` (every run in full) or ``csv`` (one file, which can be read again).
+            other file), ``latex`` (tables for booktabs), ``json`` (every run in full) or ``csv`` (one file, to be read again).
 
     Returns:
         Text that ends with a newline.
