@@ -256,7 +256,8 @@ def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None
         updates = f"{sum(known):,} updates" if len(known) == len(unit["updates"]) else "an unknown number of updates"
         carried = f"; carried over: {', '.join(unit['carried_over'])}" if unit["carried_over"] else ""
         print(escaped(f"Unit: {unit['unit']}, {updates}, {about(unit['seconds'])}{carried}"))
-    print(f"Training: {about(total['seconds'])}, one unit at a time, by a few steps of each; answers come on top")
+    span = f"{about(total['seconds'])} for one unit after the other"
+    print(f"Training: {span}, estimated from a few steps of each, without the time of answering test rows")
     if total["memory_bytes"] is not None:
         from forgetfree.results.report.page import size as in_units
 

@@ -282,7 +282,7 @@ def _refusal(config: Any, why: str) -> GraftError:
 def writing_network(parts: Parts) -> TaskNetwork:
     """Return the language model of a task that writes texts.
 
-    Whoever asks it by a chat template, such as ``pipeline("text-generation")``, asks as the task's prompts do: its tokenizer's
+    A caller with a chat template, such as ``pipeline("text-generation")``, asks as the task's prompts do: its tokenizer's
     template holds their instruction and form. It writes as the task's texts are, up to the token that ends them.
     """
     loaded, task = parts.loaded, parts.origin.task

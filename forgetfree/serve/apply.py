@@ -227,14 +227,15 @@ def model_card(origin: GraftOrigin, made: TaskNetwork, command: str, changed: st
 
 def _use(task: TaskDefinition, made: TaskNetwork) -> list[str]:
     """Return the usual call, where it answers as the task's own model does."""
-    writes = "A prompt that spells a special token is read as that token here."
+    writes = "If a prompt contains the characters of a special token, this call reads them as that token."
     if made.loader == "AutoModelForSeq2SeqLM":
         return [f"`generate` writes after its chat template. {writes}"]
     if not made.call and made.loader == SEQUENCE_CLASSIFIER:
         return ["The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly so."]
     if not made.call:
         return ["This is no sequence classifier: `pipeline` has no classes for it, and fails."]
-    given, beside = '"This is one text."', "A text that spells a special token is read as a text."
+    given = '"This is one text."'
+    beside = "If a text contains the characters of a special token, this call reads them as ordinary text."
     if made.loader == TOKEN_CLASSIFIER:
         given, beside = '"Jane Smith works in Paris ."', "Each word is labelled at its first token."
     elif not task.labels:

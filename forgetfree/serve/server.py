@@ -85,7 +85,7 @@ class ChatRequest(BaseModel):
         """Return where the answer ends.
 
         Args:
-            most_tokens: that may be asked for.
+            most_tokens: the largest number that may be asked for.
 
         Raises:
             FieldError: it is not done here, or more than may be asked for.
@@ -126,7 +126,7 @@ def application(
         hosts: names of this server; requests by another one are refused, since a page of another site may have sent them: it
             can give its own name this machine's address (DNS rebinding).
         origins: of pages that may read answers, such as ``https://my.site``.
-        most_tokens: of a text that a chat may ask for.
+        most_tokens: the largest reply to a chat that a client may ask for, in tokens.
     """
     app = FastAPI(title="forgetfree", version=__version__)
     app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])

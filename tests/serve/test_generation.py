@@ -200,7 +200,7 @@ def test_an_exported_model_writes_the_texts_of_predict(
     assert written_texts(out, prompts, predictor.definition(task).stop) == [each.text for each in written]
     card = (out / "README.md").read_text()
     assert f"of {len(predictor.loaded.model.space()):,} parameters that training may move" in card
-    assert "A prompt that spells a special token" in card
+    assert "If a prompt contains the characters of a special token" in card
     model = type(predictor.loaded.model.backbone).from_pretrained(out)  # type: ignore[attr-defined]
     with predictor.weights.merged(task):
         meant = predictor.loaded.model.backbone.state_dict()
