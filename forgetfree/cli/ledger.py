@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 FileOrRun = Annotated[
     Path,
     Parameter(
-        name="FILE|DIR", validator=check_there, help="a ledger.safetensors, or a run's directory: the ledger of its first seed"
+        name="FILE|DIR",
+        validator=check_there,
+        help="a ledger.safetensors, or a run's directory: the ledger of its first seed",
     ),
 ]
 Model = Annotated[

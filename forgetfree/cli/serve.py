@@ -33,7 +33,8 @@ def command(
         Parameter(metavar="ORIGIN", help="pages that may ask, such as https://my.site; give it once for each"),
     ] = (),
     most_tokens: Annotated[
-        int, Parameter(metavar="N", validator=Number(gte=1), help="the largest reply to a chat that a client may ask for")
+        int,
+        Parameter(metavar="N", validator=Number(gte=1), help="the largest reply to a chat that a client may ask for"),
     ] = 1024,
     seed: Seed = None,
     strategy: Strategy = None,
