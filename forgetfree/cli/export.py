@@ -18,6 +18,7 @@ from forgetfree.jobs.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.serve.apply import WrittenModel
+    from forgetfree.tasks import TaskDefinition
 
 GraftFile = Annotated[
     Path,
@@ -47,8 +48,9 @@ def export(
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
     task = nfc(task)
-    predictor.definition(task)  # which refuses a task that there is not
-    write = partial(export_task, predictor, task, strategy=source.strategy)
+    definition = predictor.definition(task)  # which refuses a task that there is not
+    facts = _facts(run, source.file, definition) if source.strategy else {}
+    write = partial(export_task, predictor, task, strategy=source.strategy, facts=facts)
     _write(write, out, f"that answers {task} as {source.file} does")
 
 
@@ -84,6 +86,25 @@ def fetch(
     size = sum(each.stat().st_size for each in directory.iterdir())
     state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
     print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))
+
+
+def _facts(run: Path, file: Path, task: TaskDefinition) -> dict[str, str]:
+    """Return what the directory of a run says of a task's rows and of its last score, for the card."""
+    from forgetfree.results.config_file import load_run
+    from forgetfree.results.metrics import scale_of
+    from forgetfree.results.unit_folder import SCORES_FILE, read_scores
+
+    about = load_run(run)["about"]
+    shots = about["data"].get("shots")
+    facts = {"shots": "all training rows" if shots is None else f"{shots:,}"}
+    scores = read_scores(file.with_name(SCORES_FILE)) if file.with_name(SCORES_FILE).is_file() else []
+    own = [each for each in scores if (each.task, each.metric) == (task.name, task.metric)]
+    if own:
+        last = max(own, key=lambda each: each.after)
+        rows = f"{counted(last.rows, 'row')} of the {about.get('evaluated_on', 'test')} split"
+        learned = f"after {counted(last.after, 'task')}, seed {last.seed}"
+        facts["score"] = f"{task.metric} {scale_of(task.metric).with_unit(last.value)} on {rows}, {learned}"
+    return facts
 
 
 def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,9 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     return write_model(loaded, origin, graft.readout, out)
 
 
-def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "") -> WrittenModel:
+def export_task(
+    predictor: Predictor, task: str, out: StrPath, strategy: str = "", facts: Mapping[str, str] | None = None
+) -> WrittenModel:
     """Write the model that a run answers a task with to ``out``, as `apply_graft` does.
 
     Adapters are added to the weights, so their model answers as in the run up to rounding.
@@ -95,6 +98,7 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
         task: a task that was learned.
         out: a directory that does not exist or is empty; it is written whole or not at all.
         strategy: its name, for the model card.
+        facts: what else the card says, by name, such as the score.
 
     Raises:
         TaskError: the task was not learned.
@@ -108,11 +112,16 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
         classes = tuple(range(len(definition.labels)))
         origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
     with predictor.loaded.lock, predictor.weights.merged(definition.name):
-        return write_model(loaded, origin, predictor.readout(task), out, strategy)
+        return write_model(loaded, origin, predictor.readout(task), out, strategy, facts)
 
 
 def write_model(
-    loaded: LoadedModel, origin: GraftOrigin, readout: Mapping[str, Tensor], out: StrPath, strategy: str = ""
+    loaded: LoadedModel,
+    origin: GraftOrigin,
+    readout: Mapping[str, Tensor],
+    out: StrPath,
+    strategy: str = "",
+    facts: Mapping[str, str] | None = None,
 ) -> WrittenModel:
     """Write a model that holds a task's weights.
 
@@ -122,6 +131,7 @@ def write_model(
         readout: the tensors that read it out.
         out: a directory that does not exist or is empty.
         strategy: what trained it, for the model card.
+        facts: what else the card says.
     """
     import transformers
     from safetensors.torch import save_file
@@ -159,7 +169,8 @@ def write_model(
                 made.generation.save_pretrained(directory)
         if made.own_readout:
             save_file(dict(readout), directory / READOUT, {"labels": json.dumps(origin.task.labels)})
-        write_atomically(directory / "README.md", model_card(origin, made, command, changed, strategy))
+        facts = {**(facts or {}), **_licence(Path(locate(model)))}
+        write_atomically(directory / "README.md", model_card(origin, made, command, changed, strategy, facts))
         for file in directory.iterdir():  # else weights are for their owner alone
             file.chmod((directory / "config.json").stat().st_mode)
         _verify(directory, network)
@@ -190,7 +201,23 @@ def _verify(directory: Path, network: Any) -> None:
 # -- The card, README.md: what the model is, and how it is read -------------------------------------------
 
 
-def model_card(origin: GraftOrigin, made: TaskNetwork, command: str, changed: str, strategy: str = "") -> str:
+def _licence(base: Path) -> dict[str, str]:
+    """Return the licence that the card of a base model names, by its identifier; nothing where it names none."""
+    card = base / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    head = re.match(r"---\n(.*?)^---$", text, re.DOTALL | re.MULTILINE)
+    named = re.search(r"^license: *([\w.-]+) *$", head[1], re.MULTILINE) if head else None
+    return {"licence": named[1]} if named else {}
+
+
+def model_card(
+    origin: GraftOrigin,
+    made: TaskNetwork,
+    command: str,
+    changed: str,
+    strategy: str = "",
+    facts: Mapping[str, str] | None = None,
+) -> str:
     """Return the model card as Markdown.
 
     Args:
@@ -199,10 +226,13 @@ def model_card(origin: GraftOrigin, made: TaskNetwork, command: str, changed: st
         command: what wrote it, ``apply`` or ``export``.
         changed: how many parameters are not the base model's.
         strategy: what trained it.
+        facts: what else is known, by name.
     """
+    said = dict(facts or {})
+    licence = said.pop("licence", "")
     grafted, task = command == "apply", origin.task
     answers = ", ".join(task.labels) or f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
-    facts = {
+    table = {
         "task": f"{_code(task.name)}: {_shown(answers)}",
         "base model": _code(origin.model),
         "fingerprint of its body": f"`{origin.fingerprint}`",
@@ -211,14 +241,18 @@ def model_card(origin: GraftOrigin, made: TaskNetwork, command: str, changed: st
         "class": f"`{made.loader}`",
         "readout": _shown(made.readout),
         "rows": f"{origin.max_length:,} tokens at most, those of an answer included",
+        **{name: _shown(fact) for name, fact in said.items()},
+        "licence": f"`{licence}`, that of the base model" if licence else "not known: the base model's card names none",
     }
     tag, on = ("grafting", "grafted onto") if grafted else ("continual-learning", "on")
     title = f"{_shown(task.name)} {on} {_shown(origin.model)}"
     return "\n".join(
         [
-            *("---", "library_name: transformers", f"tags: [forgetfree, {tag}]", "---", "", f"# {title}", ""),
+            *("---", "library_name: transformers", f"tags: [forgetfree, {tag}]"),
+            *([f"license: {licence}"] if licence else []),
+            *("---", "", f"# {title}", ""),
             f"{changed} ([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)). Written by `forgetfree {command}`.",
-            *("", "| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items()), ""),
+            *("", "| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in table.items()), ""),
             *_use(task, made),
             "",
         ]

@@ -20,7 +20,18 @@ from compared import run_logits
 from safetensors.torch import load_file
 from task_files import write_rows
 
-from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
+from forgetfree import (
+    Graft,
+    Ledger,
+    LedgerSwitch,
+    ParameterSpace,
+    Predictor,
+    Region,
+    TaskSwitch,
+    cli,
+    load_model,
+    load_results,
+)
 from forgetfree.core.readout_model import body_fingerprint, body_of, fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
@@ -178,6 +189,25 @@ def test_the_card_of_an_exported_model_says_what_it_is(finished_run: MakeRun, tm
     assert "| learned by | `bitfit` |" in card and "Written by `forgetfree export`" in card and "grafted" not in card
     (moved,) = (line for line in card.splitlines() if "parameters that training may move" in line)
     assert 0 < int(moved.split()[0].replace(",", "")) <= biases
+    results = load_results(run)
+    score = (
+        f"accuracy {100 * results.matrix('bitfit', seed=0)['sst2'].iloc[-1]:.1f} % on {results.test_rows['sst2']} rows"
+    )
+    assert f"| score | {score} of the test split, after {len(results.tasks)} tasks, seed 0 |" in card
+    assert "| shots | 4 |" in card
+    assert "| licence | not known: the base model's card names none |" in card and "license:" not in card
+
+
+def test_the_card_names_the_licence_of_the_base_model(
+    finished_run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run, base = run_of(finished_run, "bert"), tmp_path / "base"
+    shutil.copytree(model_directory("bert"), base)
+    (base / "README.md").write_text("---\ntags: [a]\nlicense: apache-2.0\n---\nlicense: mine\n")
+    words = ["export", str(run), "--strategy", "bitfit", "--task", "sst2", "--model", str(base)]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "\nlicense: apache-2.0\n---\n" in card and "| licence | `apache-2.0`, that of the base model |" in card
 
 
 @pytest.mark.sampled("roberta-mlm")
