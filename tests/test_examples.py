@@ -28,7 +28,7 @@ def test_the_document_quotes_the_example(file: str, language: str) -> None:
 
 
 def test_the_contract_table_names_hooks_that_there_are() -> None:
-    from forgetfree.continual.strategy import ContinualStrategy, Training
+    from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
 
     document = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
     contract = document.partition("\n## The contract\n")[2].partition("\n## ")[0]
@@ -36,6 +36,7 @@ def test_the_contract_table_names_hooks_that_there_are() -> None:
     hooks = [hook for row in rows for hook in re.findall(r"`(\w+)(?:\([\w, ]*\))?`", row)]
     assert len(hooks) > 18
     known = {*vars(ContinualStrategy), *ContinualStrategy.__annotations__, *Training.__dataclass_fields__, "Training"}
+    known |= {*vars(EncodedTask), *EncodedTask.__dataclass_fields__}
     assert [hook for hook in hooks if hook not in known] == []
 
 
