@@ -133,7 +133,7 @@ def test_predict_refuses_what_has_no_words(run: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path, capsys, model_directory) -> None:
-    """The pipeline finds the same entities as the graft on its base model, at each word's first token with the same bits."""
+    """The pipeline finds the same entities as the graft on its base model, at each word's first token."""
     graft, model = tmp_path / "graft", tmp_path / "model"
     assert cli.main(["graft", "people", *arguments, "--out", str(graft)]) == 0
     assert cli.main(["apply", str(graft), "--model", str(model_directory("bert")), "--out", str(model)]) == 0
@@ -156,7 +156,8 @@ def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path
         ids = rows.batch([0])[0]
         with torch.no_grad():
             theirs = find.model(**find.tokenizer(text, return_tensors="pt")).logits[0]
-        assert torch.equal(theirs[(ids[0] < 0).nonzero().flatten()], ours)
+        # Its layer reads all tokens, and ours the words alone: other shapes, other last bits.
+        torch.testing.assert_close(theirs[(ids[0] < 0).nonzero().flatten()], ours, rtol=1e-5, atol=1e-6)
         kinds = [task.task.labels[label][2:] for label in ours.argmax(1) if label % 2]  # of words that begin an entity
         got = [each["entity_group"] for each in find(text)]
         assert got == kinds
