@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import real_data
 
 from forgetfree import cli
 
@@ -108,21 +107,6 @@ def test_the_commands_of_results_have_options_of_today(
     monkeypatch.setattr("forgetfree.cli.run._show_plan", lambda config, resume: config.check())
     command = command.replace("--device cuda ", "")  # there may be none
     assert (cli.main([*shlex.split(command)[1:], "--check"]), capsys.readouterr().err) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(share=0.1)
-@needs_minilm
-@real_data.needs("qnli")
-@pytest.mark.parametrize(
-    "command", [command for command in RUNS if "../shared/data" in command and "minilm" in command]
-)
-def test_the_commands_of_results_find_their_data(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    words = shlex.split(command.replace("../shared/data", str(real_data.DIRECTORY)))[1:]
-    assert cli.main([*words, "--check"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
