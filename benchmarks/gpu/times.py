@@ -17,7 +17,15 @@ from peft import LoraConfig
 from forgetfree.benchmarks.gpu.bench import Bench, random_region
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
 from forgetfree.benchmarks.speed.measurement import alternate
-from forgetfree.benchmarks.speed.region_step import adapted, all_of, our_step, plain_step, region_step, whole
+from forgetfree.benchmarks.speed.region_step import (
+    adapted,
+    all_of,
+    found_region,
+    our_step,
+    plain_step,
+    region_step,
+    whole,
+)
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
@@ -53,9 +61,9 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
         yield Measurement(f"{size}, bfloat16, a search", seconds, partial(search, bench, load, length, 16))
 
 
-def ratio(seconds: Mapping[str, np.ndarray], ours: str, other: str, expected: str = "") -> Value:
+def ratio(seconds: Mapping[str, np.ndarray], ours: str, other: str) -> Value:
     """Return the median ratio of two contenders."""
-    return Value(f"{ours} / {other}", float(np.median(seconds[ours] / seconds[other])), expected=expected, shown=True)
+    return Value(f"{ours} / {other}", float(np.median(seconds[ours] / seconds[other])), shown=True)
 
 
 def milliseconds(seconds: Mapping[str, np.ndarray], each: int) -> list[Value]:
@@ -70,9 +78,10 @@ def left_out(bench: Bench, what: str, entries: int, each: int) -> list[Value]:
 
 
 def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision: str) -> Iterator[Value]:
-    """Steps of 8 rows: a region and LoRA, and where they fit, fine-tuning and PyTorch's own loop.
+    """Steps of 8 rows: regions and LoRA, and where they fit, fine-tuning and PyTorch's own loop.
 
-    Large models compute in their weights' bfloat16, with gradient checkpointing.
+    A region is drawn at random; for the small model another one lies as those that fine-tuning finds. Large models compute in
+    their weights' bfloat16, with gradient checkpointing.
     """
     base, large = SingleTask.of(load(), bench.rows("alpha", length), device=bench.device), length > 100
     model: Any = base.model
@@ -83,7 +92,9 @@ def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision:
         [each.to(bench.device) for each in base.task.train.batch(range(8 * i % 64, 8 * i % 64 + 8))]
         for i in range(count)
     ]
-    region = random_region(len(base.space), 1e-4 if large else 1e-3)
+    regions = {"random region": random_region(len(base.space), 1e-4 if large else 1e-3)}
+    if not large:
+        regions["found region"] = found_region(base.space)
     with ExitStack() as stack:
 
         def copied() -> Any:
@@ -95,7 +106,7 @@ def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision:
 
         lora, adapters = adapted(model, LoraConfig(r=8, target_modules=MATRICES))
         contenders = {
-            "region": region_step(stack, copied(), region, options),
+            **{name: region_step(stack, copied(), region, options) for name, region in regions.items()},
             "LoRA (PEFT)": plain_step(stack, checkpointing(lora), adapters, "adamw", precision),
         }
         if missing := left_out(bench, "fine-tune", len(base.space), TRAINED):
@@ -109,8 +120,8 @@ def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision:
         seconds = alternate({name: partial(all_of, step, batches) for name, step in contenders.items()}, turns=turns)
     if "fine-tune" in seconds:
         yield ratio(seconds, "fine-tune", "PyTorch's loop")
-        yield ratio(seconds, "region", "fine-tune", "" if large else "0.67 on a CPU")
-    yield ratio(seconds, "region", "LoRA (PEFT)")
+        yield from (ratio(seconds, name, "fine-tune") for name in regions)
+    yield from (ratio(seconds, name, "LoRA (PEFT)") for name in regions)
     yield from milliseconds(seconds, len(batches))
 
 
@@ -136,20 +147,23 @@ def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: in
 
 
 def waits(bench: Bench) -> Iterator[Value]:
-    """How often a step makes the processor wait for the GPU, and where."""
+    """How often a step makes the processor wait for the GPU, apart from the set-up of a training, and where."""
     few, single = 4, SingleTask.of(bench.bert(), bench.rows("alpha", 30), device=bench.device)
     region = RegionParameters(single.model.backbone, single.space, random_region(len(single.space), 1e-3))
     options = bench.options(dropout=False)
-    for name, trained in (("fine-tune", None), ("region", region)):
-        train = partial(fine_tune, single.model, single.task.train, options, steps=few, seed=0, trained=trained)
-        train()
-        if (found := bench.waits(train)) is None:
+    for name, trained in (("fine-tune", None), ("random region", region)):
+        train = partial(fine_tune, single.model, single.task.train, options, seed=0, trained=trained)
+        train(steps=few)
+        some, more = (bench.waits(partial(train, steps=steps)) for steps in (few, 3 * few))
+        if some is None or more is None:
             yield Value(f"waits of a step, {name}", "only a GPU tells")
-        else:
-            yield Value(f"waits of a step, {name}", found.total() / few, shown=True)
-            yield from (
-                Value(f"{place}, waits of {few} steps, {name}", times) for place, times in found.most_common(12)
-            )
+            continue
+        step = (more.total() - some.total()) / (2 * few)
+        yield Value(f"waits of a step, {name}", step, shown=True)
+        yield Value(f"waits of the set-up, {name}", some.total() - few * step, shown=True)
+        yield from (
+            Value(f"{place}, waits of {2 * few} steps, {name}", times) for place, times in (more - some).most_common(12)
+        )
 
 
 def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
