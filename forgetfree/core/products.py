@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-#: Bytes of x and ∂L/∂y that `FlatProducts` keeps before it computes their entries.
+#: Bytes of x, ∂L/∂y and their products' terms that `FlatProducts` holds at most.
 KEPT_BYTES = 2**28
+#: How many sets of layers that are computed together are remembered.
+KNOWN = 64
 
 
 class EntriesOfProduct:
@@ -49,11 +52,21 @@ class EntriesOfProduct:
         return block.view(-1).index_select(0, self._at)
 
 
+@dataclass
+class _Pass:
+    """What a backward pass has given so far."""
+
+    kept: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    bytes: int = 0
+    sums: Tensor | None = None
+
+
 class FlatProducts:
     """Entries of many products ``leftᵀ right``, and column sums of ``left``, by the same few operations for any number.
 
     With the products side by side, and a column of ones before them, an entry is the sum over the rows of
-    ``LEFT[:, r] · RIGHT[:, c]``. What is given is kept until `sums` is called or `KEPT_BYTES` are reached.
+    ``LEFT[:, r] · RIGHT[:, c]``. What is given is kept until `sums` is called or `KEPT_BYTES` are reached; a product that needs
+    more by itself is refused.
 
     Args:
         places: of each product, the ``rows (s,)`` and ``columns (s,)`` of its entries, where column −1 stands for the sum of a
@@ -66,27 +79,36 @@ class FlatProducts:
         sizes = [len(rows) for rows, _ in places]
         self._size = sum(sizes)
         self._numbers = torch.split(torch.arange(self._size, device=places[0][0].device), sizes)
-        self._kept: list[tuple[int, Tensor, Tensor]] = []
-        self._bytes = 0
-        self._sums: Tensor | None = None
+        self._passes: dict[
+            int, _Pass
+        ] = {}  # by the backward pass that they are of: checkpoints begin some within others
         self._indices: dict[tuple[tuple[int, int], ...], tuple[Tensor, Tensor, Tensor | None]] = {}
         self._ones: dict[int, Tensor] = {}
 
-    def add(self, number: int, left: Tensor, right: Tensor) -> None:
-        """Add ``left (N, rows)`` and ``right (N, columns)`` of a product."""
-        self._kept.append((number, left, right))
-        self._bytes += left.nbytes + right.nbytes
-        if self._bytes > KEPT_BYTES:
-            self._sums, self._bytes = self._computed(), 0
+    def add(self, number: int, left: Tensor, right: Tensor) -> bool:
+        """Add ``left (N, rows)`` and ``right (N, columns)`` of a product in a backward pass, unless it is too large."""
+        bytes_ = left.nbytes + right.nbytes + 8 * len(left) * len(self._numbers[number])
+        if bytes_ > KEPT_BYTES:
+            return False
+        current = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass())
+        if current.bytes + bytes_ > KEPT_BYTES:
+            current.sums = self._computed(current)
+            current.bytes = 0
+        current.kept.append((number, left, right))
+        current.bytes += bytes_
+        return True
 
     def sums(self) -> Tensor | None:
-        """Return the entries ``(s,)`` of all products that were given since the last call, by product; ``None`` if none was."""
-        sums, self._sums, self._bytes = self._computed(), None, 0
-        return sums
+        """Return the entries ``(s,)`` of all products of this backward pass, by product; ``None`` if there was none."""
+        task = torch._C._current_graph_task_id()
+        found = self._passes.pop(task, None)
+        for other in [other for other in self._passes if other > task]:  # ended within this one, and asked for nothing
+            del self._passes[other]
+        return None if found is None else self._computed(found)
 
-    def _computed(self) -> Tensor | None:
-        sums, kept = self._sums, self._kept
-        self._kept = []
+    def _computed(self, of: _Pass) -> Tensor | None:
+        sums, kept = of.sums, of.kept
+        of.kept = []
         while kept:
             # One product more than once, or with another number of rows, waits for the next turn.
             turn, later, seen = [], [], set()
@@ -112,6 +134,8 @@ class FlatProducts:
             key.append((number, rights[memory]))
         lefts = [left for _, left, _ in turn]
         if tuple(key) not in self._indices:
+            if len(self._indices) >= KNOWN:  # experts that rows choose are others in each pass
+                self._indices.clear()
             self._indices[tuple(key)] = self._index(key, lefts, distinct)
         rows, columns, where = self._indices[tuple(key)]
         count = len(lefts[0])

@@ -1,16 +1,14 @@
 """Taps: every entry of a region has the gradient that plain training gives it, and no other gradient is computed.
 
-A linear layer is tapped at its boundary, whatever its ``forward`` does inside: a node of autograd's graph, the identity of its
-output y, keeps its input x, and when ∂L/∂y comes by, gives the entries of ∂L/∂W = (∂L/∂y)ᵀ x. Every other tensor takes part as
-a tensor of the graph, which its module has as its attribute in place of the frozen parameter.
-
-In the first backward pass, the tensors of tapped layers take part in both ways. A layer is left to its tap if both agree there:
-then no other function reads its weight.
+A linear layer is tapped at its boundary: a node of autograd's graph, the identity of its output y, keeps its input x, and in
+the backward pass gives the entries of ∂L/∂W = (∂L/∂y)ᵀ x. Every other tensor takes part as a tensor of the graph, which its
+module has as its attribute in place of the frozen parameter. So does the weight of a tapped layer for whoever else reads it:
+the parameter itself takes part in the layer's own call alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -23,12 +21,6 @@ from forgetfree.core.products import EntriesOfProduct, FlatProducts
 from forgetfree.display import listed
 from forgetfree.errors import TrainingError
 
-#: The ways in which the entries of a tensor get their gradients.
-TAP, WHOLE, BOTH = "tap", "whole", "both"
-
-#: The difference between both ways that rounding explains, beside the norm of Σ|∂L/∂y|·|x|.
-_ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 8e-3}
-
 
 class Hook:
     """A hook that copies of the model do not have: such a copy, a reference model say, stays as it was copied."""
@@ -37,7 +29,7 @@ class Hook:
         self._action = action
 
     def __call__(self, *arguments: Any) -> Any:
-        """Do it."""
+        """Call the action; a copy has none."""
         return None if self._action is None else self._action(*arguments)
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Hook:
@@ -54,22 +46,20 @@ class Piece:
         name: the tensor's name in the model.
         tensor: the parameter.
         local: the numbers ``(s,)`` of its entries.
-        form: the way in which they get their gradients.
-        reached: whether one of them has had a gradient other than 0.
+        is_tapped: whether it is the weight or the bias of a tapped layer.
     """
 
     def __init__(self, name: str, tensor: nn.Parameter, local: Tensor) -> None:
         self.name, self.tensor, self.local = name, tensor, local
-        self.form, self.reached = WHOLE, False
+        self.is_tapped = False
         self.places: list[tuple[nn.Module, str]] = []  # the modules that hold it, with its name there
         self.leaf: Tensor | None = None  # gets the gradients of the tap
-        self.rounding: Tensor | None = None  # that explains a difference between both ways
-        self.agreements: list[Tensor] = []  # of backward passes: 1 yes, 0 no, −1 nothing to compare
+        self.graph: Tensor | None = None  # takes part in the parameter's place
 
     @property
     def is_handed_on(self) -> bool:
-        """Whether the gradient of the whole tensor comes to the leaf; else that of its entries does."""
-        return self.form == WHOLE and self.tensor.dim() == 1
+        """Whether a leaf is the tensor as a whole, whose gradient is cut later; else leaves get the entries' gradients."""
+        return not self.is_tapped and self.tensor.dim() == 1
 
     def take_part(self, tensor: Tensor | None) -> None:
         """Let a tensor take part in the parameter's place, or the parameter itself."""
@@ -77,19 +67,6 @@ class Piece:
             vars(module).pop(name, None)
             if tensor is not None:
                 vars(module)[name] = tensor  # is found before the parameter, which the module still holds
-
-    def compared(self, tap: Tensor | None, whole: Tensor | None) -> Tensor | None:
-        """Return the gradient ``(s,)`` of a backward pass: that of the tap where it agrees with plain training's."""
-        if tap is None:
-            if whole is not None:
-                self.agreements.append(-whole.eq(0).all().long())
-            return whole
-        assert self.rounding is not None
-        rounding, self.rounding = self.rounding, None
-        plain = torch.zeros_like(tap) if whole is None else whole.to(tap.dtype)
-        agree = (tap - plain).norm() <= rounding
-        self.agreements.append(torch.where(torch.isfinite(rounding) & (rounding > 0), agree.long(), -1))
-        return torch.where(agree, tap, plain)
 
 
 class _Layer:
@@ -134,82 +111,57 @@ class _Layer:
             found.append(values_at(dy.sum(0), self.bias.local))
         return found
 
-    def note_rounding(self, x: Tensor, dy: Tensor, flipped: bool) -> None:
-        """Note by how much both ways may differ."""
-        sums = self.gradients(x.detach().abs(), dy.detach().abs(), flipped)
-        for piece, each in zip(self.pieces, sums, strict=False):
-            rounding = each.norm() * _ROUNDING[dy.dtype]
-            piece.rounding = rounding if piece.rounding is None else piece.rounding + rounding
-
 
 class _Layout:
-    """The pieces of a vector in the forms that they have at one time, and the order of their gradients."""
+    """The order in which the gradients of pieces come, and their order in the vector ``values (s,)``."""
 
     def __init__(self, pieces: Sequence[Piece], layers: Sequence[_Layer], values: Tensor) -> None:
-        self.pieces, self.forms = pieces, [piece.form for piece in pieces]
-        flat = [layer for layer in layers if all(piece.form == TAP for piece in layer.pieces)]
-        self.flat_numbers: dict[int, int] = {}
-        self.flat: FlatProducts | None = None
-        together: list[Piece] = []
-        if values.device.type != "cpu" and flat:
-            self.flat_numbers = {id(layer): number for number, layer in enumerate(flat)}
-            self.flat = FlatProducts([layer.places() for layer in flat], values.dtype)
-            together = [piece for layer in flat for piece in layer.pieces]
-        inside = {id(piece) for piece in together}
-        self.alone = [number for number, piece in enumerate(pieces) if id(piece) not in inside]
-        self._no_flat = values.new_zeros(sum(len(piece.local) for piece in together))
-        self._zeros = {}
+        self._pieces, self._dtype = pieces, values.dtype
+        self._sizes = [len(piece.local) for piece in pieces]
+        #: On the CPU each layer computes its own products.
+        self.numbers = {} if values.device.type == "cpu" else {id(layer): number for number, layer in enumerate(layers)}
+        self.flat = FlatProducts([layer.places() for layer in layers], values.dtype) if self.numbers else None
+        together = [piece for layer in layers for piece in layer.pieces] if self.numbers else []
+        self._no_products = values.new_zeros(sum(len(piece.local) for piece in together))
+        order = [*together, *(piece for piece in pieces if piece not in together)]
         starts, end = {}, 0
-        for piece in together:
+        for piece in order:
             starts[id(piece)] = end
-            end += len(piece.local)
-        for number in self.alone:
-            piece = pieces[number]
-            starts[id(piece)] = end
-            self._zeros[number] = values.new_zeros(piece.tensor.numel() if piece.is_handed_on else len(piece.local))
-            end += len(self._zeros[number])
+            end += self._width(piece)
+        self._alone = order[len(together) :]
+        self._zeros = {id(piece): values.new_zeros(self._width(piece)) for piece in self._alone}
+        everything = torch.arange(len(values), device=values.device)
+        self._where = dict(zip(map(id, pieces), torch.split(everything, self._sizes), strict=True))
         at = [
-            starts[id(piece)]
-            + (piece.local if piece.is_handed_on else torch.arange(len(piece.local), device=values.device))
+            starts[id(piece)] + (piece.local if piece.is_handed_on else everything[: len(piece.local)])
             for piece in pieces
         ]
-        self._at = torch.cat([torch.empty(0, dtype=torch.long, device=values.device), *at])
-        self._dtype = values.dtype
-        ends = torch.tensor([0, *(len(piece.local) for piece in pieces)], device="cpu").cumsum(0).tolist()
-        self._together = [
-            (number, torch.arange(ends[number], ends[number + 1], device=values.device))
-            for number, piece in enumerate(pieces)
-            if id(piece) in inside
-        ]
+        self._at = torch.cat(at) if at else everything
+
+    def _width(self, piece: Piece) -> int:
+        return piece.tensor.numel() if piece.is_handed_on else len(piece.local)
 
     def leaves(self, values: Tensor) -> list[Tensor]:
-        """Return a leaf for each way of each piece, in the memory of the values or of a tensor."""
+        """Return two leaves for each tapped piece and one for each other, in the memory of the values or of a tensor."""
         leaves = []
-        for piece, part in zip(
-            self.pieces, torch.split(values, [len(piece.local) for piece in self.pieces]), strict=True
-        ):
-            leaves += [part] if piece.form in (TAP, BOTH) else []
-            leaves += [piece.tensor.data if piece.is_handed_on else part] if piece.form in (WHOLE, BOTH) else []
+        for piece, part in zip(self._pieces, torch.split(values, self._sizes), strict=True):
+            leaves += [part, part] if piece.is_tapped else [piece.tensor if piece.is_handed_on else part]
         return [leaf.data for leaf in leaves]
 
     def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the gradient ``(s,)`` of the values from those of the leaves."""
-        given = iter(gradients)
-        found: list[Tensor | None] = []
-        for piece, form in zip(self.pieces, self.forms, strict=True):
-            tap = next(given) if form in (TAP, BOTH) else None
-            whole = next(given) if form in (WHOLE, BOTH) else None
-            found.append(piece.compared(tap, whole) if form == BOTH else tap if form == TAP else whole)
-            piece.reached = piece.reached or (found[-1] is not None and bool(found[-1].any()))
+        given, found = iter(gradients), {}
+        for piece in self._pieces:
+            ways = [next(given), next(given)] if piece.is_tapped else [next(given)]
+            parts = [each.reshape(-1) for each in ways if each is not None]
+            if parts:
+                found[id(piece)] = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].dtype)
         sums = None if self.flat is None else self.flat.sums()
-        sources = [self._no_flat if sums is None else sums]
-        for number in self.alone:
-            each = found[number]
-            sources.append(self._zeros[number] if each is None else each.reshape(-1))
+        sources = [self._no_products if sums is None else sums]
+        sources += [found.pop(id(piece), self._zeros[id(piece)]) for piece in self._alone]
         gradient = torch.cat(sources).index_select(0, self._at).to(self._dtype)
-        for number, where in self._together:  # gradients of gradients come by themselves
-            if (each := found[number]) is not None:
-                gradient = gradient.index_add(0, where, each)
+        for number, each in found.items():  # beside the products: of large ones, of other reads, of gradients
+            gradient = gradient.index_add(0, self._where[number], each.to(self._dtype))
         return gradient
 
 
@@ -257,7 +209,7 @@ class _Tap(torch.autograd.Function):
     ) -> Tensor:
         """Return ``y`` as a tensor of its own, which the model may change in place."""
         # Under autocast PyTorch keeps a copy of x in half precision; all products together need none.
-        ctx.save_for_backward(x if id(layer) in layout.flat_numbers else x.to(y.dtype))
+        ctx.save_for_backward(x if layout.numbers else x.to(y.dtype))
         ctx.of = layer, layout, flipped, leaves
         return y.detach()
 
@@ -267,13 +219,9 @@ class _Tap(torch.autograd.Function):
         (x,), (layer, layout, flipped, leaves) = ctx.saved_tensors, ctx.of
         rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
         again = torch.is_grad_enabled()  # gradients of these gradients are wanted
-        if id(layer) in layout.flat_numbers and not (again or flipped):
-            layout.flat.add(layout.flat_numbers[id(layer)], dy_rows, rows)
+        if layout.numbers and not (again or flipped) and layout.flat.add(layout.numbers[id(layer)], dy_rows, rows):
             return dy, *[None] * (4 + len(leaves))
-        rows = rows.to(dy.dtype)
-        gradients = layer.gradients(rows, dy_rows, flipped)
-        if any(piece.form == BOTH for piece in layer.pieces):
-            layer.note_rounding(rows, dy_rows, flipped)
+        gradients = layer.gradients(rows.to(dy.dtype), dy_rows, flipped)
         dx = None  # y passes dy on to x; but who differentiates that, dx = dy W, differentiates by W, too
         if again and layer.weight is not None:
             dx = _Tap.apply(torch.zeros_like(x), dy, layer, layout, not flipped, leaves[0])
@@ -302,14 +250,13 @@ class Taps:
         self._layers = self._find_layers()
         self._layout: _Layout | None = None
         self._watches: list[Any] = []  # hooks of the first pass
-        self._past: set[str] = set()  # the names of tensors that got a gradient past what takes part in their place
+        self._is_watched = False  # whether the parameters require gradients now
+        self._past: set[str] = set()  # the names of tensors that the model reads by references of its own
 
     def _find_layers(self) -> dict[nn.Module, _Layer]:
-        """Find where the pieces stand, and return the linear layers that can be tapped."""
+        """Find where the pieces stand, and return the linear layers among these modules."""
         pieces = {id(piece.tensor): piece for piece in self.pieces}
-        parents: dict[nn.Module, nn.Module] = {}
         for module in self._model.modules():
-            parents |= dict.fromkeys(module.children(), module)
             for name, tensor in module._parameters.items():
                 if (piece := pieces.get(id(tensor))) is None:
                     continue
@@ -322,9 +269,9 @@ class Taps:
         layers: dict[nn.Module, _Layer] = {}
         for piece in self.pieces:
             (module, role), *more = piece.places
-            if not more and role in ("weight", "bias") and _is_linear(module, parents.get(module)):
+            if not more and role in ("weight", "bias") and _is_linear(module):
                 setattr(layers.setdefault(module, _Layer(module)), role, piece)
-                piece.form = BOTH
+                piece.is_tapped = True
         return layers
 
     @contextmanager
@@ -332,14 +279,17 @@ class Taps:
         """Let the model's passes hand their gradients on to the vector inside."""
         with ExitStack() as stack:
             stack.callback(self._detach)
-            for module, layer in self._layers.items():
-                tap = Hook(partial(self._tap, layer))
-                stack.callback(module.register_forward_hook(tap, with_kwargs=True, prepend=True).remove)
-            for module in {module for piece in self.pieces for module, _ in piece.places}:
-                vars(module)["__getstate__"] = partial(_state_of, module, {name for name in module._parameters})
-                stack.callback(vars(module).pop, "__getstate__")
-            stack.callback(self._model.register_forward_pre_hook(Hook(self._settle)).remove)
             self._watch()
+            for module, layer in self._layers.items():
+                for hook in (
+                    module.register_forward_pre_hook(Hook(partial(self._step_aside, layer))),
+                    module.register_forward_hook(Hook(partial(self._tap, layer)), with_kwargs=True, prepend=True),
+                    module.register_forward_hook(Hook(partial(self._step_back, layer)), always_call=True),
+                ):
+                    stack.callback(hook.remove)
+            for module in {module for piece in self.pieces for module, _ in piece.places}:
+                vars(module)["__getstate__"] = partial(_state_of, module)
+                stack.callback(vars(module).pop, "__getstate__")
             self.renew()
             yield
             self.check()
@@ -348,89 +298,92 @@ class Taps:
         self._end_watch()
         self._layout = None
         for piece in self.pieces:
-            piece.leaf = None
             piece.take_part(None)
+            piece.leaf = piece.graph = None
 
     def renew(self) -> None:
-        """Make the leaves anew: the vector, a tensor or the form of a piece is another one now."""
-        for piece in self.pieces:
-            piece.local = piece.local.to(self._values.device)
-        for layer in self._layers.values():
-            layer.prepare(self._values.dtype)
+        """Make the leaves anew: the vector or a tensor lies elsewhere now."""
         with torch.inference_mode(False), torch.enable_grad():
+            for piece in self.pieces:
+                piece.local = piece.local.to(self._values.device)
+            for layer in self._layers.values():
+                layer.prepare(self._values.dtype)
             self._layout = _Layout(self.pieces, list(self._layers.values()), self._values)
             leaves = iter(_Leaves.apply(self._values, self._layout))
             for piece in self.pieces:
-                piece.leaf = None if piece.form == WHOLE else next(leaves)
-                leaf = None if piece.form == TAP else next(leaves)
-                if leaf is not None and not piece.is_handed_on:
-                    leaf = _Entries.apply(piece.tensor.data, leaf, piece.local)
-                piece.take_part(leaf)
-
-    @property
-    def unreached(self) -> list[str]:
-        """The names of the tensors of which no entry has had a gradient other than 0."""
-        return [piece.name for piece in self.pieces if not piece.reached]
+                piece.leaf = next(leaves) if piece.is_tapped else None
+                piece.graph = next(leaves)
+                if not piece.is_handed_on:
+                    piece.graph = _Entries.apply(piece.tensor.data, piece.graph, piece.local)
+                piece.take_part(piece.graph)
 
     # -- In a pass ------------------------------------------------------------------------------------------
+
+    def _step_aside(self, layer: _Layer, module: nn.Module, inputs: Any) -> None:
+        """Let a layer read its parameters themselves, whose gradients its tap gives."""
+        for piece in layer.pieces:
+            if module._parameters[piece.places[0][1]] is not piece.tensor:
+                raise _no_transforms()
+            piece.take_part(None)
+            if self._is_watched:
+                piece.tensor.requires_grad_(False)
+
+    def _step_back(self, layer: _Layer, *_: Any) -> None:
+        for piece in layer.pieces:
+            piece.take_part(piece.graph)
+            if self._is_watched:
+                piece.tensor.requires_grad_(True)
 
     def _tap(self, layer: _Layer, module: nn.Module, inputs: Any, named: Mapping[str, Any], y: Any) -> Any:
         """Return the output of a linear layer with a tap."""
         if not torch.is_grad_enabled():
             return None
-        leaves = [piece.leaf for piece in layer.pieces if piece.leaf is not None]
-        x = inputs[0] if inputs else next(iter(named.values()), None)
-        if not (leaves and isinstance(x, Tensor) and isinstance(y, Tensor)):
-            return None
         if torch._C._are_functorch_transforms_active():
-            raise TrainingError(
-                "The trainer computes within a transform of torch.func (vmap, grad, jvp), which hands no gradients on to a "
-                "region. Compute by backward(), or under torch.no_grad() where no gradient of the weights is wanted."
-            )
-        return _Tap.apply(y, x, layer, self._layout, False, *leaves)
-
-    def _settle(self, *_: Any) -> None:
-        """Leave pieces to their taps, if a backward pass has shown that these give the gradients of plain training."""
-        compared = [piece for piece in self.pieces if piece.agreements]
-        if not compared or torch._C._current_graph_task_id() != -1:  # in which a checkpoint calls the model again
-            return
-        self._end_watch()
-        self.check()
-        found = iter(torch.stack([each for piece in compared for each in piece.agreements]).tolist())
-        for piece in compared:
-            agreements = {next(found) for _ in piece.agreements}
-            piece.agreements = []
-            if agreements != {-1}:
-                piece.form = WHOLE if 0 in agreements else TAP
-        for layer in self._layers.values():
-            if any(piece.form == WHOLE for piece in layer.pieces):  # what reads one of them may read the other
-                for piece in layer.pieces:
-                    piece.form = WHOLE
-        self.renew()
+            raise _no_transforms()
+        (x,) = inputs or named.values()
+        return _Tap.apply(y, x, layer, self._layout, False, *(piece.leaf for piece in layer.pieces))
 
     # -- In the first pass: does the model read a tensor by a reference of its own? --------------------------
 
     def _watch(self) -> None:
         """Let the parameters require gradients while the model runs: only such a reference can give them one."""
 
-        def require(flag: bool, *_: Any) -> None:
-            if self._watches and not torch._C._are_functorch_transforms_active():
-                for piece in self.pieces:
-                    piece.tensor.requires_grad_(flag)
+        def begin(*_: Any) -> None:
+            if self._past or self._has_passed:
+                self._end_watch()
+                self.check()
+            elif torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+                require(True)
+
+        def require(flag: bool) -> None:
+            self._is_watched = flag
+            for piece in self.pieces:
+                piece.tensor.requires_grad_(flag)
+
+        def end(*_: Any) -> None:
+            if self._is_watched:
+                require(False)
 
         def note(piece: Piece, gradient: Tensor) -> None:
             if bool(values_at(gradient, piece.local).any()):
                 self._past.add(piece.name)
 
-        for piece in self.pieces:
-            piece.tensor.requires_grad_(True)
-            self._watches.append(piece.tensor.register_hook(Hook(partial(note, piece))))  # type: ignore[no-untyped-call]
-            piece.tensor.requires_grad_(False)
-        self._watches.append(self._model.register_forward_pre_hook(Hook(partial(require, True))))
-        self._watches.append(self._model.register_forward_hook(Hook(partial(require, False)), always_call=True))
+        def passed(gradient: Tensor) -> None:
+            self._has_passed = True
+
+        self._has_passed = False
+        require(True)
+        self._watches = [piece.tensor.register_hook(Hook(partial(note, piece))) for piece in self.pieces]  # type: ignore[no-untyped-call]
+        require(False)
+        self._watches += [
+            self._values.register_hook(Hook(passed)),  # type: ignore[no-untyped-call]
+            self._model.register_forward_pre_hook(Hook(begin)),
+            self._model.register_forward_hook(Hook(end), always_call=True),
+        ]
 
     def _end_watch(self) -> None:
-        if self._watches:
+        if self._is_watched:
+            self._is_watched = False
             for piece in self.pieces:
                 piece.tensor.requires_grad_(False)
         while self._watches:
@@ -446,22 +399,23 @@ class Taps:
             )
 
 
-def _state_of(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
+def _no_transforms() -> TrainingError:
+    return TrainingError(
+        "The trainer computes within a transform of torch.func (vmap, grad, jvp, functional_call), which hands no gradients on "
+        "to a region. Compute by backward(), or under torch.no_grad() where no gradient of the weights is wanted."
+    )
+
+
+def _state_of(module: nn.Module) -> dict[str, Any]:
     """Return what a copy of a module takes over: not what takes part in the place of its parameters."""
-    return {name: each for name, each in vars(module).items() if name not in names and name != "__getstate__"}
+    state: Any = type(module).__getstate__(module)  # type: ignore[no-untyped-call]
+    return {name: each for name, each in state.items() if name not in module._parameters and name != "__getstate__"}
 
 
-#: Modules of PyTorch that only call what they hold.
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-def _is_linear(module: nn.Module, parent: nn.Module | None) -> bool:
-    """Return whether a module is a linear layer by whose call its weight is read.
-
-    PyTorch's own modules, such as ``nn.TransformerEncoderLayer``, read those of their layers by themselves, now and then.
-    """
-    if type(parent).__module__.startswith("torch.nn.") and not isinstance(parent, _CONTAINERS):
-        return False
-    return (
-        isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    )  # of transformers, which is not imported here
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether a module computes ``x Wᵀ + b`` or transformers' ``x W + b``, and reads W and b for that alone."""
+    kind = type(module)
+    return kind.forward is nn.Linear.forward or (kind.__module__, kind.__name__) == (
+        "transformers.pytorch_utils",  # which is not imported here
+        "Conv1D",
+    )

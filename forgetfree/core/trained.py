@@ -168,13 +168,6 @@ class RegionParameters:
         self._written = packed(self._pieces)
         self.taps.renew()
 
-    @property
-    def reached(self) -> Tensor:
-        """Whether each value is of a tensor whose entries have had a gradient other than 0: ``(s,)``."""
-        flags = torch.tensor([piece.reached for piece in self.taps.pieces], dtype=torch.bool, device="cpu")
-        sizes = torch.tensor([len(piece.local) for piece in self.taps.pieces], device="cpu")
-        return flags.repeat_interleave(sizes)
-
     @torch.no_grad()
     def collect(self) -> None:
         """Take the gradients ``(s,)`` of a model that is trained outside of `sampling` from its tensors, and free those."""

@@ -7,9 +7,8 @@ import re
 import tempfile
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from threading import RLock
 from typing import Any, Literal
 
 import torch
@@ -203,7 +202,6 @@ class LoadedModel:
         fingerprint: the SHA-256 of the backbone's weights and buffers.
         max_length: the longest row it is given, in tokens.
         note: what is to be known of the readout; empty if nothing is.
-        lock: held while the model has the weights of a task.
     """
 
     name: str
@@ -213,7 +211,6 @@ class LoadedModel:
     fingerprint: str
     max_length: int = MAX_LENGTH
     note: str = ""
-    lock: Any = field(default_factory=RLock, compare=False, repr=False)
 
     @cached_property
     def tokenizer_digest(self) -> str:

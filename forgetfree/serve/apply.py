@@ -111,7 +111,7 @@ def export_task(
     if isinstance(loaded.model, HeadModel):
         classes = tuple(range(len(definition.labels)))
         origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
-    with predictor.loaded.lock, predictor.weights.merged(definition.name):
+    with predictor.lock, predictor.weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, strategy, facts)
 
 

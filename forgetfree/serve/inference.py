@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial, wraps
 from pathlib import Path
+from threading import RLock
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import evaluating
@@ -30,6 +32,8 @@ from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import predict, share_of_entropy
 from forgetfree.training.task_features import TaskFeatures
 
+#: The locks of models, which threads share.
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 Asked = ParamSpec("Asked")
 Said = TypeVar("Said")
 
@@ -41,7 +45,7 @@ def _one_at_a_time(
 
     @wraps(method)
     def call(predictor: Predictor, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Said:
-        with predictor.loaded.lock:
+        with predictor.lock:
             return method(predictor, *args, **kwargs)
 
     return call
@@ -149,6 +153,11 @@ class Predictor:
         if self.deterministic or not isinstance(self.weights, LedgerWeights):
             return None
         return MixedBatchModel(self.loaded.model, self.weights.switch, pad=self.loaded.pad)
+
+    @property
+    def lock(self) -> Any:
+        """A lock of the model, held while it has the weights of a task; predictors that share the model share it."""
+        return _LOCKS.setdefault(self.loaded.model, RLock())
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -50,6 +50,7 @@ class AttachedRegion:
         self.steps = self.passes = 0
         self._model, self._body = model, body
         self._names = [body_prefix(model, body) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._reached = torch.zeros_like(self.values, dtype=torch.bool)  # entries that have had a gradient other than 0
         self._written = -1  # the version of the values that the tensors hold
         self._refusal: TrainingError | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # the last one that has made a step
@@ -74,6 +75,7 @@ class AttachedRegion:
                 stack.callback(module.register_forward_pre_hook(Hook(self._begin)).remove)
             if (embeddings := embeddings_of(model, "input")) is not None:
                 stack.callback(embeddings.register_forward_hook(Hook(self._reach_embeddings)).remove)
+            stack.callback(self.values.register_hook(Hook(self._note_gradient)).remove)  # type: ignore[no-untyped-call]
             stack.enter_context(self.region.sampling())
             self._remember({id(each) for each in heads})
             stack.callback(self._put_back)
@@ -90,10 +92,14 @@ class AttachedRegion:
             if not self._is_cast():
                 self._write(always=True)
 
+    def _note_gradient(self, gradient: Tensor) -> None:
+        self._reached = self._reached.to(gradient.device) | (gradient != 0)
+
     @property
-    def unreached(self) -> list[str]:
-        """The names of the tensors of which no entry has had a gradient other than 0."""
-        return self.region.taps.unreached
+    def reached(self) -> dict[str, bool]:
+        """Whether an entry of a tensor has had a gradient other than 0, by the tensor's name in the model."""
+        parts = torch.split(self._reached.cpu(), [len(piece.local) for piece in self.region.taps.pieces])
+        return {piece.name: bool(part.any()) for piece, part in zip(self.region.taps.pieces, parts, strict=True)}
 
     def _write(self, always: bool = False) -> None:
         """Write the values into the model's tensors, if they are others now."""
@@ -234,12 +240,7 @@ class AttachedRegion:
 
     def _reach_embeddings(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Let a reentrant checkpoint back-propagate: it needs an input that has a gradient."""
-        if (
-            torch.is_grad_enabled()
-            and isinstance(output, torch.Tensor)
-            and not output.requires_grad
-            and self._is_reentrant()
-        ):
+        if torch.is_grad_enabled() and isinstance(output, Tensor) and not output.requires_grad and self._is_reentrant():
             output.requires_grad_(True)
 
     def _is_reentrant(self) -> bool:

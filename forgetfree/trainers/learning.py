@@ -206,12 +206,13 @@ def learning(
         )
     moved = (values != start).cpu()
     if attached.steps:  # an optimiser's decay moves what no row reaches, too
-        moved &= attached.region.reached
+        sizes = torch.tensor([len(piece.local) for piece in attached.region.taps.pieces], device="cpu")
+        moved &= torch.tensor(list(attached.reached.values()), device="cpu").repeat_interleave(sizes)
     if not bool(moved.any()):
         weights = {f"{name}.{key}" for name, head in named.items() for key, _ in head.named_parameters()}
         _check_learned(task, attached, any(not torch.equal(state[name], before[name]) for name in weights))
-    elif attached.unreached:
-        tell_note(f"task {task!r}: no row reached {listed(attached.unreached)}, so nothing was learned there.")
+    elif unreached := [name for name, reached in attached.reached.items() if not reached]:
+        tell_note(f"task {task!r}: no row reached {listed(unreached)}, so nothing was learned there.")
     owned = Graft(Region(free.indices[moved]), values.cpu()[moved])
     learned, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
     share = len(region) / len(ledger.space)
@@ -235,7 +236,7 @@ def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> Non
         reason = (
             "no optimiser made a step on the values of its region. Make the optimiser, or the Trainer, inside the block"
         )
-    elif len(attached.unreached) == len(attached.region.touched):
+    elif not any(attached.reached.values()):
         reason = "the loss does not depend on its region. Compute it by the model that learning(…) was given"
     else:
         reason = (

@@ -245,7 +245,7 @@ def test_an_export_waits_for_answers(skills: tuple[Any, Any, Ledger, str], tmp_p
         export_task(predictor, ledger.tasks[0], tmp_path / "exported")
         done.set()
 
-    with predictor.loaded.lock:
+    with predictor.lock:
         thread = threading.Thread(target=export)
         thread.start()
         assert not done.wait(0.2)

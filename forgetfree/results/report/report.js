@@ -3,8 +3,9 @@
 const number = (text) => parseFloat(text.replaceAll(",", ""));
 function compare(a, b, sign) {
   const [x, y] = [number(a), number(b)];
-  if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
-  return sign * (Number.isNaN(x) ? a.localeCompare(b) : x - y);
+  const [known, other] = [Number.isFinite(x), Number.isFinite(y)];
+  if (known !== other) return known ? -1 : 1;
+  return sign * (known ? x - y : a.localeCompare(b));
 }
 function sort(heading, column) {
   const body = heading.closest("table").tBodies[0];
