@@ -24,9 +24,10 @@ _WHOLE_AS_REAL = re.compile(rf"(?:{_WHOLE.pattern})\.0")
 _REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-][0-9]+)?")
 #: How many labels a note names, and how many groups of labels a message.
 _MOST_NAMES = 5
-#: A list that Python or JSON wrote as a text, and the signs that may stand between labels.
+#: A list that Python or JSON wrote as a text; the signs that stand between labels, and those that names have, too.
 _LIST = re.compile(r"""\[[\d\s,.]*\]|[\[({]\s*['"].*[\])}]""", re.DOTALL)
-_BETWEEN = "|;,/+&\n"
+_BETWEEN, _IN_NAMES = "|;\n", ",/+&"
+_BLANKS_BESIDE = re.compile(rf" ?([{_BETWEEN}{_IN_NAMES}]) ?")
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
 _MANY = 20
 #: How many labels are compared in pairs, at most; and how many times as many rows the right one of two has, at least.
@@ -59,7 +60,9 @@ def label_cells(
         Of each cell the label, or an error that says why it is none, where there is more to say.
     """
     texts = {cell: nfc(cell).strip() for cell in column if isinstance(cell, str)}
-    several = set[str]() if as_written else _several({*texts.values(), *names}).difference(names)
+    known_names = {folded(name) for name in names}
+    several = set[str]() if as_written else _several({*texts.values(), *names})
+    several = {text for text in several if folded(text) not in known_names}
     read = _reader({text for text in texts.values() if not is_blank(text)}, several, typed, bool(names))
     known: dict[Any, int | str | ValueError] = {
         cell: text if text in names and not _WHOLE.fullmatch(text) else read(text) for cell, text in texts.items()
@@ -82,19 +85,33 @@ def _of_value(value: Any, names: Sequence[str], as_written: bool) -> int | str |
 
 
 def _several(texts: set[str]) -> set[str]:
-    """Texts that seem to hold several labels: written lists, and those with a sign that separates names of other texts.
+    """Texts that seem to hold several labels.
 
-    >>> sorted(_several({"joy", "sad", "joy|sad", "fear|sad", "['joy']", "Sci/Tech", "UK, London", "UK, Leeds"}))
-    ["['joy']", 'fear|sad', 'joy|sad']
+    These are written lists; texts whose parts between commas, slashes, + or & are all texts of their own; and all with a
+    vertical bar, a semicolon or a line break, where one of these stands between parts that other texts have, too.
+
+    >>> sorted(_several({"joy", "sad", "joy|sad", "fear|sad", "['joy']", "joy, sad", "Sci/Tech", "UK, Bath", "UK, Leeds"}))
+    ["['joy']", 'fear|sad', 'joy, sad', 'joy|sad']
     """
-    several = set(filter(_LIST.fullmatch, texts))
-    for sign in _BETWEEN:
-        parts = {text: {part.strip(" []'\"").casefold() for part in text.split(sign)} for text in texts}
-        counts = Counter(part for each in parts.values() for part in each if part)
+    several, alone = set(filter(_LIST.fullmatch, texts)), {*map(_part, texts)} - {""}
+    for sign in _BETWEEN + _IN_NAMES:
         divided = {text for text in texts if sign in text}
-        if any(len(parts[text]) > 1 and all(counts[part] > 1 for part in parts[text]) for text in divided):
+        parts = {
+            text: tuple(map(_part, text.split(sign))) for text in (texts if sign in _BETWEEN else divided) if divided
+        }
+        if sign in _IN_NAMES:
+            several |= {text for text in divided if len({*parts[text]}) > 1 and alone.issuperset(parts[text])}
+            continue
+        counts = Counter(
+            part for each in {*parts.values()} for part in {*each} if part
+        )  # spellings of one text count once
+        if any(len({*parts[text]}) > 1 and all(counts[part] > 1 for part in parts[text]) for text in divided):
             several |= divided
     return several
+
+
+def _part(text: str) -> str:
+    return folded(text.strip(" []'\""))
 
 
 def _reader(texts: set[str], several: set[str], typed: bool, named: bool) -> Any:
@@ -287,9 +304,9 @@ def _groups(names: Iterable[str]) -> list[list[str]]:
 
 
 def folded(name: str) -> str:
-    """Name as a reader sees it: without case and invisible characters, blanks alike, é in one code; 1.0 is 1."""
+    """Name as a reader sees it: without case, invisible characters and blanks beside signs, é in one code; 1.0 is 1."""
     seen = " ".join(unicodedata.normalize("NFKC", without_invisible(name)).casefold().split())
-    seen = unicodedata.normalize("NFKC", seen)
+    seen = _BLANKS_BESIDE.sub(r"\1", unicodedata.normalize("NFKC", seen))
     return seen.removesuffix(".0") if _WHOLE_AS_REAL.fullmatch(seen) else seen
 
 

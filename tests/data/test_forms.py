@@ -436,6 +436,9 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         ([0, -1], "row 1, column 'label': expected an integer from 0, got -1. -1 often marks rows without a label."),
         (["a", "A"], '"A" (the first in row 1) and "a" (the first in row 0), which look alike'),
         (["1", "1.0", "2"], '"1.0" (the first in row 1), which look alike'),
+        (["Sci/Tech", "sci / tech"], "which look alike. Write them alike, or give --map-label"),
+        (["B2B, retail", "b2b,retail"], "which look alike"),
+        (["a|b", "A | b"], "which look alike"),
         (["neg", "neg\u200b"], '"neg\\u200b" (the first in row 1), which look alike'),
         (["\u2764", "\u2764\ufe0f"], "which look alike"),
         (["1", "\uff11"], "which look alike"),
@@ -504,7 +507,8 @@ def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> Non
     [
         (["joy", "sad", "joy|sad"], ["joy|sad"]),
         (["joy", "Sad", "joy ; sad", "joy;fear"], ["joy ; sad", "joy;fear"]),  # the sign stands between labels
-        (["a, b", "b, c", "c, a"], ["a, b", "b, c", "c, a"]),
+        (["a|b", "b|c", "c|a"], ["a|b", "b|c", "c|a"]),
+        (["a", "B ", "A / b", "b,c", "c"], ["A / b", "b,c"]),
         (["0", "1", "0,1"], ["0,1"]),
         (["joy", "[joy, sad]", "sad"], ["[joy, sad]"]),
         (["['joy', 'sad']", "['joy']", "[]"], ["['joy', 'sad']", "['joy']", "[]"]),
@@ -514,6 +518,8 @@ def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> Non
         (["World", "Sci/Tech", "Sci-fi", "C++", "Q&A"], []),
         (["Arts/Design", "Arts/Music", "Arts"], []),
         (["Bonn, NRW", "Köln, NRW", "[NEG]", "(a)"], []),
+        (["a, b", "b, c", "c, a"], []),  # names have these signs, too
+        (["Health & Beauty", "Health & Care", "Beauty & Care", "Care"], []),
     ],
 )
 def test_cells_of_several_labels_are_refused_unless_the_kind_is_named(
@@ -545,6 +551,9 @@ def test_labels_that_differ_by_case_are_told_with_rows_and_counts(tmp_path: Path
     (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": ["date", "Number"]}))
     read = load_task("mood", str(tmp_path))
     assert 'train label "NUMBER" is read as "Number"' in read.notes[0]
+    rows = [{"text": f"{i}", "label": ("Sci/Tech", "World")[i % 2]} for i in range(30)]
+    (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "sci / tech"}]}})
+    assert read.test.labels == (0,) and 'test label "sci / tech" is read as "Sci/Tech"' in read.notes[0]
 
 
 NFC, NFD = "\u00e9motion", "e\u0301motion"
