@@ -6,6 +6,7 @@ import importlib.util
 import re
 import runpy
 import shlex
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,26 @@ def test_the_commands_of_results_have_options_of_today(
     monkeypatch.setattr("forgetfree.cli.run._show_plan", lambda config, resume: config.check())
     command = command.replace("--device cuda ", "")  # there may be none
     assert (cli.main([*shlex.split(command)[1:], "--check"]), capsys.readouterr().err) == (0, "")
+
+
+REPORTS = sorted(
+    {
+        command
+        for document in DOCUMENTS
+        for command in re.findall(
+            r"`(forgetfree report benchmarks/results/[^`]+)`", document.read_text(encoding="utf-8")
+        )
+    }
+)
+
+
+@pytest.mark.parametrize("command", REPORTS)
+def test_reports_of_committed_runs_are_printed(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = [word for each in shlex.split(command)[1:] for word in sorted(glob(each)) or [each]]
+    assert (cli.main(words), capsys.readouterr().err) == (0, "")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
