@@ -441,7 +441,7 @@ CASES = [
     Case("apply graft", "is not a sound graft: ", 1, flip(GRAFT)),
     Case("apply graft --out graft", "--out 'graft' exists and is not an empty directory. Give another one."),
     # -- fetch ---------------------------------------------------------------------------------
-    Case("fetch", "The following arguments are required: NAME."),
+    Case("fetch", "The following arguments are required: NAME (smollm2)."),
     Case(
         "fetch minilm",
         "Unknown argument 'minilm'. Known: smollm2.",
