@@ -502,7 +502,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         except ValueError as error:
             raise ValueError(f"its binding cannot be read ({error})") from error
         space = ParameterSpace.of_layout(about["layout"])
-        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""))
+        try:
+            ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""))
+        except MemoryError as error:
+            raise ValueError(f"its model of {len(space):,} entries does not fit into memory") from error
         for each in stored:
             record = record_of(ledger.space, each)
             try:
