@@ -58,7 +58,6 @@ TOLD = {
     "docs/results/literature.md": [("standard-1", GRAFTS), ("progressive-8", GRAFTS)],
     "docs/results/long.md": [("long", GRAFTS), ("long", "fine-tune")],
     "docs/results/ner-domains.md": [("ner-domains", GRAFTS)],
-    "docs/results/recipe.md": [("movement", GRAFTS), ("picks", "lora")],
     "docs/results/smollm2.md": [("smollm2", GRAFTS)],
     "benchmarks/claims.md": [("movement-lora", "lora"), ("movement", GRAFTS)],
 }
