@@ -133,7 +133,7 @@ class RegionStrategy(ContinualStrategy):
             tuned: what `fine_tuned` returned.
         """
         with self.ledger_model.base(union=False):
-            return self.bench(task).region(tuned, self.options)
+            return self.bench(task).region(tuned, self.options, self.ledger.taken())
 
     @final
     def region_training(

@@ -1,4 +1,4 @@
-"""Budgets, and regions of the highest scores: the most moved entries, which are γ_base (§2), and saliencies, without a search.
+"""Budgets, and regions of the highest scores: the most moved entries, which are γ_base (§2), and `choose`, γ without a search.
 
 Entries are scored by gradient g, value θ and move Δ = θ_ft − θ_pre. All but ``movement`` need θ_pre alone:
 what a model can afford that is too large to be fine-tuned as a whole.
@@ -7,20 +7,26 @@ what a model can afford that is too large to be fine-tuned as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import Batch, CrossEntropy, check_loss, trainable
+from forgetfree.core.trained import check_loss, trainable
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.recipes import Saliency
 
 #: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
 SMALL = 1e-3
+#: The rows whose gradients choose a region, by default.
+ROWS = 256
+#: The most entries of which the sum of several batches' gradients lies on the model's device: 2 GB.
+ON_DEVICE = 2**29
 #: The most scores of which one maximum is taken.
 _BLOCK = 32
 
@@ -126,104 +132,238 @@ def moves(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
     return theta_ft.to(at_least_float32(theta_ft.dtype), copy=True).sub_(theta_pre)
 
 
-# -- Saliencies ------------------------------------------------------------------------------------------
+# -- The choice of γ, tensor by tensor ---------------------------------------------------------------------
 
 
-def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
-    """Return the score of each entry, all arguments of one shape; its memory may be that of ``gradient``.
+class RowsLoss(Protocol):
+    """A loss over the rows of several batches, which leaves ``scale`` times its gradient in the model's tensors."""
 
-    Args:
-        kind: ``movement``: |Δ| (paper, §2). ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss
-            changes by, to first order, if the entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for
-            large gradients of small weights: the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours.
-            ``fisher`` and ``random`` have their score in the place of the gradient: the Fisher information, or numbers that
-            were drawn.
-        gradient: g, in float32; nothing is read of it for ``movement``.
-        theta_pre: θ_pre, which is θ.
-        theta_ft: θ_ft, which is read for ``movement`` alone.
-    """
-    match kind:
-        case "movement":
-            return moves(theta_pre, theta_ft).abs_()
-        case "gradient":
-            return gradient.abs_()
-        case "snip":
-            return gradient.mul_(theta_pre).abs_()
-        case "gallop":
-            return gradient.abs_().div_(theta_pre.abs().to(gradient.dtype).add_(SMALL))
-        case "fisher" | "random":
-            return gradient
+    scale: float
+
+    def __call__(self, batch: Sequence[Any], /) -> float:
+        """Return the loss."""
 
 
-def mean_gradient(
-    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: CrossEntropy, *, squared: bool = False
-) -> tuple[Tensor, float]:
-    """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
+def choose(
+    source: Saliency,
+    model: nn.Module,
+    space: ParameterSpace,
+    count: int,
+    *,
+    batches: Sequence[Any] = (),
+    loss: RowsLoss | None = None,
+    fine_tuned: Sequence[Tensor] = (),
+    taken: Region | None = None,
+    frozen: Collection[int] = (),
+    seed: int = 0,
+    processes: bool = False,
+) -> Region:
+    """Return γ: the ``count`` entries with the highest scores, see `saliency`; of equal ones, those with the lower index.
 
-    Mini-batch by mini-batch its parts are added up in float32, whatever the tensors' dtype, and freed.
+    There are fewer if fewer have a score other than 0. Nothing of the size of the model is made, apart from the sum of the
+    gradients of several batches.
 
     Args:
-        model: holds θ, in evaluation mode; the same afterwards.
-        space: its parameter space of N entries.
-        batches: the mini-batches.
-        loss: of them all, through ``model``.
-        squared: square what each backward pass leaves, before it is added.
+        source: which scores; ``movement``: |θ_ft − θ_pre| (paper, §2); ``random``: numbers that are drawn.
+        model: holds θ_pre, in evaluation mode; the same afterwards.
+        space: its parameter space.
+        count: the most entries.
+        batches: for scores of gradients: what ``loss`` reads; for ``fisher``, each has one row.
+        loss: of all batches, through ``model``.
+        fine_tuned: for ``movement``: the tensors of θ_ft, in the order of the space.
+        taken: entries that are left out, as where γ is sought among free ones.
+        frozen: the numbers of tensors that are left out.
+        seed: for ``random``.
+        processes: whether ``batches`` are this process's part of those that all processes of a group read.
 
     Raises:
         TrainingError: the loss or the gradient is not finite.
     """
+    best = _Highest(space, count, taken, frozen)
+    if source == "random":
+        generator = torch.Generator("cpu").manual_seed(seed)
+        for number, spec in enumerate(space.tensors):
+            # float32 has too few numbers: entries would be alike.
+            best.add(number, torch.rand(spec.size, generator=generator, dtype=torch.float64, device="cpu"))
+    elif source == "movement":
+        for number, (pre, tuned) in enumerate(zip(space.parameters(model), fine_tuned, strict=True)):
+            best.add(number, moves(pre.detach(), tuned.to(pre.device)).abs_())
+    else:
+        assert loss is not None  # of gradients
+        tensors = [tensor.detach() for tensor in space.parameters(model)]
+
+        def take(number: int, gradient: Tensor) -> None:
+            best.add(number, saliency(source, gradient, tensors[number]))
+
+        if len(batches) > 1 or processes or not each_gradient(model, space, batches, loss, take):
+            best = _Highest(space, count, taken, frozen)
+            each_mean_gradient(model, space, batches, loss, take, squared=source == "fisher", processes=processes)
+    return best.region()
+
+
+class _Highest:
+    """The ``count`` highest scores of the entries of a space, which come tensor by tensor, in any order."""
+
+    def __init__(self, space: ParameterSpace, count: int, taken: Region | None, frozen: Collection[int]) -> None:
+        self._space, self._count, self._frozen = space, count, frozen
+        self._taken = {} if taken is None else {number: local for number, local, _ in space.split(taken.indices)}
+        self._indices = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._scores = torch.empty(0, device="cpu")
+
+    def add(self, number: int, scores: Tensor) -> None:
+        """Take the scores of all entries of a tensor; −∞ is written where one is 0, or left out."""
+        if number in self._frozen:
+            return
+        scores = scores.reshape(-1)
+        scores.masked_fill_(scores == 0, -math.inf)
+        if number in self._taken:
+            scores[self._taken[number].to(scores.device)] = -math.inf
+        found = _highest(scores, self._count)
+        indices = torch.cat([self._indices.to(found.device), found + self._space.tensors[number].offset])
+        indices, order = indices.sort()
+        scores = torch.cat([self._scores.to(scores), scores[found]])[order]
+        kept = _chosen(scores, self._count)
+        self._indices, self._scores = indices[kept], scores[kept]
+
+    def region(self) -> Region:
+        """Return the entries."""
+        return Region(self._indices.cpu())
+
+
+def saliency(source: Saliency, gradient: Tensor, theta: Tensor) -> Tensor:
+    """Return the score of each entry at θ_pre, arguments of one shape; its memory is that of ``gradient``.
+
+    Args:
+        source: ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss changes by, to first order, if
+            the entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for large gradients of small weights:
+            the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours. ``fisher``: the mean over rows of
+            (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels: the empirical Fisher information by which FISH
+            masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4).
+        gradient: g, the gradient of the mean loss, in float32; for ``fisher``, the mean of the squared gradients of rows.
+        theta: θ_pre.
+    """
+    match source:
+        case "gradient":
+            return gradient.abs_()
+        case "snip":
+            return gradient.mul_(theta).abs_()
+        case "gallop":
+            return gradient.abs_().div_(theta.abs().to(gradient.dtype).add_(SMALL))
+        case _:
+            return gradient
+
+
+def each_gradient(
+    model: nn.Module, space: ParameterSpace, batch: Sequence[Any], loss: RowsLoss, take: Callable[[int, Tensor], None]
+) -> bool:
+    """Give each tensor's gradient to ``take`` within one backward pass, and free it; return whether each is a whole one.
+
+    It is not where reentrant checkpoints read a tensor several times: then each gives a part, and none is to be used.
+
+    Args:
+        model: holds θ, in evaluation mode; the same afterwards.
+        space: its parameter space.
+        batch: what ``loss`` reads.
+        loss: through ``model``.
+        take: gets the number of a tensor and its gradient, in float32, which it may change. A tensor that no row reaches has
+            none.
+
+    Raises:
+        TrainingError: the loss or the gradient is not finite.
+    """
+    given: dict[int, Tensor] = {}
+    is_whole = True
+
+    def receive(number: int, gradient: Tensor) -> None:
+        nonlocal is_whole
+        is_whole &= number not in given
+        gradient = gradient.to(torch.float32, copy=True) / loss.scale
+        given[number] = gradient.sum()
+        take(number, gradient)
+
+    _backward(model, space, batch, loss, receive)
+    _check_finite(given.values())
+    return is_whole
+
+
+def each_mean_gradient(
+    model: nn.Module,
+    space: ParameterSpace,
+    batches: Sequence[Any],
+    loss: RowsLoss,
+    take: Callable[[int, Tensor], None],
+    *,
+    squared: bool = False,
+    processes: bool = False,
+) -> None:
+    """Do as `each_gradient` for several batches, whose gradients are added up in float32, whatever the tensors' dtype.
+
+    The sum has 4 bytes an entry. Up to `ON_DEVICE` entries it lies where the model lies, else in the host's memory.
+
+    Args:
+        model: as there.
+        space: as there.
+        batches: what ``loss`` reads.
+        loss: of all of them.
+        take: as there.
+        squared: give the mean over batches, of one row each, of the squared gradients.
+        processes: give the mean over the batches of all processes of a group, which have as many tensors.
+    """
     tensors = space.parameters(model)
-    total = torch.zeros(len(space), device=tensors[0].device)
-    views = {id(tensor): view for tensor, view in zip(tensors, space.views(total), strict=True)}
+    device = tensors[0].device
+    sums: dict[int, Tensor] = {}
+
+    def receive(number: int, gradient: Tensor) -> None:
+        if number not in sums:
+            where = device if len(space) <= ON_DEVICE else "cpu"
+            sums[number] = torch.zeros(gradient.shape, device=where)
+        sums[number].add_((gradient.float().square() if squared else gradient).to(sums[number].device))
+
+    _backward(model, space, batches, loss, receive)
+    divisor = float(len(batches) if squared else loss.scale)
+    if processes:
+        dist.all_reduce(counted := torch.tensor(divisor, device=device))
+        divisor = float(counted)
+        sums = {number: sums.get(number, torch.zeros(tensor.shape)) for number, tensor in enumerate(tensors)}
+    sizes = []
+    for number in list(sums):
+        gradient = sums.pop(number).to(device)
+        if processes:
+            dist.all_reduce(gradient)
+        gradient /= divisor
+        sizes.append(gradient.sum())
+        take(number, gradient)
+    _check_finite(sizes)
+
+
+def _backward(
+    model: nn.Module,
+    space: ParameterSpace,
+    batches: Sequence[Any],
+    loss: RowsLoss,
+    receive: Callable[[int, Tensor], None],
+) -> None:
+    """Compute the loss of batches and its gradients, which are given to ``receive`` as they come, and freed."""
+    tensors = space.parameters(model)
+    numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
 
     @torch.no_grad()
-    def take(tensor: Tensor) -> None:
+    def free(tensor: Tensor) -> None:
         if tensor.grad is not None:
-            views[id(tensor)].add_(tensor.grad.float().square() if squared else tensor.grad)
+            receive(numbers[id(tensor)], tensor.grad)
             tensor.grad = None
 
-    with trainable(model, tensors):
-        hooks = [tensor.register_post_accumulate_grad_hook(take) for tensor in tensors]  # type: ignore[no-untyped-call]
-        try:
-            value = check_loss(loss(batches), 1)
-        finally:
-            for hook in hooks:
-                hook.remove()
-    total /= loss.scale
-    if not math.isfinite(size := float(total.sum())):
+    with trainable(model, tensors), ExitStack() as hooks:
+        for tensor in tensors:
+            hooks.callback(tensor.register_post_accumulate_grad_hook(free).remove)  # type: ignore[no-untyped-call]
+        check_loss(loss(batches), 1)
+
+
+def _check_finite(sizes: Collection[Tensor]) -> None:
+    """Raise ``TrainingError`` unless the sums of gradients are finite."""
+    size = float(torch.stack(list(sizes)).sum()) if sizes else 0.0
+    if not math.isfinite(size):
         raise TrainingError(
             f"The gradients by which a region is chosen add up to {size}, expected finite ones. Choose it in fp32 (or bf16 "
             "instead of fp16)."
         )
-    return total, value
-
-
-def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[Batch]) -> Tensor:
-    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
-
-    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4):
-    ``(N,)`` on the model's device. Each gradient is of one row, a batch of its own, because the square of a mean over rows is
-    another quantity; in float32, without dropout.
-    """
-    device, precision = next(model.parameters()).device, model.precision
-    model.precision = "fp32"  # small squares would not survive half precision
-    try:
-        with trainable(model, space.parameters(model.backbone)):
-            model.eval()
-            squares, _ = mean_gradient(
-                model.backbone, space, rows, CrossEntropy(model, device, summed=True), squared=True
-            )
-    finally:
-        model.precision = precision
-    return squares / len(rows)
-
-
-def most_salient(scores: Tensor, count: int, taken: Region | None = None) -> Region:
-    """Return the ``count`` entries with the highest of the scores ``(N,)``; of equal ones, those with the lower index.
-
-    What is ``taken`` is left out, and what has a score of 0; −∞ is written there.
-    """
-    scores.masked_fill_(scores == 0, -math.inf)
-    if taken is not None:
-        scores[taken.indices.to(scores.device)] = -math.inf
-    return top(scores, count)

@@ -285,6 +285,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             return region
         return Region(region.indices[self.owners(region) < 0])
 
+    def taken(self, *, alone: bool = False) -> Region:
+        """Return the entries that are not free for the next task, see `free`."""
+        return Region.empty() if alone or self.composition == "alone" else self.owned()
+
     def stands_alone(self, task: str) -> bool:
         """Return whether a task is inferred with its own values alone, and leaves nothing to later tasks."""
         return self.composition == "alone" or self._records[self.position(task)].alone

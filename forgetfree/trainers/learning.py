@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region, grafted
-from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
+from forgetfree.core.selection import ROWS, budget, choose
 from forgetfree.core.trained import trainable
 from forgetfree.display import brief, counted, listed, tell_note
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNameError, UsageError, nearest
@@ -30,7 +30,7 @@ from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import meaning_of, word_head
 
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
-Source = Literal["gradient", "snip", "gallop", "random", "movement"]
+Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
 #: The mean loss of a batch, with its graph.
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -97,7 +97,8 @@ def learning(
     region: Region | None = None,
     fine_tuned: Mapping[str, Tensor] | None = None,
     loss: Loss = loss_of_model,
-    rows: int = 256,
+    rows: int = ROWS,
+    among: Literal["all", "free"] = "free",
     composition: Literal["union", "alone"] = "union",
     heads: Sequence[str] | None = None,
     seed: int = 0,
@@ -117,12 +118,15 @@ def learning(
         task: its name.
         batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
         sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
-        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), all at θ_pre; ``movement``
-            |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection`.
+        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), or ``fisher``, all at θ_pre;
+            ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection.saliency`.
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the state dict of the fine-tuned model.
         loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
-        rows: how many rows of the batches are read to choose γ, at least; whole batches are.
+        rows: how many rows of the batches are read to choose γ, at least; whole batches are. Where they are several, the sum of
+            their gradients takes 4 bytes an entry.
+        among: the entries among which γ is sought: ``free``: those that no earlier task owns, because tasks of one kind have
+            their largest gradients at the same ones; ``all``, as in the paper (C.3), where γ without what is owned is trained.
         composition: ``union``: the task stands on the earlier ones of the union (C.3), and trains γ without what they own;
             ``alone``: it stands on θ_pre.
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
@@ -152,6 +156,8 @@ def learning(
         if named and meaning.binding.readout == "generate":
             raise UsageError(f"Texts are written by the model's own head, got heads={list(named)}. Leave heads= out.")
     alone = _stands_alone(composition, ledger)
+    if among not in ("all", "free"):
+        raise UnknownNameError("among", among, ("all", "free"))
     if region is None:
         region = _choose_region(
             model,
@@ -165,7 +171,7 @@ def learning(
             loss=loss,
             fine_tuned=fine_tuned,
             seed=seed,
-            taken=Region.empty() if alone or ledger.composition == "alone" else ledger.owned(),
+            taken=ledger.taken(alone=alone) if among == "free" else Region.empty(),
             frozen=frozen,
         )
     elif named_frozen := [spec.name for spec in frozen if _has_entry(region, spec)]:
@@ -444,65 +450,74 @@ def _choose_region(
 ) -> Region:
     """Return γ: ``⌊sparsity · N⌋`` of the N entries of the space; where several processes train, the same in all of them.
 
-    It is sought among the entries that are not ``taken``, because tasks of one kind have their largest gradients at the same
-    ones, nor in ``frozen`` tensors. Other arguments are those of `learning`.
+    It has no entry that is ``taken``, nor one of ``frozen`` tensors. Other arguments are those of `learning`.
     """
     if source not in get_args(Source):
         raise UnknownNameError("region_from", source, get_args(Source))
-    count = budget(len(space), sparsity)
+    read, tuned = list[Any](), list[Tensor]()
     if source == "movement":
         if not isinstance(fine_tuned, Mapping):
             raise UsageError(
                 f"region_from='movement' needs a fine-tuned model, got fine_tuned={brief(fine_tuned)}. Give its state dict: "
                 f"fine_tuned={type(model).__name__}.from_pretrained(DIRECTORY).state_dict()."
             )
-        theta, tuned = space.flatten(body), _theta(model, body, space, fine_tuned)
-        tuned[taken.indices] = theta[taken.indices]
-        for spec in frozen:
-            where = slice(spec.offset, spec.offset + spec.size)
-            tuned[where] = theta[where]
-        region = most_moved(theta, tuned, count)
-    elif source == "random":
-        generator = torch.Generator("cpu").manual_seed(derive_seed(seed, "region", task))
-        drawn = torch.randperm(len(space), generator=generator, device="cpu")
-        eligible = ~taken.mask(len(space))
-        for spec in frozen:
-            eligible[spec.offset : spec.offset + spec.size] = False
-        region = Region.of(drawn[eligible[drawn]][:count])
-    else:
+        tuned = _tensors_of(model, body, space, fine_tuned)
+    elif source != "random":
         if batches is None:
             raise UsageError(
                 f"region_from={source!r} reads the gradients of some batches, and none are given. Give batches=…, such as "
                 "trainer.get_train_dataloader(), or region=… itself."
             )
-        with trainable(model, []):
-            model.eval()
-            read = _Rows(model, loss, rows)
-            score, _ = mean_gradient(body, space, batches, read)  # type: ignore[arg-type]
-        for spec in frozen:
-            score[spec.offset : spec.offset + spec.size] = 0
-        if _several():
-            counted = torch.tensor(read.scale, device=score.device)
-            score *= read.scale
-            dist.all_reduce(counted)
-            dist.all_reduce(score)
-            score /= counted
-        theta = space.flatten(body)
-        region = most_salient(saliency(source, score, theta, theta), count, taken)
+        read = _first(batches, rows, by_one=source == "fisher")
+    with trainable(model, []):
+        model.eval()
+        region = choose(
+            source,
+            body,
+            space,
+            budget(len(space), sparsity),
+            batches=read,
+            loss=_RowsLoss(model, loss),
+            fine_tuned=tuned,
+            taken=taken,
+            frozen=[number for number, spec in enumerate(space.tensors) if spec in frozen],
+            seed=derive_seed(seed, "region", task),
+            processes=_several(),
+        )
     return _same_in_all(region)
 
 
-class _Rows:
-    """The mean loss over at least so many rows of a trainer's batches, as `mean_gradient` asks for it."""
+def _first(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[Any]:
+    """Return the first batches that have so many rows together."""
+    read, seen = [], 0
+    for batch in batches:
+        if (count := _size_of(batch)) != 1 and by_one:
+            raise UsageError(
+                f"region_from='fisher' reads the gradient of each row by itself: expected batches of one row, got {count}. "
+                "Give batches=… from a loader with batch_size=1."
+            )
+        read.append(batch)
+        seen += count
+        if seen >= rows:
+            break
+    if not seen:
+        raise UsageError(
+            "The batches hold no row, expected some by which to choose the region. Give others as batches=…."
+        )
+    return read
 
-    def __init__(self, model: nn.Module, loss: Loss, rows: int) -> None:
-        self._model, self._loss, self._rows = model, loss, rows
+
+class _RowsLoss:
+    """The mean loss over the rows of a trainer's batches, as `choose` asks for it."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
         self._device = next(model.parameters()).device
         self.scale = 0.0  # the rows so far: gradients are those of a sum
 
-    def __call__(self, batches: Iterable[Any]) -> float:
+    def __call__(self, batches: Sequence[Any]) -> float:
         """Return the mean loss."""
-        total = 0.0
+        total = self.scale = 0.0
         for batch in batches:
             count = _size_of(batch)
             loss = self._loss(self._model, _on(batch, self._device)) * count
@@ -512,21 +527,15 @@ class _Rows:
                     f"The loss of a batch by which the region is chosen is {value}, expected a finite one. Look for rows "
                     "without labels, or choose the region in float32."
                 )
-            loss.backward()  # type: ignore[no-untyped-call]
             self.scale += count
-            if self.scale >= self._rows:
-                break
-        if not self.scale:
-            raise UsageError(
-                "The batches hold no row, expected some by which to choose the region. Give others as batches=…."
-            )
+            loss.backward()  # type: ignore[no-untyped-call]
         return total / self.scale
 
 
-def _theta(model: nn.Module, body: nn.Module, space: ParameterSpace, state: Mapping[str, Tensor]) -> Tensor:
-    """Return θ_ft ``(N,)`` of a state dictionary."""
+def _tensors_of(model: nn.Module, body: nn.Module, space: ParameterSpace, state: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the tensors of θ_ft of a state dictionary, in the order of a space, in the dtypes of θ_pre."""
     prefix = body_prefix(model, body)
-    pieces = []
+    tensors = []
     for spec in space.tensors:
         tensor = state.get(prefix + spec.name, state.get(spec.name))
         if tensor is None or tuple(tensor.shape) != spec.shape:
@@ -535,8 +544,8 @@ def _theta(model: nn.Module, body: nn.Module, space: ParameterSpace, state: Mapp
                 f"The fine-tuned model is no fine-tuned {type(model).__name__} of this size: expected {spec.name!r} of shape "
                 f"{spec.shape}, got {got}. Give the model that was fine-tuned from the same weights."
             )
-        pieces.append(tensor.detach().reshape(-1))
-    return torch.cat([piece.to(space.dtype) for piece in pieces]).to(next(body.parameters()).device)
+        tensors.append(tensor.detach().to(space.dtype))
+    return tensors
 
 
 def _on(batch: Any, device: torch.device) -> Any:

@@ -19,7 +19,6 @@ from importlib.metadata import version
 from typing import cast
 
 import torch
-from torch import Tensor
 
 from forgetfree import __version__
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
@@ -31,17 +30,10 @@ from forgetfree.core.readout_model import (
     body_of,
     body_prefix,
     body_space,
+    evaluating,
 )
 from forgetfree.core.regions import Region, graft_theta
-from forgetfree.core.selection import (
-    budget,
-    diagonal_fisher,
-    floor_share,
-    mean_gradient,
-    most_moved,
-    most_salient,
-    saliency,
-)
+from forgetfree.core.selection import ROWS, budget, choose, floor_share, most_moved
 from forgetfree.core.trained import (
     Batch,
     CrossEntropy,
@@ -58,7 +50,6 @@ from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
-from forgetfree.recipes import Saliency
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
@@ -76,8 +67,6 @@ from forgetfree.training.training_options import (
 MASK_EVALUATIONS = 2
 #: Validation rows, at most, by which a mask or a composition is chosen.
 VALIDATION_ROWS = 512
-#: Training rows, at most, whose mean gradient chooses a region, and those whose gradients `fisher` reads one by one.
-GRADIENT_ROWS, FISHER_ROWS = 64, 256
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
@@ -132,34 +121,6 @@ def in_pieces(rows: Examples, batch: Sequence[int], device: torch.device) -> lis
     """Return rows, by their numbers, in mini-batches of as many rows and tokens as a pass with whole gradients takes."""
     piece = _ON_CPU if device.type == "cpu" else _ELSEWHERE
     return [rows.batch(part) for part in micro_batches(batch, rows.lengths, **piece)]
-
-
-def score_entries(
-    kind: Saliency,
-    model: ReadoutModel,
-    rows: Examples,
-    theta_pre: Tensor,
-    theta_ft: Tensor,
-    options: LocalizationOptions,
-    seed: int,
-) -> Tensor:
-    """Return how much speaks for each entry ``(N,)``, see `saliency`; on the model's device.
-
-    The model holds θ_pre and the task's readout, in evaluation mode; ``rows`` are the task's training rows.
-    """
-    space, gradient = model.space(), torch.empty(0, device="cpu")
-    if kind == "random":
-        generator = torch.Generator().manual_seed(seed)
-        # float32 has too few numbers: entries would be alike.
-        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
-    elif kind == "fisher":
-        read = representative(rows.targets, FISHER_ROWS)
-        gradient = diagonal_fisher(model, space, [rows.batch([row]) for row in read])
-    elif kind != "movement":
-        read = representative(rows.targets, GRADIENT_ROWS)
-        batches = in_pieces(rows, read, theta_pre.device)
-        gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
-    return saliency(kind, gradient, theta_pre, theta_ft)
 
 
 #: Updates of a linear readout alone before γ is chosen, where `region_from` needs no θ_ft.
@@ -262,27 +223,42 @@ class SingleTask:
             self.train_(options, "fine_tune", nothing, READOUT_STEPS, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
 
-    def region(self, fine_tuned: ModelState, options: LocalizationOptions) -> Region:
+    def region(self, fine_tuned: ModelState, options: LocalizationOptions, taken: Region | None = None) -> Region:
         """Choose γ as ``region_from`` says.
 
         Args:
             fine_tuned: θ_ft; its readout counts alone where γ is chosen at θ_pre.
             options: how to choose.
+            taken: the entries that ``among=free`` leaves out.
         """
         options = for_model(options, self.model, self.task.train)
         if (kind := options.region_from) == "mask":
             return self.localized(fine_tuned, options).region
-        count = budget(len(self.space), options.sparsity)
-        theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
-        seed = derive_seed(self.seed_of("localize"), "base")
+        rows, batches, loss = self.task.train, list[Batch](), mask_loss(self.model, options)
+        if kind == "fisher":  # small squares would not survive half precision
+            loss = CrossEntropy(self.model, self.device, "fp32", summed=True)
+            batches = [rows.batch([row]) for row in representative(rows.targets, ROWS)]
+        elif kind not in ("movement", "random"):
+            batches = in_pieces(rows, representative(rows.targets, ROWS), self.device)
         with (
             self.monitor.phase(self.task.name, "localize", 1) as on_step,
             self._reading_as(fine_tuned),
+            evaluating(self.model, "fp32"),  # where the loss has no other precision
             layer_checkpoints(self.model, options.gradient_checkpointing),
         ):
-            scores = score_entries(kind, self.model, self.task.train, theta_pre, theta_ft, options, seed)
+            region = choose(
+                kind,
+                self.model.backbone,
+                self.space,
+                budget(len(self.space), options.sparsity),
+                batches=batches,
+                loss=loss,
+                fine_tuned=self.space.views(fine_tuned.theta),
+                taken=taken if options.among == "free" else None,
+                seed=derive_seed(self.seed_of("localize"), "base"),
+            )
             on_step(1, math.nan)
-            return most_salient(scores, count)
+            return region
 
     def localized(self, fine_tuned: ModelState, options: LocalizationOptions) -> LearnedRegion:
         """Find γ by eqs. 3 and 4.

@@ -153,6 +153,11 @@ class LocalizationOptions(TrainingOptions):
         "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
         "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
     )
+    among: Literal["all", "free"] = option(
+        "all",
+        "the entries among which γ is sought: all, as in the paper, though earlier tasks may own some; or those that no "
+        "earlier task owns, where region_from is not mask",
+    )
     base_fraction: float = option(
         0.1,
         "size of γ_base of region_from=mask, the most moved entries (§2), as a share of those that the region may have; the "
@@ -174,6 +179,14 @@ class LocalizationOptions(TrainingOptions):
     def needs_fine_tuned(self) -> bool:
         """Whether γ cannot be chosen without θ_ft."""
         return self.region_from in ("mask", "movement")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.among == "free" and self.region_from == "mask":
+            raise OptionError(
+                "region_from=mask seeks γ among all entries (C.3), and among=free is for the other ways. Set "
+                "region_from=movement, or leave among out."
+            )
 
 
 def for_model(options: AnyOptions, model: ReadoutModel, rows: Any = None) -> AnyOptions:

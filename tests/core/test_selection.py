@@ -1,64 +1,82 @@
-"""Regions of the highest scores: saliencies and Fisher information worked by hand, bases of γ, and what a tiny region tells."""
+"""Regions of the highest scores: saliencies and Fisher information worked by hand, sums of gradients, and their memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import (
-    diagonal_fisher,
-    mean_gradient,
-    most_moved,
-    most_salient,
-    saliency,
-)
-from forgetfree.core.trained import Batch, CrossEntropy
-from forgetfree.data.examples import DatasetExamples
+from forgetfree.core.selection import choose, each_gradient, each_mean_gradient, most_moved, saliency
+from forgetfree.core.trained import CrossEntropy
 from forgetfree.errors import TrainingError
-from forgetfree.models.task_model import ModuleModel
 
-# -- Saliencies ------------------------------------------------------------------------------------------
+# -- Scores -----------------------------------------------------------------------------------------------
 
-G, PRE, FT = [4.0, -2.0, 1.0], [0.5, -0.001, -3.0], [0.5, 0.999, -7.0]
+G, PRE = [4.0, -2.0, 1.0], [0.5, -0.001, -3.0]
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("source", "expected"),
     [
-        ("movement", [0, 1, 4]),
         ("gradient", [4, 2, 1]),
         ("snip", [2, 0.002, 3]),
         ("gallop", [4 / 0.501, 2 / 0.002, 1 / 3.001]),
         ("fisher", G),
-        ("random", G),
     ],
 )
-def test_scores_worked_by_hand(kind: Any, expected: list[float]) -> None:
-    assert saliency(kind, *map(torch.tensor, (G, PRE, FT))).tolist() == pytest.approx(expected, rel=1e-6)
+def test_scores_worked_by_hand(source: Any, expected: list[float]) -> None:
+    assert saliency(source, torch.tensor(G), torch.tensor(PRE)).tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_moves_are_scored_as_a_base_is_chosen() -> None:
-    """Small moves of bfloat16 count, too: they are subtracted in float32."""
-    pre = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    ft = (pre.float() + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))).bfloat16()
-    assert most_salient(saliency("movement", torch.empty(0), pre, ft), 50) == most_moved(pre, ft, 50)
+class Tensors(nn.Module):
+    """Entries 0 to 5: two tensors, whose values are given."""
+
+    def __init__(self, first: list[float], second: list[float], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.tensor(first, dtype=dtype))
+        self.second = nn.Parameter(torch.tensor(second, dtype=dtype))
 
 
-def test_the_highest_are_taken_but_none_without_a_score_and_none_that_is_left_out() -> None:
-    scores = [3.0, 0.0, 5.0, 3.0, 1.0, 9.0]
+def test_the_highest_are_taken_of_all_tensors_but_none_without_a_score_and_none_that_is_left_out() -> None:
+    """The gradient of Σ score · θ is the score."""
+    model = Tensors([0.0] * 3, [0.0] * 3)
+    space = ParameterSpace.of(model)
 
-    def chosen(count: int, taken: Region | None = None) -> list[int]:
-        return most_salient(torch.tensor(scores), count, taken).indices.tolist()
+    class Loss:
+        scale = 1.0
+
+        def __call__(self, batch: Sequence[Any]) -> float:
+            for first, second in batch:
+                (model.first @ torch.tensor(first) + model.second @ torch.tensor(second)).backward()
+            return 0.0
+
+    def chosen(
+        count: int, batches: Sequence[Any] = (([3.0, 0.0, -5.0], [3.0, 1.0, 9.0]),), **left_out: Any
+    ) -> list[int]:
+        found = choose("gradient", model, space, count, batches=batches, loss=Loss(), **left_out)
+        return found.indices.tolist()
 
     assert chosen(3) == [0, 2, 5]  # of equal ones the first
-    assert chosen(3, Region.of([5])) == [0, 2, 3]
+    assert chosen(3, taken=Region.of([5])) == [0, 2, 3]
+    assert chosen(3, frozen=[1]) == [0, 2]
     assert chosen(9) == [0, 2, 3, 4, 5]
+    assert chosen(2, [([3.0, 0.0, -5.0], [3.0, 1.0, 9.0]), ([0.0, 0.0, 9.0], [2.0, 0.0, -8.5])]) == [2, 3]  # of the sum
+
+
+def test_small_moves_of_half_precision_count() -> None:
+    """They are subtracted in float32, as a base is chosen."""
+    pre = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ft = (pre.float() + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))).bfloat16()
+    model = Tensors(pre[:300].tolist(), pre[300:].tolist(), torch.bfloat16)
+    chosen = choose("movement", model, ParameterSpace.of(model), 50, fine_tuned=[ft[:300], ft[300:]])
+    assert chosen == most_moved(pre, ft, 50)
 
 
 def layer_of_zeros(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -76,8 +94,10 @@ def gradient_of(layer: Any, rows: list[tuple[list[float], int]], size: int) -> t
     x = torch.tensor([row for row, _ in rows], dtype=layer.weight.dtype)
     y = torch.tensor([label for _, label in rows])
     batches = [(x[i : i + size], y[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    space, loss = ParameterSpace.of(layer), CrossEntropy(forward, torch.device("cpu"), "fp32")
-    return mean_gradient(layer, space, batches, loss)[0]
+    loss, found = CrossEntropy(forward, torch.device("cpu"), "fp32"), list[torch.Tensor]()
+    read: Any = each_gradient if len(batches) == 1 else each_mean_gradient
+    read(layer, ParameterSpace.of(layer), batches, loss, lambda number, gradient: found.append(gradient.view(-1)))
+    return found[0]
 
 
 BATCH_ROWS: list[tuple[list[float], int]] = [([2.0, 0.0], 1), ([4.0, 6.0], 0), ([0.0, 0.0], 0), ([2.0, 2.0], 1)]
@@ -105,48 +125,69 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     loss = CrossEntropy(lambda x, t: layer(x).abs().sqrt(), torch.device("cpu"), "fp32")
     y = torch.tensor([0])
     with pytest.raises(TrainingError, match="gradients by which a region is chosen add up to nan"):
-        mean_gradient(layer, ParameterSpace.of(layer), [(torch.ones(1, 2), y, y)], loss)
+        choose("snip", layer, ParameterSpace.of(layer), 1, batches=[(torch.ones(1, 2), y, y)], loss=loss)
 
 
-# -- Fisher information, and bases -------------------------------------------------------------------------
+class Shared(nn.Module):
+    """A layer that is read twice, under a reentrant checkpoint each time: the backward pass gives its gradient in two parts."""
 
-ROWS = [(torch.tensor([2.0, 0.0]), 1), (torch.tensor([4.0, 6.0]), 0)]
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.reentrant = nn.Linear(4, 4), reentrant
 
-
-def logistic(dropout: float = 0.0) -> ModuleModel:
-    """f = w·x with w = 0, and logits (0, f): p(1|x) = σ(f) = 1/2."""
-    network = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Dropout(dropout), nn.Linear(1, 2))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.zero_()
-        network[2].weight[1] = 1.0
-    model = ModuleModel(network)
-    model.add_task(TaskHead("toy", 2))
-    return model
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=self.reentrant)
+        return x
 
 
-def examples(rows=ROWS) -> DatasetExamples:
-    return DatasetExamples(rows, [label for _, label in rows], task=0)
+def test_parts_of_a_gradient_are_added_before_they_are_scored() -> None:
+    torch.manual_seed(0)
+    reentrant, plain = Shared(True), Shared(False)
+    plain.load_state_dict(reentrant.state_dict())
+    x, y = torch.randn(8, 4, requires_grad=True), torch.arange(8) % 4
+    regions = [
+        choose(
+            "gradient",
+            model,
+            ParameterSpace.of(model),
+            5,
+            batches=[(x, y, y)],
+            loss=CrossEntropy(lambda x, t, model=model: model(x), torch.device("cpu")),  # type: ignore[misc]
+        )
+        for model in (reentrant, plain)
+    ]
+    assert regions[0] == regions[1] and len(regions[0]) == 5
 
 
-def one_by_one(rows: DatasetExamples) -> list[Batch]:
-    return [rows.batch([row]) for row in range(len(rows))]
+@pytest.mark.parametrize(("rows", "most"), [(1, 1.0), (2, 5.0)])
+def test_nothing_of_the_size_of_the_model_is_made_but_the_sum_of_several_batches(rows: int, most: float) -> None:
+    """Bytes an entry beside the weights and the largest gradient; of a sum, 4 are said."""
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False, dtype=torch.bfloat16) for _ in range(64)))
+    space, peak = ParameterSpace.of(model), PeakMemory(*model.parameters())
+    batches = [(torch.randn(1, 256, dtype=torch.bfloat16), *[torch.zeros(1, dtype=torch.int64)] * 2)] * rows
+    with peak:
+        loss = CrossEntropy(lambda x, t: model(x), torch.device("cpu"))
+        choose("snip", model, space, len(space) // 1000, batches=batches, loss=loss)
+    assert (peak.bytes - 2 * 256 * 256) / len(space) < most
 
 
-def test_the_diagonal_is_the_mean_of_squared_gradients() -> None:
-    """∂ log p(y|x)/∂w = (y − 1/2)·x: (1, 0) and (−2, −3). Their squares' mean: (5/2, 9/2); their mean's square: (1/4, 9/4)."""
-    model = logistic()
-    assert diagonal_fisher(model, model.space(), one_by_one(examples())).tolist() == [2.5, 4.5]
+# -- Fisher information ------------------------------------------------------------------------------------
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    """Weights, gradients, mode and precision stay; dropout is off, and gradients are those of float32."""
-    model = logistic(dropout=0.9).train()
-    model.precision = "bf16"
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    rows = examples([(torch.tensor([0.3, 2.1]), 1)])  # in bf16, 0.3008 and 2.09
-    found = diagonal_fisher(model, model.space(), one_by_one(rows))
-    assert found.tolist() == pytest.approx([0.0225, 1.1025], rel=1e-6)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert model.precision == "bf16"
-    assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
+def test_fisher_information_is_the_mean_of_squared_gradients() -> None:
+    """Of rows (2, 0) and (4, 6), with p = 1/2 and y = 1, 0: (1, 0) and (−2, −3), whose squares' mean is (5/2, 9/2).
+
+    Their mean's square would be (1/4, 9/4).
+    """
+    layer, found = layer_of_zeros(), list[torch.Tensor]()
+
+    def forward(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return layer(x) * torch.tensor([0.0, 1.0])
+
+    batches = [(torch.tensor([x]), torch.tensor([y]), torch.tensor([y])) for x, y in (([2.0, 0.0], 1), ([4.0, 6.0], 0))]
+    loss = CrossEntropy(forward, torch.device("cpu"), summed=True)
+    each_mean_gradient(
+        layer, ParameterSpace.of(layer), batches, loss, lambda _, squares: found.append(squares), squared=True
+    )
+    assert found[0][1].tolist() == [2.5, 4.5]

@@ -18,6 +18,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import representative
+from forgetfree.errors import OptionError
 from forgetfree.training import single_task
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS
@@ -109,8 +110,7 @@ def test_gradients_are_those_of_a_limited_number_of_rows(
     tiny_stream: MakeStream, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source)
-    monkeypatch.setattr(single_task, "GRADIENT_ROWS", 3)
-    monkeypatch.setattr(single_task, "FISHER_ROWS", 3)
+    monkeypatch.setattr(single_task, "ROWS", 3)
     task, read, batch = strategy.stream.tasks[0], list[int](), EncodedRows.batch
     tuned = strategy.fine_tuned(task)
 
@@ -159,3 +159,14 @@ def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
         for each in (True, dropout)
     )
     assert with_dropout == of_both  # one fine-tuned model serves both
+
+
+def test_a_region_may_be_sought_among_entries_that_no_earlier_task_owns(tiny_stream: MakeStream) -> None:
+    """The second task trains all of γ, where otherwise the first owns a part of it."""
+    how = {"region_from": "snip", "sparsity": 0.3}
+    for among in ("all", "free"):
+        first, second = learn(tiny_stream("bert", "linear"), 2, among=among, **how).ledger.records
+        assert (len(second.region & first.region) > 0) == (among == "all")
+        assert (second.owned.region == second.region) == (among == "free")
+    with pytest.raises(OptionError, match="among=free is for the other ways"):
+        learn(tiny_stream("bert", "linear"), region_from="mask", among="free")

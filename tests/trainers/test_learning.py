@@ -252,6 +252,20 @@ def test_the_other_choices(source: Any) -> None:
     assert region_from(source) == region_from(source) != region_from("gradient")
 
 
+def test_a_region_is_sought_among_free_entries_or_among_all() -> None:
+    """Of the same rows, all that one task owns is what another would choose."""
+    for among in ("free", "all"):
+        model = classifier()
+        ledger = Ledger.of_model(model)
+        with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01) as first:
+            train(model, labelled(1))
+        taken = len(ledger.owned())
+        with learning(model, ledger, "two", batches=labelled(1), sparsity=0.02, among=among) as second:  # type: ignore[arg-type]
+            train(model, labelled(1))
+        assert len(second.region & first.region) == (0 if among == "free" else taken)
+        assert len(second.free) == len(second.region) - (0 if among == "free" else taken)
+
+
 def test_what_fine_tuning_moved() -> None:
     model, tuned = language_model(), language_model()
     with torch.no_grad():
