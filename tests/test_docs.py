@@ -76,10 +76,14 @@ def test_the_concepts_hold_and_their_pictures_show_their_numbers() -> None:
     ],
 )
 def test_a_picture_shows_the_committed_runs(file: str, what: list[str], drawn: str) -> None:
-    """``make results`` would not change it."""
+    """``make results`` would not change it, and README says the numbers that it shows."""
     figures = ROOT / "docs" / "figures"
     picture = runpy.run_path(str(figures / f"{file}.py"))["picture"](*what)
     assert (figures / drawn).read_text(encoding="utf-8") == picture
+    for told in re.findall(
+        rf"!\[([^]]*)]\(docs/figures/{re.escape(drawn)}\)", (ROOT / "README.md").read_text(encoding="utf-8")
+    ):
+        assert all(number in picture for number in re.findall(r"\d+\.\d", told))
 
 
 @pytest.mark.parametrize("command", sorted({command for document in DOCUMENTS for command in commands(document)}))
