@@ -22,7 +22,8 @@ from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwar
 from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 
-from forgetfree.core.readout_model import ReadoutModel, TaskHead, fingerprint_of
+from forgetfree.core.fingerprint import fingerprint_of
+from forgetfree.core.readout_model import ReadoutModel, TaskHead
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.examples import DatasetExamples, EncodedRows, OneLength
@@ -60,7 +61,7 @@ class StreamModel(TaskModel, WithTaskLabels):
             UsageError: its weights are not those that were loaded.
         """
         model = cast(TaskModel, loaded.model)
-        if fingerprint_of(model.backbone) != loaded.fingerprint:
+        if fingerprint_of(model.backbone, anew=True) != loaded.fingerprint:
             raise UsageError(
                 f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
                 "strategy of an earlier stream. Load the model again for each stream."

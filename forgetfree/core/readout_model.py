@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,11 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.display import counted
-from forgetfree.errors import ModelError, OptionError, RegionError, TaskError
+from forgetfree.errors import OptionError, RegionError, TaskError
 from forgetfree.seeds import derive_seed
 
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
@@ -358,11 +355,6 @@ def body_prefix(backbone: nn.Module, body: nn.Module | None = None) -> str:
     return f"{name}." if name else ""
 
 
-def body_fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of the body's weights and persistent buffers, the same with a head or a pooler and without."""
-    return fingerprint_of(body_of(model), without=POOLER)
-
-
 def body_space(backbone: nn.Module, space: ParameterSpace) -> ParameterSpace:
     """Return the space of ``backbone`` with tensors named as in the body; indices stay.
 
@@ -376,29 +368,3 @@ def body_space(backbone: nn.Module, space: ParameterSpace) -> ParameterSpace:
             "the parameter space."
         )
     return ParameterSpace(tuple(replace(spec, name=spec.name.removeprefix(prefix)) for spec in space.tensors))
-
-
-def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
-    """Return the SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
-
-    Args:
-        model: any module.
-        without: regular expression; tensors in whose name it is found do not count.
-
-    Raises:
-        ModelError: a tensor is quantised, sharded or offloaded, and so has no bytes of its own.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if without and re.search(without, name):
-            continue
-        if tensor.is_meta or is_traceable_wrapper_subclass(tensor):
-            got = "is not in memory" if tensor.is_meta else f"is a {type(tensor).__name__}"
-            raise ModelError(
-                f"The tensor {name!r} {got}, expected a plain one: the model is quantised, sharded or offloaded. Load it whole "
-                "and on one device, without quantization."
-            )
-        data = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
-        digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
-    return digest.hexdigest()

@@ -22,8 +22,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from forgetfree import registry
+from forgetfree.core.fingerprint import body_fingerprint, fingerprint_of
 from forgetfree.core.parameters import ParameterSpace, check_buffers, not_finite, persistent_buffers
-from forgetfree.core.readout_model import ReadoutKind, body_fingerprint, body_of, fingerprint_of
+from forgetfree.core.readout_model import ReadoutKind, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
@@ -51,7 +52,7 @@ class GraftOrigin:
         task: the task it was made for.
         readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
         model: the base model's name, as the user gave it.
-        fingerprint: that of the base model's body, see `forgetfree.core.readout_model.body_fingerprint`.
+        fingerprint: that of the base model's body, see `forgetfree.core.fingerprint.body_fingerprint`.
         sparsity: the share of the space that its region was allowed.
         architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
         classes: the number of the head's class for each of the task's labels; for ``classifier`` only.

@@ -26,8 +26,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from forgetfree import registry
+from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.parameters import ParameterSpace, not_finite
-from forgetfree.core.readout_model import BY_WORDS, body_fingerprint, body_of
+from forgetfree.core.readout_model import BY_WORDS, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
@@ -176,7 +177,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     Args:
         space: the parameter space of the base model.
-        fingerprint: that of the base model, see `forgetfree.core.readout_model.fingerprint_of`.
+        fingerprint: that of the base model, see `forgetfree.core.fingerprint.fingerprint_of`.
         composition: what a task is inferred with.
         binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
         head: where the space is of a language model's body: its head, see `forgetfree.ledger.binding.head_digest`; empty

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from forgetfree.core.fingerprint import fingerprint_of, restored
 from forgetfree.core.parameters import check_buffers, digest_of, entries, persistent_buffers
-from forgetfree.core.readout_model import POOLER, fingerprint_of, in_evaluation_mode, part_named
+from forgetfree.core.readout_model import POOLER, in_evaluation_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError, TrainingError
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
@@ -218,7 +219,7 @@ class LedgerSwitch:
             TrainingError: an optimiser is about to step the model inside.
             LedgerError: something has changed its weights inside.
         """
-        with in_evaluation_mode(self._model), refusing_steps(self._model, task):
+        with in_evaluation_mode(self._model), refusing_steps(self._model, task), restored(self._backbone):
             self.to_task(task)
             versions = self._versions()
             try:
@@ -323,10 +324,11 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
         )
 
 
-def has_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> bool:
+def has_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None, *, anew: bool = False) -> bool:
     """Return whether a model has the ledger's weights; a pooler, which no graft touches, counts or does not."""
-    known = fingerprint == ledger.fingerprint
-    return known or any(fingerprint_of(backbone, without=names) == ledger.fingerprint for names in (POOLER, None))
+    return fingerprint == ledger.fingerprint or any(
+        fingerprint_of(backbone, without=names, anew=anew) == ledger.fingerprint for names in (POOLER, None)
+    )
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:

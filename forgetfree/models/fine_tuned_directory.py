@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import persistent_buffers
-from forgetfree.core.readout_model import POOLER, ReadoutKind, ReadoutModel, body_of, fingerprint_of
+from forgetfree.core.readout_model import POOLER, ReadoutKind, ReadoutModel, body_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model

@@ -15,16 +15,9 @@ import torch
 from torch import nn
 
 from forgetfree import registry
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import DTYPES, ParameterSpace
-from forgetfree.core.readout_model import (
-    BY_WORDS,
-    LINEAR,
-    READOUTS,
-    ReadoutKind,
-    ReadoutModel,
-    TaskHead,
-    fingerprint_of,
-)
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
 from forgetfree.display import listed

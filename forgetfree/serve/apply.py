@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import body_fingerprint, body_of, body_prefix
+from forgetfree.core.fingerprint import body_fingerprint
+from forgetfree.core.readout_model import body_of, body_prefix
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ModelError
 from forgetfree.files import StrPath, check_empty, new_directory, write_atomically

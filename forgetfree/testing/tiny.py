@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, GPT2Config, GPT2LMHeadModel
 
-from forgetfree.core.readout_model import fingerprint_of
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, plain_generation
 from forgetfree.models.task_model import TaskModel, TokenLayout

@@ -204,7 +204,7 @@ def learning(
             values = ledger.space.gather(body, free.indices)
     finally:
         _load(model, before)
-    if not has_weights(ledger, body):
+    if not has_weights(ledger, body, anew=True):
         raise LedgerError(
             f"The trainer changed weights that task {task!r} does not own, so the model no longer holds θ_pre and the task was "
             "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "

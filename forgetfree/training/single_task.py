@@ -21,17 +21,10 @@ from typing import cast
 import torch
 
 from forgetfree import __version__
+from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
-from forgetfree.core.readout_model import (
-    Precision,
-    ReadoutModel,
-    body_fingerprint,
-    body_of,
-    body_prefix,
-    body_space,
-    evaluating,
-)
+from forgetfree.core.readout_model import Precision, ReadoutModel, body_of, body_prefix, body_space, evaluating
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import ROWS, budget, choose, floor_share, most_moved
 from forgetfree.core.trained import (

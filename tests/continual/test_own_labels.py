@@ -17,7 +17,8 @@ from withheld import INFERENCE, model_of, text_stream
 
 from forgetfree import registry
 from forgetfree.continual.task_inference import answer_for
-from forgetfree.core.readout_model import LOWEST, fingerprint_of
+from forgetfree.core.fingerprint import fingerprint_of
+from forgetfree.core.readout_model import LOWEST
 from forgetfree.models.state import ModelState, StateStore
 
 MakeStream = Callable[..., Any]

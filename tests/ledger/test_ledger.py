@@ -18,8 +18,8 @@ from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, tol
 from torch import Tensor, nn
 
 from forgetfree.cli.ledger import render_ledger
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import LedgerError, RegionError, TaskError

@@ -15,7 +15,7 @@ import torch
 from model_files import change_config
 
 from forgetfree import recipes
-from forgetfree.core.readout_model import fingerprint_of
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading, location

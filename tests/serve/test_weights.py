@@ -32,7 +32,8 @@ from forgetfree import (
     load_model,
     load_results,
 )
-from forgetfree.core.readout_model import body_fingerprint, body_of, fingerprint_of
+from forgetfree.core.fingerprint import body_fingerprint, fingerprint_of
+from forgetfree.core.readout_model import body_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError, TaskError, UsageError

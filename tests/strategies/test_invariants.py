@@ -29,8 +29,8 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import load_tensors_, weight_matrices
-from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_tasks

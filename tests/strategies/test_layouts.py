@@ -15,8 +15,8 @@ from torch import nn
 
 from forgetfree import registry
 from forgetfree.continual.stream import Stream, benchmark_stream, make_stream
+from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import fingerprint_of
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError

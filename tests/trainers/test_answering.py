@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree import Ledger, LedgerSwitch, Predictor, TaskSwitch
+from forgetfree.core import fingerprint
 from forgetfree.core.readout_model import part_named
 from forgetfree.errors import LedgerError, TrainingError
 from forgetfree.testing.tiny import pre_trained
@@ -253,3 +254,38 @@ def test_an_export_waits_for_answers(skills: tuple[Any, Any, Ledger, str], tmp_p
             assert not done.wait(0.1)
     thread.join()
     assert done.is_set()
+
+
+def test_ten_answers_read_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error inside they are read once more, and once after a task was learned."""
+    hashed, compute = list[int](), fingerprint._digest
+    monkeypatch.setattr(fingerprint, "_digest", lambda tensors: hashed.append(1) or compute(tensors))
+
+    def counted(block: Callable[[], None]) -> int:
+        hashed.clear()
+        block()
+        return len(hashed)
+
+    model = classifier()
+    ledger = Ledger.of_model(model)
+
+    def learn() -> None:
+        task = f"task {len(ledger.records)}"
+        with learning(model, ledger, task, batches=labelled(1), sparsity=0.01):
+            train(model, labelled(1))
+
+    def answer() -> None:
+        for _ in range(10):
+            with answering(model, ledger, "task 0"):
+                model(**labelled(1)[0])
+
+    def fail() -> None:
+        with pytest.raises(ZeroDivisionError), answering(model, ledger, "task 0"):
+            1 / 0  # noqa: B018
+
+    counts = [counted(block) for block in (learn, answer, learn, fail, answer)]
+    assert counts == [1, 0, 1, 0, 1]
+    other = classifier()  # another object
+    with answering(other, ledger, "task 1"):
+        pass
+    assert len(hashed) == 2

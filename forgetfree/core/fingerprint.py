@@ -1,0 +1,145 @@
+"""Fingerprints of weights, each computed once for a model object and what its tensors hold.
+
+Whether they hold the same is told by what PyTorch counts: the version of a tensor, which every operation in place raises, and
+its memory. A fused optimiser raises no version, so a step of any optimiser makes the models unknown whose tensors it holds.
+Writes through ``tensor.data`` or NumPy are counted by nobody: ``anew`` sees them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from forgetfree.core.readout_model import POOLER, body_of
+from forgetfree.errors import ModelError
+
+
+def body_fingerprint(model: nn.Module) -> str:
+    """Return the SHA-256 of the body's weights and persistent buffers, the same with a head or a pooler and without."""
+    return fingerprint_of(body_of(model), without=POOLER)
+
+
+def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool = False) -> str:
+    """Return the SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
+
+    Args:
+        model: any module.
+        without: regular expression; tensors in whose name it is found do not count.
+        anew: read the weights, even if nothing is known to have changed them since.
+
+    Raises:
+        ModelError: a tensor is quantised, sharded or offloaded, and so has no bytes of its own.
+    """
+    tensors = {
+        name: tensor
+        for name, tensor in sorted(model.state_dict(keep_vars=True).items())
+        if not (without and re.search(without, name))
+    }
+    for name, tensor in tensors.items():
+        if tensor.is_meta or is_traceable_wrapper_subclass(tensor):
+            got = "is not in memory" if tensor.is_meta else f"is a {type(tensor).__name__}"
+            raise ModelError(
+                f"The tensor {name!r} {got}, expected a plain one: the model is quantised, sharded or offloaded. Load it whole "
+                "and on one device, without quantization."
+            )
+    return known(model, tensors, _digest, anew=anew)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        data = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
+        digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+    return digest.hexdigest()
+
+
+# -- What is known of a model, and until when --------------------------------------------------------------
+
+_Computed = Callable[[Mapping[str, Tensor]], str]
+#: What was computed, and of which tensors, by their names.
+_Key = tuple[_Computed, tuple[str, ...]]
+
+
+class _Known:
+    """A result, and what PyTorch counted of the tensors that it is of."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], result: str) -> None:
+        self.result, self.ids, self.marks = result, {id(each) for each in tensors.values()}, _marks(tensors)
+        # As long as these are there, no other memory has the numbers of theirs.
+        self._memory = [StorageWeakRef(each.untyped_storage()) for each in tensors.values()]  # type: ignore[no-untyped-call]
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[_Key, _Known]] = WeakKeyDictionary()
+
+
+def known(model: nn.Module, tensors: Mapping[str, Tensor], compute: _Computed, *, anew: bool = False) -> str:
+    """Return ``compute(tensors)``, from memory where these tensors of a model hold what they held.
+
+    Args:
+        model: whose tensors they are.
+        tensors: by their names in the model, in order.
+        compute: a function of these alone.
+        anew: compute in any case.
+    """
+    of_model, key = _KNOWN.setdefault(model, {}), (compute, tuple(tensors))
+    found = of_model.get(key)
+    if found is None or anew or found.marks != _marks(tensors):
+        found = _Known(tensors, compute(tensors))
+        if not any(each.is_inference() for each in tensors.values()):  # which count nothing
+            of_model[key] = found
+    return found.result
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Let the weights of a model change inside, and be known again at the end; the caller has put back all that it changed.
+
+    After an error nothing is known.
+    """
+    tensors: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
+    of_model = _KNOWN.setdefault(model, {})
+    before = {key: each.result for key, each in of_model.items() if each.marks == _marks(_named(tensors, key))}
+    yield
+    if _KNOWN.get(model) is of_model:  # no optimiser has stepped it
+        of_model |= {key: _Known(_named(tensors, key), result) for key, result in before.items()}
+
+
+def _named(tensors: Mapping[str, Tensor], key: _Key) -> dict[str, Tensor]:
+    return {name: tensors[name] for name in key[1]}
+
+
+def _marks(tensors: Mapping[str, Tensor]) -> list[Any]:
+    return [
+        (
+            each.untyped_storage()._cdata,
+            each.data_ptr(),
+            0 if each.is_inference() else each._version,
+            each.shape,
+            each.stride(),
+            each.dtype,
+        )
+        for each in tensors.values()
+    ]
+
+
+def _forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Forget the models whose tensors an optimiser holds, after its step."""
+    if _KNOWN:
+        stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for model, own in list(_KNOWN.items()):
+            if any(not each.ids.isdisjoint(stepped) for each in own.values()):
+                del _KNOWN[model]
+
+
+register_optimizer_step_post_hook(_forget)

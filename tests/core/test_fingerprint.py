@@ -1,0 +1,127 @@
+"""Fingerprints are computed once for what tensors hold, and again whenever somebody may have changed them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from forgetfree.core import fingerprint
+from forgetfree.core.fingerprint import fingerprint_of, restored
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is hashed from now on."""
+    hashed, compute = list[Any](), fingerprint._digest
+    monkeypatch.setattr(fingerprint, "_digest", lambda tensors: hashed.append(1) or compute(tensors))
+    return hashed
+
+
+def test_it_is_the_hash_of_names_shapes_dtypes_and_bytes() -> None:
+    model, expected = network(), hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        expected.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + tensor.numpy().tobytes())
+    assert fingerprint_of(model) == fingerprint_of(network()) == expected.hexdigest()
+
+
+def write_in_place(model: Any) -> None:
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1
+
+
+def replace_memory(model: Any) -> None:
+    model[0].weight.data = model[0].weight.data + 1
+
+
+def cast_and_cast_back(model: Any) -> None:
+    """The new memory may lie where the old one lay."""
+    with torch.no_grad():
+        model[0].weight += 1e-4
+    fingerprint_of(model)
+    model.half().float()
+
+
+def replace_tensor(model: Any) -> None:
+    model[0].weight = nn.Parameter(model[0].weight.detach() + 1)
+
+
+def take_a_fused_step(model: Any) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(4, 3)).square().sum().backward()
+    version = model[0].weight._version
+    optimizer.step()
+    assert model[0].weight._version == version  # PyTorch tells nobody
+
+
+def take_a_step(model: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def write_a_buffer(model: Any) -> None:
+    model[1](torch.randn(4, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        write_in_place,
+        replace_memory,
+        cast_and_cast_back,
+        replace_tensor,
+        take_a_fused_step,
+        take_a_step,
+        write_a_buffer,
+    ],
+)
+def test_what_changes_weights_is_seen(change: Callable[[Any], None]) -> None:
+    model = network()
+    before = fingerprint_of(model)
+    change(model)
+    now = fingerprint_of(model)
+    assert now != before and now == fingerprint_of(model, anew=True)
+
+
+def test_nothing_is_hashed_twice(hashed: list[Any]) -> None:
+    """Not where a step trains another model, either; but by each of two objects."""
+    model, other = network(), network()
+    assert fingerprint_of(model) == fingerprint_of(model) == fingerprint_of(model, without="pooler")
+    take_a_step(other)
+    fingerprint_of(model)
+    assert len(hashed) == 1
+    fingerprint_of(other)
+    fingerprint_of(model, anew=True)
+    assert len(hashed) == 3
+
+
+def test_what_is_put_back_is_known_again(hashed: list[Any]) -> None:
+    model = network()
+    before, weight = fingerprint_of(model), model[0].weight.detach().clone()
+    with restored(model):
+        write_in_place(model)
+        assert fingerprint_of(model) != before
+        model[0].weight.data.copy_(weight)
+    assert (fingerprint_of(model), len(hashed)) == (before, 2)
+    with pytest.raises(ValueError), restored(model):
+        write_in_place(model)
+        raise ValueError
+    assert fingerprint_of(model) != before
+
+
+def test_weights_that_count_nothing_are_hashed_each_time() -> None:
+    with torch.inference_mode():
+        model = network()
+        before = fingerprint_of(model)
+        model[0].weight += 1
+    assert fingerprint_of(model) != before
