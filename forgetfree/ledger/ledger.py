@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from forgetfree.hub import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding, head_digest
 from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.ledger.owners import Owners
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
@@ -171,9 +171,8 @@ def _check_definition(fields: RecordFields, task: str) -> None:
 class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     """The records of a stream on one base model.
 
-    Besides the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
-    from 32,767 tasks on), in memory only. So the time of an answer does not grow with the number of tasks. In a ledger of
-    composition ``auto`` the map is that of the union: a task that stands alone takes nothing from later ones.
+    Besides the records it knows the first task that owns an entry, see `forgetfree.ledger.owners`. In a ledger of composition
+    ``auto`` these are owners in the union: a task that stands alone takes nothing from later ones.
 
     Args:
         space: the parameter space of the base model.
@@ -210,9 +209,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
         self._positions: dict[str, int] = {}
         self._united: list[int] = []  # in ``auto``: the positions of the tasks of the union
-        # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
-        # before they are written, so a file that claims a giant space costs none.
-        self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
+        self._owners = Owners()
 
     @classmethod
     def of_model(cls, model: nn.Module, *, graftable: str | None = None) -> Ledger:
@@ -261,10 +258,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
         Where all tasks stand alone, an entry counts once, even if several tasks have a value for it.
         """
-        owned = self._owners > 0
-        if upto is not None:
-            owned &= self._owners <= self.position(upto) + 1
-        return Region.from_mask(owned)
+        return Region(self._owners.owned(None if upto is None else self.position(upto)))
 
     def owners(self, region: Region) -> Tensor:
         """Return for each entry of ``region`` the position of the first task that owns it, or −1: ``(s,)``.
@@ -273,7 +267,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             RegionError: the region does not fit the space.
         """
         self.space.check(region.indices)
-        return self._owners[region.indices] - 1
+        return self._owners.among(region.indices)
 
     def free(self, region: Region, *, alone: bool = False) -> Region:
         """Return the entries of ``region`` that the next task would own: unowned ones; all, where it stands alone.
@@ -385,20 +379,25 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             LedgerError: the record takes an entry that is owned, omits a free one of its region, or does not fit the
                 space.
         """
+        try:
+            owners = self.owners(record.region)
+        except RegionError as error:
+            raise LedgerError(f"Record of task {record.task!r}: {error}") from error
+        self._append(record, owners)
+        if not record.alone:
+            self._owners.add(record.region.indices[owners < 0], len(self._records) - 1)
+
+    def _append(self, record: Record, owners: Tensor) -> None:
+        """Do as `append`, where it is known who owns the entries of γ_k so far."""
         self.check_new(record.task)
         record = _own(record, self.space.dtype)
         where = f"Record of task {record.task!r}"
         if record.alone and self.composition != "auto":
             raise LedgerError(f"{where} stands alone, which only a ledger of composition auto says of single tasks.")
         alone = record.alone or self.composition == "alone"
-        try:
-            free = self.owners(record.region) < 0
-        except RegionError as error:
-            raise LedgerError(f"{where}: {error}") from error
-        unowned = record.region.indices[free]
-        expected = record.region if alone else Region(unowned)
+        expected = record.region if alone else Region(record.region.indices[owners < 0])
         if record.owned.region != expected:
-            if not alone and len(record.owned.region & Region(record.region.indices[~free])):
+            if not alone and len(record.owned.region & Region(record.region.indices[owners >= 0])):
                 raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
             raise LedgerError(
                 f"{where} must own its region minus what earlier tasks own: expected {len(expected)} entries, "
@@ -421,10 +420,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 f"{where}: tensor {damaged!r} holds NaN or infinity. Train the task again, with a lower rate."
             )
         position = len(self._records)
-        if position >= torch.iinfo(self._owners.dtype).max:
-            self._owners = self._owners.to(torch.int32)
         if not record.alone:
-            self._owners[unowned] = position + 1
             self._united.append(position)
         self._positions[record.task] = position
         self._records.append(record)
@@ -507,18 +503,16 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         except ValueError as error:
             raise ValueError(f"its binding cannot be read ({error})") from error
         space = ParameterSpace.of_layout(about["layout"])
-        try:
-            ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""))
-        except MemoryError as error:
-            raise ValueError(f"its model of {len(space):,} entries does not fit into memory") from error
-        for each in stored:
-            record = record_of(ledger.space, each)
+        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""))
+        records, nothing = [record_of(space, each) for each in stored], Region.empty()
+        ledger._owners, before = Owners.of([nothing if each.alone else each.region for each in records])
+        for record, owners in zip(records, before, strict=True):
             try:
-                ledger.append(record)
+                ledger._append(record, owners)
             except (TaskError, LedgerError) as error:
                 reason = str(error).partition(". ")[0]  # without its remedy, which is about training
                 alone = record.alone or ledger.composition == "alone"
-                if not alone and len(ledger.free(record.region)) > len(record.owned.region):
+                if not alone and int((owners < 0).sum()) > len(record.owned.region):
                     reason = f"task {record.task!r} shares entries that no earlier task owns"
                 raise ValueError(reason) from error
         return ledger

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -26,6 +27,7 @@ from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.owners import Owners
 from forgetfree.tasks import TaskDefinition
 
 
@@ -412,15 +414,18 @@ def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: P
     assert appended[1] < 10 * appended[0]
 
 
-def test_more_tasks_than_an_owners_bytes_count() -> None:
-    """Owners are kept in two bytes an entry, in four from 32,768 tasks on; here in one at first, so that fewer tasks do."""
-    ledger = Ledger(ParameterSpace.of(nn.Linear(20, 20, bias=False)), "f" * 64)
-    ledger._owners = ledger._owners.to(torch.int8)
-    for k in range(140):
-        region = Region(torch.tensor([k]))
-        ledger.append(Record(str(k), region, Graft(region, torch.ones(1)), 0.1))
-    assert ledger.owners(Region.of([0, 126, 127, 128, 139, 140])).tolist() == [0, 126, 127, 128, 139, -1]
-    assert len(ledger.owned("127")) == 128
+def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are() -> None:
+    """Runs of several levels, tasks that own nothing, and the first and the last entry of the space."""
+    random, owners, expected = np.random.default_rng(0), Owners(), dict[int, int]()
+    for task in range(700):
+        own = sorted(set(random.integers(0, 3000, task % 5).tolist()) - expected.keys())
+        owners.add(torch.tensor(own, dtype=torch.int64), task)
+        expected |= dict.fromkeys(own, task)
+    asked = torch.arange(3100)
+    assert owners.among(asked).tolist() == [expected.get(index, -1) for index in asked.tolist()]
+    assert owners.owned().tolist() == sorted(expected)
+    assert owners.owned(99).tolist() == sorted(index for index, task in expected.items() if task <= 99)
+    assert Owners().among(asked).unique().tolist() == [-1] and not len(Owners().owned())
 
 
 # -- The switch ------------------------------------------------------------------------------------------
