@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers
+from forgetfree.ledger.in_training import InTraining
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
@@ -192,8 +194,10 @@ class TaskAdapters:
         self.adapters = LoraAdapters(self._original)
         self.records: dict[str, TaskTensors] = {}
         self._settings: dict[str, Any] = {}  # of the newest adapters
-        #: The readout in training and its tensors as they were before; none between tasks.
-        self._untrained: tuple[nn.Module, dict[str, Tensor]] | None = None
+        #: The names of the adapters that act in the model now.
+        self._acting: list[str] = []
+        #: The task that is being trained; none between tasks.
+        self._in_training: InTraining[Any] | None = None
         strategy.storage = self
 
     @property
@@ -233,8 +237,8 @@ class TaskAdapters:
         }
         self.adapters.add(self.newest, LoraConfig(**self._settings), derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
-        self._untrained = readout, tensors_of(readout)
-        strategy.scope.enter_context(undo_on_error(self._roll_back))
+        self._in_training = InTraining(partial(self._read, readout), partial(self._write, readout))
+        strategy.scope.enter_context(undo_on_error(self._in_training.roll_back))
         if not self._joint:
             load_tensors_(readout, strategy.pre_trained.readouts[task.name])
         self._become([*self.earlier, self.newest])
@@ -260,22 +264,27 @@ class TaskAdapters:
             dropped = ("buffer/", "readout/") if model.shared_readout else ("buffer/",)
             self.records = {name: _without(each, dropped) for name, each in self.records.items()}
         self.records[self.newest] = TaskTensors(task.name, tensors, self._settings)
-        self._untrained = None
+        if self._in_training is not None:
+            self._in_training.keep()
         self._become([])
 
-    def _roll_back(self) -> None:
-        """Take what is being trained out of the model, if anything is."""
-        if self._untrained is not None:
-            load_tensors_(*self._untrained)
-            self._untrained = None
-            self._become([])
+    def _read(self, readout: nn.Module) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor]]:
+        """Return what training changes: the adapters that act, a readout, and the buffers of the backbone."""
+        buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._original).items()}
+        return self._acting, tensors_of(readout), buffers
+
+    def _write(self, readout: nn.Module, state: tuple[list[str], dict[str, Tensor], dict[str, Tensor]]) -> None:
+        acting, tensors, buffers = state
+        load_tensors_(readout, tensors)
+        self._become(acting)
+        self._load_buffers(buffers)
 
     # -- Answering -------------------------------------------------------------------------------------------
 
     @contextmanager
     def answering(self, task: EncodedTask) -> Iterator[None]:
         """Inside, the model has the task's own adapters, or those of all tasks; θ_pre where there are none."""
-        with self._suspended():
+        with self._in_training.taken_out() if self._in_training else nullcontext():
             own = [name for name, record in self.records.items() if record.task == task.name]
             self._become(self.earlier if self._joint else own)
             try:
@@ -283,26 +292,9 @@ class TaskAdapters:
             finally:
                 self._become([])
 
-    @contextmanager
-    def _suspended(self) -> Iterator[None]:
-        """Inside, what is being trained is out of the model, if anything is."""
-        if (untrained := self._untrained) is None:
-            yield
-            return
-        readout, _ = untrained
-        trained = tensors_of(readout)
-        buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._original).items()}
-        self._roll_back()
-        try:
-            yield
-        finally:
-            self._untrained = untrained
-            load_tensors_(readout, trained)
-            self._become([*self.earlier, self.newest])
-            self._load_buffers(buffers)
-
     def _become(self, names: Sequence[str]) -> None:
         """Give the model these adapters, and the buffers that go with them; without any it is the stream's own."""
+        self._acting = list(names)
         model = self._strategy.model
         backbone = self.adapters.activate(names) if names else self._original
         backbone.train(model.backbone.training)

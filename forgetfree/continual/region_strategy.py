@@ -8,10 +8,10 @@ recorded, and a task is answered with what the ledger's composition says. An aut
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 from torch import nn
 
@@ -41,6 +41,7 @@ from forgetfree.ledger import (
     check_definitions,
 )
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.in_training import InTraining
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.results.unit_folder import LEDGER
@@ -254,9 +255,9 @@ class LedgerModel:
         self._binding = loaded.binding()
         self._strategy = strategy
         self._united: str | None = None  # the task by whose union all are answered
-        #: Takes what is being trained out of the model; none between tasks.
-        self._undo: Callable[[], None] | None = None
-        self._moves_anything = False
+        #: The task that is being trained, and the block of the switch in which it is; none between tasks.
+        self._in_training: InTraining[Any] | None = None
+        self._learning = ExitStack()
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.storage = self
 
@@ -288,18 +289,9 @@ class LedgerModel:
             alone: whether it stands on θ_pre alone.
             moves_anything: whether training may move other entries, too.
         """
-        self._switch.to(0 if alone else self.ledger.last_of_union)
-        self._switch.begin(free, moves_anything=moves_anything)
         module = self._strategy.model.readout_module(task.label)
-        untrained = tensors_of(module)
-
-        def undo() -> None:
-            self._undo = None
-            self._switch.roll_back()
-            load_tensors_(module, untrained)
-            self._clear()
-
-        self._undo, self._moves_anything = undo, moves_anything
+        block = self._switch.learning(free, alone=alone, modules=[module], moves_anything=moves_anything)
+        self._in_training = self._learning.enter_context(block)
         # Nothing is left to undo once it is committed.
         self._strategy.scope.enter_context(undo_on_error(self.roll_back))
         return module
@@ -336,20 +328,18 @@ class LedgerModel:
     def commit(self, record: Record) -> None:
         """Append what the model holds to the ledger; the model holds what the next task starts from."""
         self.ledger.append(record)
-        self._undo = None
-        self._switch.commit()
-        self._clear()
+        self._end()
         self._reset()
 
     def roll_back(self) -> None:
         """Take what is being trained out of the model, for good, if there is anything."""
-        if self._undo is not None:
-            self._undo()
+        if self._in_training is not None:
+            self._in_training.roll_back()
+            self._end()
 
-    def _clear(self) -> None:
-        """Put θ_pre everywhere, where training may have moved any entry."""
-        if self._moves_anything:
-            self._strategy.space.load_(self._strategy.model.backbone, self._strategy.pre_trained.theta)
+    def _end(self) -> None:
+        self._in_training = None
+        self._learning.close()
 
     # -- Answering -------------------------------------------------------------------------------------------
 
@@ -378,21 +368,9 @@ class LedgerModel:
         ):
             yield
 
-    @contextmanager
-    def _without_training(self) -> Iterator[None]:
+    def _without_training(self) -> AbstractContextManager[None]:
         """Inside, what is being trained is out of the model, if there is anything."""
-        if (undo := self._undo) is None:
-            yield
-            return
-        model, stage = self._strategy.model, self._switch.stage
-        in_training = ModelState.of(model)
-        undo()
-        try:
-            yield
-        finally:
-            self._switch.to(stage)
-            in_training.load_(model)
-            self._undo = undo
+        return nullcontext() if self._in_training is None else self._in_training.taken_out()
 
     def union_scores(self) -> dict[str, list[float | None]]:
         """Return the scores of the one union of all regions on the tasks of the stream, and their calibration errors."""

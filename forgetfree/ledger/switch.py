@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,12 +13,20 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from forgetfree.core.fingerprint import fingerprint_of, restored
-from forgetfree.core.parameters import check_buffers, digest_of, entries, persistent_buffers
+from forgetfree.core.parameters import (
+    check_buffers,
+    digest_of,
+    entries,
+    load_tensors_,
+    persistent_buffers,
+    tensors_of,
+)
 from forgetfree.core.readout_model import POOLER, in_evaluation_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError, TrainingError
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.in_training import InTraining
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
 
@@ -59,10 +67,6 @@ class LedgerSwitch:
         #: Of each part (see `Ledger.parts`) that was ever written.
         self._pieces: dict[int, list[_Piece]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
-        #: The region last given to `begin`, and θ_pre there; and the digests of all tensors then, unless any may change.
-        self._region, self._region_pre = Region.empty(), torch.empty(0, device="cpu")
-        self._digests: list[str] | None = None
-        self._begun = False
         self._stage = 0
         if check:
             check_weights(ledger, model, fingerprint)
@@ -149,53 +153,80 @@ class LedgerSwitch:
         """Make the model infer ``task``."""
         self.to(self.ledger.position(task) + 1)
 
-    def begin(self, region: Region, *, moves_anything: bool = False) -> None:
-        """Begin to train ``region`` as the next record's owned region: keep θ_pre there.
+    @contextmanager
+    def learning(
+        self,
+        region: Region,
+        *,
+        alone: bool = False,
+        modules: Sequence[nn.Module] = (),
+        moves_anything: bool = False,
+        check: bool = True,
+    ) -> Iterator[InTraining[Any]]:
+        """Let a task be learned inside, on top of the union so far or of θ_pre, and be recorded in the ledger.
 
-        What lies outside is digested here, and again in `commit`.
+        If the ledger has its record at the end, a union carries that on, and elsewhere θ_pre is there again. Else, and after an
+        error, the model has what it had at the beginning.
 
         Args:
             region: the entries that are trained.
-            moves_anything: whether training may move other entries, too, which the caller then puts back.
-        """
-        self._region, self._region_pre = region, self._gather(region.indices)
-        self._digests = None if moves_anything else self._digests_now()
-        self._begun = True
-
-    def commit(self) -> None:
-        """Note that the ledger now has the record of what `begin` was given, which a union carries on.
+            alone: whether the task stands on θ_pre alone.
+            modules: what is trained whole beside them, such as a readout; of a recorded task it stays as it is.
+            moves_anything: whether training may move other entries, too, which are put back.
+            check: whether to compare all entries outside of the region at the end (reads the model twice).
 
         Raises:
-            LedgerError: nothing was begun, the record owns other entries in a union, or one outside the region has changed.
+            LedgerError: the record owns other entries in a union, or one outside of the region has changed.
         """
-        if not self._begun or not self.ledger.records:
-            raise LedgerError(
-                "commit notes a record of what begin was given, and there is none. Call begin(region) before training, and "
-                "append the record to the ledger after it."
-            )
-        record = self.ledger.records[-1]
-        if self.ledger.composition == "union" and record.owned.region != self._region:
-            raise LedgerError(
-                f"The ledger's last record, {record.task!r}, owns {len(record.owned.region):,} entries, which are not the "
-                f"{len(self._region):,} that begin was given. Append the record of those before commit."
-            )
-        self._check_outside(record.task)
-        self._begun = False
-        if self.ledger.composition == "union":
-            part = len(self.ledger.records) - 1
-            self._keep(part, record.owned, self._region_pre)
-            self._stage = part + 1
-        else:
-            self.roll_back()
+        ledger, space = self.ledger, self.ledger.space
+        self.to(0 if alone else ledger.last_of_union)
+        stage, learned = self._stage, len(ledger.records)
+        digests = self._digests() if check and not moves_anything else []
 
-    def _check_outside(self, task: str) -> None:
-        """Raise ``LedgerError`` where an entry outside of the region that was begun has changed since."""
-        if self._digests is None:
-            return
-        trained = self._gather(self._region.indices)
-        self._scatter(self._region.indices, self._region_pre)
-        pairs = zip(self.ledger.space.tensors, self._digests, self._digests_now(), strict=True)
-        self._scatter(self._region.indices, trained)
+        def read() -> tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]]]:
+            values = space.flatten(self._backbone).cpu() if moves_anything else self._gather(region.indices)
+            buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._backbone).items()}
+            return values, buffers, [tensors_of(module) for module in modules]
+
+        @torch.no_grad()
+        def write(state: tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]]]) -> None:
+            values, buffers, tensors = state
+            self.to(stage)
+            put(values)
+            for name, buffer in buffers.items():
+                self._backbone.get_buffer(name).copy_(buffer)
+            for module, own in zip(modules, tensors, strict=True):
+                load_tensors_(module, own)
+
+        def put(values: Tensor) -> None:
+            if moves_anything:
+                space.load_(self._backbone, values)
+            else:
+                self._scatter(region.indices, values)
+
+        with InTraining(read, write) as training:
+            yield training
+            if len(ledger.records) == learned:
+                return
+            record, before = ledger.records[-1], training.before[0]
+            if ledger.composition == "union" and record.owned.region != region:
+                raise LedgerError(
+                    f"The ledger's last record, {record.task!r}, owns {len(record.owned.region):,} entries, which are not the "
+                    f"{len(region):,} that were trained. Append the record of those."
+                )
+            put(before)
+            if digests:
+                self._check_outside(record.task, digests)
+            training.keep()
+            if ledger.composition == "union":
+                self._keep(learned, record.owned, before)
+                self.to(learned + 1)
+            else:
+                self._restore_buffers()
+
+    def _check_outside(self, task: str, digests: Sequence[str]) -> None:
+        """Raise ``LedgerError`` where an entry has changed since these were the tensors' digests."""
+        pairs = zip(self.ledger.space.tensors, digests, self._digests(), strict=True)
         if changed := [spec.name for spec, before, now in pairs if before != now]:
             raise LedgerError(
                 f"Training {task!r} changed entries outside of its region, first in {changed[0]!r}; what was there is lost. "
@@ -203,13 +234,8 @@ class LedgerSwitch:
                 "RegionParameters of forgetfree.core.trained makes of the region."
             )
 
-    def _digests_now(self) -> list[str]:
+    def _digests(self) -> list[str]:
         return [digest_of(tensor) for tensor in self.ledger.space.parameters(self._backbone)]
-
-    def roll_back(self) -> None:
-        """Restore θ_pre at the region last given to `begin`, which was not committed, and the buffers."""
-        self._scatter(self._region.indices, self._region_pre)
-        self._restore_buffers()
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:

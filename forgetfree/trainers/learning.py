@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
-from forgetfree.core.regions import Region, grafted
+from forgetfree.core.regions import Region
 from forgetfree.core.selection import ROWS, budget, choose
 from forgetfree.core.trained import trainable
 from forgetfree.display import brief, counted, listed, tell_note
@@ -185,7 +185,7 @@ def learning(
             f"No entry is free for task {task!r}: earlier tasks own all that it may train. Let it stand alone "
             "(composition='alone'), or begin a ledger with a smaller sparsity."
         )
-    carried = _carried(ledger, alone)
+    switch = LedgerSwitch(ledger, body, check=False)
     own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
     before = _state(model, {*own, *kept.values(), *persistent_buffers(model)})
@@ -193,9 +193,9 @@ def learning(
     try:
         with ExitStack() as stack:
             stack.enter_context(keeping_mode(model))
-            stack.enter_context(grafted(body, ledger.space, carried.region, carried.values))
+            stack.callback(switch.to, 0)
+            stack.enter_context(switch.learning(free, alone=alone, check=False))
             start = ledger.space.gather(body, free.indices)
-            stack.enter_context(grafted(body, ledger.space, free, start))
             attached = AttachedRegion(model, body, ledger.space, free)
             with attached.attached([each for head in named.values() for each in head.parameters()]):
                 yield Skill(task, region, free, attached.values, tuple(named))
@@ -403,16 +403,6 @@ def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
                 f"{tuple(tensor.shape)}, got {tuple(own[name].shape)}. Load the model with num_labels={len(tensor)}."
             )
     return readout
-
-
-def _carried(ledger: Ledger, alone: bool) -> Graft:
-    """Return what the next task stands on: the union so far, or nothing."""
-    stage = 0 if alone else ledger.last_of_union
-    return (
-        ledger.graft(ledger.tasks[stage - 1])
-        if stage
-        else Graft(Region.empty(), torch.empty(0, dtype=ledger.space.dtype, device="cpu"))
-    )
 
 
 def _state(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:

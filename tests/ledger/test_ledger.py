@@ -474,19 +474,24 @@ def test_a_switch_touches_only_tensors_that_hold_what_it_changes(model: Toy, led
     assert versions == {name: parameter._version for name, parameter in model.named_parameters()}
 
 
-def test_a_region_trained_in_place_is_taken_over_on_commit(model: Toy) -> None:
-    """`begin` before training, `commit` after appending: θ_pre comes back though the switch never wrote the record."""
+def test_a_region_trained_in_place_is_carried_on_once_it_is_recorded(model: Toy) -> None:
+    """θ_pre comes back though the switch never wrote the record; without a record, what was there comes back at once."""
     before, ledger = state_of(model), ledger_of(model, ["one"])
-    switch = LedgerSwitch(ledger, model)
-    switch.to(1)
-    region = Region.of(OWNED["two"])
-    switch.begin(region)
-    ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
-    switch.roll_back()
+    switch, region = LedgerSwitch(ledger, model), Region.of(OWNED["two"])
+    with switch.learning(region):
+        ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
     assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
-    ledger.space.scatter_(model, region.indices, torch.tensor([200.0, 201.0]))
-    ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
-    switch.commit()
+    with pytest.raises(ZeroDivisionError), switch.learning(region) as training:
+        ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
+        with training.taken_out():
+            assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
+            switch.to(0)
+        assert ledger.space.gather(model, region.indices).tolist() == [7.0, 8.0]
+        1 / 0  # noqa: B018
+    assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
+    with switch.learning(region):
+        ledger.space.scatter_(model, region.indices, torch.tensor([200.0, 201.0]))
+        ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
     assert switch.stage == 2
     switch.to(1)
     assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
@@ -503,41 +508,29 @@ def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
     """One entry beside the region is enough; the message's remedy leads to the record, and back to θ_pre."""
     before, ledger = state_of(model), Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
     switch, region = LedgerSwitch(ledger, model), Region.of([6, 20])
-    switch.begin(region)
-    ledger.space.scatter_(model, torch.tensor([6, 7, 20]), torch.tensor([200.0, 9.0, 201.0]))
-    ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
-    trained = state_of(model)
-    with pytest.raises(LedgerError, match=r"'two' changed entries outside of its region, first in 'a\.weight'"):
-        switch.commit()
-    assert_same(model.state_dict(), trained)
+    with (
+        pytest.raises(LedgerError, match=r"'two' changed entries outside of its region, first in 'a\.weight'"),
+        switch.learning(region),
+    ):
+        ledger.space.scatter_(model, torch.tensor([6, 7, 20]), torch.tensor([200.0, 9.0, 201.0]))
+        ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
     model.load_state_dict(before)
     ledger = ledger.of_tasks(ledger.tasks[:-1])
     switch = LedgerSwitch(ledger, model)
-    switch.begin(region)
-    values = RegionParameters(model, ledger.space, region)
-    values.values.data = torch.tensor([200.0, 201.0])
-    values.write()
-    ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
-    switch.commit()
+    with switch.learning(region):
+        values = RegionParameters(model, ledger.space, region)
+        values.values.data = torch.tensor([200.0, 201.0])
+        values.write()
+        ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
     switch.to(0)
     assert_same(model.state_dict(), before)
 
 
-def test_a_commit_needs_a_beginning_and_the_record_of_what_was_begun(model: Toy) -> None:
+def test_the_record_is_of_what_was_trained(model: Toy) -> None:
     ledger = ledger_of(model, ["one"])
-    switch = LedgerSwitch(ledger, model)
-    switch.to(1)
-    with pytest.raises(LedgerError, match=r"and there is none\. Call begin\(region\) before training"):
-        switch.commit()
-    switch.begin(Region.of(OWNED["two"]))
-    with pytest.raises(
-        LedgerError, match="last record, 'one', owns 3 entries, which are not the 2 that begin was given"
-    ):
-        switch.commit()
-    ledger.append(record("two"))
-    switch.commit()
-    with pytest.raises(LedgerError, match="Call begin"):
-        switch.commit()
+    expected = r"last record, 'two', owns 2 entries, which are not the 1 that were trained"
+    with pytest.raises(LedgerError, match=expected), LedgerSwitch(ledger, model).learning(Region.of([25])):
+        ledger.append(record("two"))
 
 
 @pytest.mark.parametrize("composition", ["union", "selection", "alone"])
@@ -616,14 +609,13 @@ def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union
     switch = LedgerSwitch(ledger, model)
     region = composed(composition).records[1].owned.region
     for _ in range(2):  # an interrupted task is trained again
-        switch.to(0)
-        switch.begin(region)
-        ledger.space.scatter_(model, region.indices, torch.full((len(region),), 7.0))
-        switch.roll_back()
+        with switch.learning(region, alone=True):
+            ledger.space.scatter_(model, region.indices, torch.full((len(region),), 7.0))
         assert_same(model.state_dict(), before)
-    ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
-    ledger.append(record("two", owned=Graft.of(model, ledger.space, region), alone=composition == "auto"))
-    switch.commit()
+    with switch.learning(region, alone=True):
+        ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
+        owned = Graft.of(model, ledger.space, region)
+        ledger.append(record("two", owned=owned, alone=composition == "auto"))
     assert switch.stage == 0
     assert_same(model.state_dict(), before)
     switch.to_task("two")
