@@ -131,6 +131,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._there = {tensor.untyped_storage()._cdata for tensor in there}
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._made = 0  # bytes of what lives, and of what has gone since that was last looked at
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,9 +140,16 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:  # a sparse one's parts are made apart
                 continue
-            if tensor.untyped_storage()._cdata not in self._there:
-                storage = tensor.untyped_storage()
-                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
-        self._live = {key: held for key, held in self._live.items() if not held[0].expired()}  # type: ignore[no-untyped-call]
-        self.bytes = max(self.bytes, sum(size for _, size in self._live.values()))
+            self.count(tensor)
+        if self._made > self.bytes:
+            self._live = {key: held for key, held in self._live.items() if not held[0].expired()}  # type: ignore[no-untyped-call]
+            self._made = sum(size for _, size in self._live.values())
+            self.bytes = max(self.bytes, self._made)
         return made
+
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor as long as it lives."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._there and storage._cdata not in self._live:
+            self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+            self._made += storage.nbytes()

@@ -342,12 +342,13 @@ def _buffer(group: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def unpack_(pieces: Sequence[tuple[Tensor, Tensor]], buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Give each tensor that `packed` moved memory of its own again."""
-    shared = {buffer.untyped_storage().data_ptr() for buffer, _ in buffers}
-    for tensor, _ in pieces:
-        if tensor.device.type != "cpu" and tensor.untyped_storage().data_ptr() in shared:
-            tensor.data = tensor.data.clone()
+def unpack_(pieces: Sequence[tuple[Tensor, Tensor]], buffers: list[tuple[Tensor, Tensor]]) -> None:
+    """Give each tensor that `packed` moved memory of its own again, and free the buffers one by one: the list is emptied."""
+    while buffers:
+        buffer, _ = buffers.pop()
+        for tensor, _ in pieces:
+            if tensor is not buffer and tensor.untyped_storage()._cdata == buffer.untyped_storage()._cdata:
+                tensor.data = tensor.data.clone()
 
 
 def values_at(tensor: Tensor, local: Tensor) -> Tensor:

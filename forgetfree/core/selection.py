@@ -277,7 +277,7 @@ def each_gradient(
     def receive(number: int, gradient: Tensor) -> None:
         nonlocal is_whole
         is_whole &= number not in given
-        gradient = gradient.to(torch.float32, copy=True) / loss.scale
+        gradient = gradient.to(torch.float32, copy=True).div_(loss.scale)
         given[number] = gradient.sum()
         take(number, gradient)
 

@@ -159,8 +159,8 @@ class RegionParameters:
             with self.taps.attached():
                 yield
         finally:
-            unpack_(self._pieces, self._written)
-            self._written = self._pieces
+            buffers, self._written = list(self._written), self._pieces
+            unpack_(self._pieces, buffers)
 
     def renew(self) -> None:
         """Follow tensors that lie elsewhere now, inside `sampling`."""

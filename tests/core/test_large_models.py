@@ -1,0 +1,96 @@
+"""What choosing and training a region of eight billion parameters takes, by counting the tensors of a model without memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from forgetfree.benchmarks.speed.measurement import PeakMemory
+from forgetfree.core import products, selection
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import body_of
+from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget, each_gradient
+from forgetfree.core.trained import RegionParameters, trainable
+
+#: Rows, tokens of each, and how many of these are the answer, whose logits are computed.
+ROWS, TOKENS, ANSWER = 8, 512, 48
+
+
+def peak_with_weights(model: torch.nn.Module) -> PeakMemory:
+    """Count a model's weights, too, as long as they are there: a region's training moves them."""
+    peak = PeakMemory()
+    for tensor in model.parameters():
+        peak.count(tensor)
+    return peak
+
+
+@pytest.fixture
+def llama(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Llama 3.1's shape in bfloat16, with checkpoints. What has to read a value is left out."""
+    monkeypatch.setattr(selection, "check_loss", lambda loss, step: 0.0)
+    monkeypatch.setattr(selection, "_check_finite", lambda sizes: None)
+    kept = SimpleNamespace(**vars(torch))
+    kept.unique = lambda values, return_inverse: (values, torch.empty_like(values))  # at most as many
+    monkeypatch.setattr(products, "torch", kept)
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128_256,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def loss_of(model: Any) -> Tensor:
+    ids = torch.zeros(ROWS, TOKENS, dtype=torch.long, device="meta")
+    mask = torch.ones(ROWS, 1, TOKENS, TOKENS, dtype=torch.bool, device="meta")
+    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -ANSWER:]
+    logits = model.lm_head(hidden.reshape(-1, hidden.shape[-1])).float()
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device="meta"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
+def test_eight_billion_fit_on_one_card(llama: Any) -> None:
+    """In GB: 22 to choose γ, and 20 to train it (16 of them are weights)."""
+    body = body_of(llama)
+    space = ParameterSpace.of(body)
+    count = budget(len(space), 1e-4)
+    largest = max(space.tensors, key=lambda spec: spec.size)
+
+    class Loss:
+        scale = 1.0
+
+        def __call__(self, batch: Any) -> float:
+            loss_of(llama).backward()  # type: ignore[no-untyped-call]
+            return 0.0
+
+    with peak_with_weights(llama) as choosing:
+        each_gradient(body, space, [None], Loss(), lambda number, gradient: None)
+    best, scores = selection._Highest(space, count, None, ()), torch.rand(largest.size)
+    with PeakMemory(scores) as ranking:  # which has to read values
+        best.add(space.tensors.index(largest), scores)
+    with peak_with_weights(llama) as training:
+        region = RegionParameters(body, space, Region(torch.arange(0, len(space), len(space) // count)), llama)
+        with trainable(llama, []), region.sampling():
+            loss_of(llama).backward()  # type: ignore[no-untyped-call]
+            torch.optim.AdamW(region.parameters).step()
+            region.write()
+    chosen, trained = (choosing.bytes + ranking.bytes) / 1e9, training.bytes / 1e9
+    print(
+        f"{len(space):,} graftable entries, in GB: to choose {count:,} of them {chosen:.1f}, to train them {trained:.1f}"
+    )
+    assert 16 < chosen < 22 and 16 < trained < 20
