@@ -45,7 +45,7 @@ class LoTTO(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Calibrate the mask on the free entries, put the model back, and train the mask."""
-        before, backbone = self.space.flatten(self.model.backbone).cpu(), self.model.backbone
+        before, backbone = self.space.flatten(self.model.backbone, "cpu"), self.model.backbone
         owned = Region.from_mask(before != self.pre_trained.theta)
         calibrated = self.training_result(task, self.space.parameters(backbone), frozen=owned)
         mask = most_moved(before, calibrated.theta, budget(len(self.space), self.options.sparsity))

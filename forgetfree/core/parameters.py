@@ -211,9 +211,9 @@ class ParameterSpace:
                 yield i, indices[where] - spec.offset, where
 
     @torch.no_grad()
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Return a copy of all graftable entries: ``(N,)`` on the model's device, in the space's dtype."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters(model)])
+    def flatten(self, model: nn.Module, device: str | None = None) -> Tensor:
+        """Return a copy of all graftable entries: ``(N,)`` on a device, by default the model's, in the space's dtype."""
+        return torch.cat([parameter.detach().reshape(-1).to(device) for parameter in self.parameters(model)])
 
     @torch.no_grad()
     def load_(self, model: nn.Module, flat: Tensor) -> None:

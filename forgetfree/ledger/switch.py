@@ -184,7 +184,7 @@ class LedgerSwitch:
         digests = self._digests() if check and not moves_anything else []
 
         def read() -> tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]]]:
-            values = space.flatten(self._backbone).cpu() if moves_anything else self._gather(region.indices)
+            values = space.flatten(self._backbone, "cpu") if moves_anything else self._gather(region.indices)
             buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._backbone).items()}
             return values, buffers, [tensors_of(module) for module in modules]
 

@@ -50,7 +50,7 @@ class ModelState:
         else:
             readouts = {name: tensors_of(model.readout_module(model.task_label(name))) for name in names}
         return cls(
-            model.space().flatten(model.backbone).cpu(),
+            model.space().flatten(model.backbone, "cpu"),
             readouts,
             {name: buffer.cpu().clone() for name, buffer in persistent_buffers(model.backbone).items()},
         )

@@ -212,7 +212,7 @@ class SingleTask:
             return self.pre
         nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
         options = replace(options, l1=0.0)
-        with self.holding(self.pre):
+        with self.holding(self.pre, Region.empty()):
             self.train_(options, "fine_tune", nothing, READOUT_STEPS, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
 
@@ -303,7 +303,7 @@ class SingleTask:
         rate = region_rate(options, len(self.space), len(region))
         readout_rate = options.readout_learning_rate or options.learning_rate
         options = replace(options, learning_rate=rate, readout_learning_rate=readout_rate, l1=0.0)
-        with self.holding(replace(start, theta=self.pre.theta)):
+        with self.holding(replace(start, theta=self.pre.theta), region):
             self.train_(options, "train", RegionParameters(self.model.backbone, self.space, region))
             return ModelState.of(self.model, [self.task.name])
 
@@ -390,13 +390,26 @@ class SingleTask:
         return Graft(region, values, body_space(backbone, self.space), readout, changed, origin)
 
     @contextmanager
-    def holding(self, state: ModelState) -> Iterator[None]:
-        """Load ``state`` into the model; it holds θ_pre again after the block."""
+    def holding(self, state: ModelState, changed: Region | None = None) -> Iterator[None]:
+        """Load ``state`` into the model; it holds θ_pre again after the block.
+
+        Args:
+            state: what is loaded.
+            changed: of a state with θ_pre: the entries that change inside; default: any may.
+        """
+        names = [self.task.name]
         try:
-            state.load_(self.model, [self.task.name])
+            if changed is None:
+                state.load_(self.model, names)
+            else:
+                state.load_beside_theta_(self.model, names)
             yield
         finally:
-            self.pre.load_(self.model, [self.task.name])
+            if changed is None:
+                self.pre.load_(self.model, names)
+            else:
+                self.pre.load_beside_theta_(self.model, names)
+                self.space.scatter_(self.model.backbone, changed.indices, self.pre.theta[changed.indices])
 
     @contextmanager
     def _reading_as(self, fine_tuned: ModelState) -> Iterator[None]:
