@@ -261,7 +261,10 @@ def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None
     if total["memory_bytes"] is not None:
         from forgetfree.results.report.page import size as in_units
 
-        print(f"Memory: {in_units(total['memory_bytes'])} at most in these steps")
+        free = f"{in_units(total['free_bytes'])} " + (
+            "here" if found["device"] == "cpu" else f"free on {found['device']}"
+        )
+        print(f"Memory: {in_units(total['memory_bytes'])} at most in these steps, of {free}")
     if recipe := recipe_of(config):
         print(escaped(recipe))
     for note in found["notes"]:

@@ -45,6 +45,17 @@ def machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def free_memory(device: str) -> int:
+    """Return the bytes that are free on a GPU, or the memory of this machine for any other device."""
+    from forgetfree.device import kind_of_device
+
+    if kind_of_device(device) != "cuda":
+        return machine_memory()
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def threads_of_each(processes: int) -> int:
     """Return the CPU threads of each of several processes."""
     import torch

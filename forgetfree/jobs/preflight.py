@@ -31,13 +31,14 @@ from forgetfree.errors import (
 )
 from forgetfree.files import check_place, refuse_used
 from forgetfree.jobs.config import RunConfig, RunOptions
-from forgetfree.jobs.environment import check_precision, machine_memory, set_threads
+from forgetfree.jobs.environment import check_precision, free_memory, machine_memory, set_threads
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.location import locate
 from forgetfree.models.state import StateStore
+from forgetfree.results.report.page import size as in_units
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.monitor import Monitor, Phase
@@ -46,6 +47,7 @@ from forgetfree.training.training_options import MOST_SHOTS, LocalizationOptions
 
 if TYPE_CHECKING:
     from forgetfree.continual.stream import Stream
+    from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.revision import Revision
 
 #: A step takes at most as many times the bytes of the weights: beside them gradients, what AdamW keeps, and θ_pre.
@@ -145,7 +147,8 @@ class _Look:
             if not path.is_dir():
                 self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
                 return None
-            if _STEP * sum(each.stat().st_size for each in path.glob("*.safetensors")) > machine_memory():
+            weights = sum(each.stat().st_size for each in path.glob("*.safetensors"))
+            if _STEP * weights > machine_memory():
                 self._notes.append("The model is not checked here: a step of it may take more memory than there is.")
                 return None
         if config.fine_tuned is not None and not self._definitions:
@@ -225,6 +228,7 @@ class _Look:
                 "updates": sum(updates or 0 for unit in units for updates in unit["updates"].values()),
                 "seconds": round(sum(every), 3) if every and None not in every else None,
                 "memory_bytes": most_memory(self._device) if times else None,
+                "free_bytes": free_memory(self._device),
             },
             "notes": list(dict.fromkeys(self._notes)),
         }
@@ -273,6 +277,13 @@ class _Look:
         known = type(options).__dataclass_fields__
         options = replace(options, **{key: each for key, each in few.items() if key in known})
         how: Json = {"seed": config.seed[0], "device": self._device, "store": self._fine_tuned, "monitor": times}
+        needed, free = _least_memory(stream.model, options), free_memory(self._device)
+        if needed > free:
+            self._notes.append(
+                f"{name} needs {in_units(needed)} for weights and optimiser alone, and {self._device} has {in_units(free)}. "
+                "Give another device, or a region_from that needs no fine-tuned model."
+            )
+            return []
         try:
             config.classes[name](stream=stream, options=options, **how).train(stream.benchmark.train_stream[0])
         except (ForgetfreeError, RuntimeError, MemoryError) as error:
@@ -322,6 +333,19 @@ class _StepTimes(Monitor):
     def log_reused(self, task: str, steps: int) -> None:
         """Count a fine-tuned model that another strategy has made, whose time is told there."""
         self.times.append(_PhaseTime("fine_tune", steps, 0.0))
+
+
+def _least_memory(model: ReadoutModel, options: TrainingOptions) -> int:
+    """Return the bytes of what training surely holds on its device: weights, and where all are trained, what AdamW keeps.
+
+    Of weights in half precision, a float32 copy is trained.
+    """
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    if not getattr(options, "needs_fine_tuned", False):
+        return weights
+    return weights + sum(
+        spec.size * (spec.dtype.itemsize + 8 + 8 * (spec.dtype.itemsize < 4)) for spec in model.space().tensors
+    )
 
 
 def most_memory(device: str) -> int:
