@@ -170,6 +170,10 @@ def lines_of(text: str) -> Iterator[str]:
 # -- Comma-separated values --------------------------------------------------------------------------------
 
 
+#: A quoted cell.
+_QUOTED = r'"(?:[^"]|"")*+"'
+
+
 def _read_csv(path: Path, text: str) -> Table:
     """Read csv or tsv; between tabs, cells are quoted as in csv, or (GLUE) not at all.
 
@@ -181,8 +185,15 @@ def _read_csv(path: Path, text: str) -> Table:
     sign = _separator(header, usual)
     notes = [f"the cells of {path.name} are separated by {_SIGNS[sign]}"] * (sign != usual)
     between = re.escape(sign)
-    text = re.sub(rf'(?<=[^\s"{between}])" +(?={between}|\r?$)', '"', text, flags=re.MULTILINE)
-    typed = f"{sign} " in header or re.search(rf'(^|{between}) +"[^"{between}\s]', text, re.MULTILINE) is not None
+    typed = f"{sign} " in re.sub(_QUOTED, "", header)
+
+    def without_blanks(cell: re.Match[str]) -> str:
+        nonlocal typed
+        typed |= bool(cell[1])
+        return cell[2] or cell[0]
+
+    if re.search(rf'" +({between}|\r?$)|(^|{between}) +"', text, re.MULTILINE):
+        text = re.sub(rf"( *)({_QUOTED}) *(?={between}|\r?\n|\r?\Z)|[^{between}\n]+", without_blanks, text)
     notes += [f"blanks after the {_SIGNS[sign]} of {path.name} do not count"] * typed
     read = (_tsv_table if sign == "\t" else _csv_table)(path, text, sign, skipinitialspace=typed)
     return replace(read, note="; ".join(notes))
@@ -260,13 +271,15 @@ def _read_json(path: Path, text: str) -> Table:
         value = parse_json(body)
     except ValueError:
         lines = _lines_of_json(where, text)
-        if not body.startswith("[") and (lines.numbers or not body.startswith("{")):
+        if body[:1] not in ("{", "[") or _is_json(body.partition("\n")[0]):
             return lines
         if body.startswith("{"):  # objects over several lines: no text of JSON has a line break in it
             body = "[" + re.sub(r"}(\s*\n\s*){", r"},\1{", body) + "]"
         try:
             value = parse_json(body)
         except ValueError as error:
+            if body.startswith("[{") and len(lines.numbers) >= len(lines.bad):
+                return lines
             raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
     if isinstance(value, list):
         return of_records(where, value, range(1, len(value) + 1))
@@ -276,6 +289,14 @@ def _read_json(path: Path, text: str) -> Table:
         return of_records(where, [value], [1 + text[: text.index(body[:1])].count("\n")])
     rows, note = held
     return replace(of_records(where, rows, range(1, len(rows) + 1)), note=f"{path.name} has its rows {note}")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[Any], str] | None:
@@ -297,9 +318,10 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
     if len(several) > 1:
         raise DataError(
             f"{path} is one object with several tables of rows: {', '.join(several)}. Write each into a file of its own, such "
-            "as DIR/NAME/train.json for a split."
+            "as DIR/NAME/train.json for a split, or keep one of them."
         )
-    for name, cells in objects.items():
+    are_columns = len(lists) == len(value) > len(objects) and len({*map(len, lists.values())}) == 1
+    for name, cells in {} if are_columns else objects.items():
         return cells, f"in {name!r}"
     if {"columns", "data"} <= lists.keys():
         frame, form = DataFrame(value["data"], columns=value["columns"], dtype=object), "orient='split'"
@@ -308,10 +330,11 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
         if len(value) > max(map(len, value.values()), default=0):  # more rows than columns
             orient = "index"
         frame, form = DataFrame.from_dict(value, orient=orient, dtype=object), f"orient={orient!r}"
-    elif len(lists) == len(value) and len({*map(len, lists.values())}) == 1:
+    elif are_columns:
         frame, form = DataFrame(value, dtype=object), "to_dict('list')"
     else:
         return None
+    check_names(str(path), list(map(str, frame.columns)))
     return frame.to_dict("records"), f"as {form} of pandas"
 
 

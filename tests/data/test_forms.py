@@ -836,3 +836,43 @@ def test_numbers_that_are_names_are_names(names: list[str], labels: list[int], t
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + list(map(int, names)))]
     read = load_task("mood", str(write_task(tmp_path, "mood", rows, {"label_names": names}).parent))
     assert [names[label] for label in read.test.labels] == [str(row["label"]) for row in rows]
+
+
+OBJECTS = {"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected", "bad"),
+    [
+        ("a.csv", 'a,b\n"x 0", """quoted"" start"\n"x", ""\n', {"a": ["x 0", "x"], "b": ['"quoted" start', ""]}, 0),
+        ("b.csv", 'a,b\n"she said ""no""" , "sad"\n', {"a": ['she said "no"'], "b": ["sad"]}, 0),
+        ("c.csv", 'a,b,c\n0, "" ,sad\n"a, b" , "c\nd" , e\n', {"a": ["0", "a, b"], "b": ["", "c\nd"], "c": ["sad", "e"]}, 0),
+        ("d.csv", '"a, b",label\n one, x\n', {"a, b": [" one"], "label": [" x"]}, 0),
+        ("e.json", '{\n"a": "x",\n"b":\n{"c": 1}\n}\n{\n"a": "y",\n"b":\n{"c": 2}\n}\n', OBJECTS, 0),
+        ("f.jsonl", '["a", "b"]\n{"a": "x"}\n', {"a": ["x"]}, 1),
+        ("g.jsonl", '{"a": 1, "b"\n{"a": 2}\n{"a": 3}\n', {"a": [2, 3]}, 1),
+        ("h.json", '{"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}', OBJECTS, 0),
+    ],
+)  # fmt: skip
+def test_cells_and_objects_are_read_as_they_are_meant(
+    name: str, text: str, expected: dict[str, Any], bad: int, tmp_path: Path
+) -> None:
+    """Quoted cells with blanks around them, objects over several lines, a bad first line, a column of objects beside others."""
+    (tmp_path / name).write_text(text)
+    table = read_table(tmp_path / name)
+    assert {column: list(table.columns[column]) for column in table.columns} == expected
+    assert len(table.bad) == bad
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[\n{"a": 1},\n{"a": 2}\n', "is not valid JSON"),
+        ('{"rows": [{"a": 1}], "more": [{"b": 1}]}', r"several tables of rows: rows, more\. .* or keep one of them"),
+        ('{"columns": ["a", "a"], "data": [[1, 2]]}', "has column 'a' twice"),
+    ],
+)
+def test_a_json_file_that_holds_no_one_table_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=told):
+        read_table(tmp_path / "a.json")
