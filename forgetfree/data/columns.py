@@ -126,7 +126,7 @@ class ReadOptions:
         for each in self.label_map:
             old, _, new = each.rpartition("=")
             label = mapped_label(each, [task])
-            (of_all if label == old else own)[label] = new.strip()
+            (of_all if label == old else own)[written_label(label)] = nfc(new).strip()
         return of_all | own
 
     def columns(self, task: str) -> ColumnNames:
@@ -175,6 +175,12 @@ def labels_of_tasks(named: Iterable[str], tasks: Collection[str], known: Collect
     return [
         one for each, plain in alone for one in ([f"{task}:{each}" for task in tasks] if plain and tasks else [each])
     ]
+
+
+def written_label(cell: Any) -> str:
+    """Label of a cell, before it is mapped: ``false`` and ``true``, 3 for 3.0, and one form of each character."""
+    text = str(cell).lower() if isinstance(cell, bool) else nfc(str(cell)).strip()
+    return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
 
 
 def mapped_label(named: str, tasks: Collection[str]) -> str:

@@ -311,7 +311,7 @@ def folded(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    texts = [with_invisible(name) for name in names]
+    texts = [f'"{name}"' if "," in name else name for name in map(with_invisible, names)]
     return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "…", texts[-1]])
 
 

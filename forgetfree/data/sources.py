@@ -15,7 +15,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions, mapped_label
+from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions, mapped_label, written_label
 from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
@@ -91,8 +91,12 @@ def _check_mapped(options: ReadOptions, tasks: Sequence[TaskRows]) -> None:
     """Raise ``DataError`` where a label that is to be read as another stands in no row."""
     names, found = [rows.task.name for rows in tasks], {label for rows in tasks for label in rows.mapped}
     for each in options.label_map:
-        if (label := mapped_label(each, names)) not in found:
+        if (label := written_label(mapped_label(each, names))) not in found:
             labels = list(dict.fromkeys(label for rows in tasks for label in rows.task.labels))
+            if not labels:
+                raise DataError(
+                    f"--map-label {each}: expected tasks with labels, got none that has any. Leave the flag out."
+                )
             raise DataError(
                 f"--map-label {each}: no row has the label {label!r}.{nearest(label, labels)} Name one as it is written in the "
                 "data, or leave the flag out."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
-from forgetfree.data.columns import ColumnNames
+from forgetfree.data.columns import ColumnNames, written_label
 from forgetfree.display import first_twice, nfc, with_invisible
 from forgetfree.errors import DataError, first_line
 from forgetfree.json_file import parse_json
@@ -96,7 +96,7 @@ class Table:
     def relabelled(self, column: str, new: Mapping[str, str]) -> tuple[Table, Counter[str]]:
         """Rows with ``new`` labels, without those whose label is empty then; and how many rows had each of the old labels."""
         cells = self.columns[column] if new and column in self.columns else ()
-        written = [str(cell).lower() if isinstance(cell, bool) else str(cell).strip() for cell in cells]
+        written = [written_label(cell) for cell in cells]
         found = Counter(label for label in written if label in new)
         if not found:
             return self, found

@@ -18,7 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.data.columns import labels_of_tasks, mapped_label, names_for, names_of_tasks
+from forgetfree.data.columns import labels_of_tasks, mapped_label, names_for, names_of_tasks, written_label
+from forgetfree.data.sources import tasks_of_files
 from forgetfree.display import nfc
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
@@ -75,6 +76,7 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
             f"{run} did not learn a task {without!r}.{nearest(without, finished.tasks)} It learned: "
             f"{', '.join(finished.tasks)}."
         )
+    _check_name_of_file(options.get("data"), tasks, finished)
     if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
         raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
     given = {key: names_of_tasks(options[key], tasks) for key in _OF_ROWS if options.get(key) and tasks}
@@ -83,6 +85,16 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
     config = prepared(finished.config_of(stream, out, {**options, **given}))
     finished.check_units(config.units)
     return Revision(finished, tuple(stream), config)
+
+
+def _check_name_of_file(data: Any, tasks: Sequence[str], finished: FinishedRun) -> None:
+    """Raise ``TaskError`` where one new file holds another task than the one that is named: beside others, its name counts."""
+    held = [name for name in tasks_of_files(_listed(data)) if name not in finished.tasks]
+    if len(held) == len(tasks) == 1 and held[0] != tasks[0]:
+        raise TaskError(
+            f"Beside the tasks of {finished.directory}, a file holds the task that it is named after: expected {tasks[0]!r}, "
+            f"got {held[0]!r}. Name {held[0]}, or rename the file to {tasks[0]}."
+        )
 
 
 #: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
@@ -114,7 +126,7 @@ class FinishedRun:
         section["data"] = [*dict.fromkeys([*_listed(options.get("data")), *_listed(self.section["data"])])]
         section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
         mapped = {label for name in tasks for label in self.config["data"].get(name, {}).get("mapped", ())}
-        kept = [each for each in self.section["map_label"] if mapped_label(each, self.tasks) in mapped]
+        kept = [each for each in self.section["map_label"] if written_label(mapped_label(each, self.tasks)) in mapped]
         section["map_label"] = [*kept, *options.get("map_label", ())]
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]

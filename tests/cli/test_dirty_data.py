@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from forgetfree.errors import (
     DataError,
     ForgetfreeError,
     SeveralFaultsError,
+    TaskError,
     UnknownNameError,
     UsageError,
 )
@@ -126,6 +128,14 @@ def test_labels_are_read_as_others(tickets: list[dict[str, str]]) -> None:
     numbers = [{"text": f"note {i}", "label": i % 4} for i in range(40)]
     assert read("3=2", "1=", a=numbers, b=numbers)[0].task.labels == ("0", "2")
     assert [len(each.task.labels) for each in read("b:3=2", a=numbers, b=numbers)] == [4, 3]
+    reals = [{"text": f"note {i}", "label": float(i % 4)} for i in range(40)]
+    assert read("3=2", "1.0=", a=reals)[0].task.labels == ("0", "2")
+    composed = [{"text": f"note {i}", "label": "café" if i % 2 else "thé"} for i in range(40)]
+    (task,) = read(f" {unicodedata.normalize('NFD', 'café')} =bar, too", a=composed)  # as a Mac writes it
+    assert task.task.labels == ("bar, too", "thé") and 'in this order: "bar, too", thé' in task.notes[0]
+    written = [{"prompt": f"say {i}", "completion": f"it is {i}"} for i in range(40)]
+    with pytest.raises(DataError, match="tasks with labels, got none"):
+        load_tasks(None, {"a": written}, options=ReadOptions.of(None, None, label_map=["a=b"]))
     for named, message in (
         (["Bug=bug", "faetre=feature"], "no row has the label 'faetre'"),
         (["Bug=bug", "b:junk=bug"], "no row has the label 'b:junk'"),
@@ -162,6 +172,8 @@ def test_a_run_keeps_what_labels_are_read_as_also_on_top_of_another(tickets: lis
     assert section["map_label"] == [f"tickets:{each}" for each in MAPPED]
     ledgers = [Path(run) / "bitfit/seed-0/ledger.safetensors" for run in ("both", "again")]
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
+    with pytest.raises(TaskError, match=r"expected 'new', got 'tickets'\. Name tickets, or rename the file to new"):
+        forgetfree.run("new", data="tickets.json", on="one", out="third")
 
 
 # -- Several files ----------------------------------------------------------------------------------------------
