@@ -351,7 +351,7 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
         ("claim", "threshold", "measured", "verdict", "together (Holm)"),
         tuple(rows),
     )
-    unlike = runs.unlike(set_up(name))
+    unlike = runs.unlike(set_up(name)) if paths else []
     notes = (f"These are not the runs that the claims are about: {'; '.join(unlike)}.",) if unlike else ()
     return Page(f"{name}: claims", notes, (table,))
 

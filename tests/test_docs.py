@@ -53,6 +53,7 @@ RUN_ELSEWHERE = ("walkthrough.md", "watching.md")
     ids=lambda path: path.name,
 )
 def test_python_blocks_run(document: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for block in blocks(document, "python"):

@@ -54,7 +54,7 @@ def test_the_sentence_says_where_nothing_was_learned() -> None:
         ([], "No strategy has finished, so there is nothing to compare."),
         ([("fine-tune", [0.8, 0.7])], "fine-tune lost 0.0 points on average (one seed)."),
         ([("fine-tune", [0.8, 0.9]), ("mine", [0.7, 0.7])], "mine lost 10.0 points on average (one seed)."),
-        ([("continual-ft", [0.9, 0.7])], "Naive fine-tuning (continual-ft) lost -10.0 points on average (one seed)."),
+        ([("continual-ft", [0.9, 0.7])], "Naive fine-tuning (continual-ft) gained 10.0 points on average (one seed)."),
     ],
 )
 def test_the_sentence_says_only_what_was_run(runs: list[tuple[str, list[float]]], expected: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,11 @@ def _lost(label: str, results: Results) -> str:
     if results.constant and not np.any(np.array(results.signs) * (learned - results.constant) > 0):
         return f"{name} learned no task above a constant answer"
     loss, scale = results.forgetting(label), results.scale
+    verb, what = ("lost", "loss") if loss.value >= 0 else ("gained", "gain")
+    if verb == "gained":
+        loss = replace(loss, value=-loss.value, low=-loss.high, high=-loss.low)
     points = f"{scale.text(loss.value)} points" if scale == PERCENT else scale.with_unit(loss.value)
-    return f"{name} lost {points} on average ({_certainty(loss, 'loss', len(results.units[label]), scale)})"
+    return f"{name} {verb} {points} on average ({_certainty(loss, what, len(results.units[label]), scale)})"
 
 
 def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> str:
