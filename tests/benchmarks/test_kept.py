@@ -12,6 +12,7 @@ import torch
 from forgetfree.benchmarks import kept
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget
 from forgetfree.ledger import Ledger, Record
 from forgetfree.ledger.graft import Graft
 
@@ -86,3 +87,10 @@ def test_pages_tell_how_many_times_the_bytes_of_a_graft_others_keep() -> None:
     lora, packnet = (kept_per_task(*runs) / graft for runs in TOLD["docs/results/baselines.md"])
     pages = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("results.md", "results/baselines.md")]
     assert [re.findall(times, page) for page in pages] == [[f"{packnet:.0f}"], [f"{lora:.1f}", f"{packnet:.0f}"]]
+
+
+def test_the_recipes_page_tells_the_bytes_of_a_region_without_a_head() -> None:
+    """0.1 % of MiniLM's graftable entries, in float32 and as gaps of two bytes."""
+    entries = budget(10_646_784, 1e-3)
+    page = (ROOT / "docs" / "results" / "recipe.md").read_text(encoding="utf-8")
+    assert re.findall(r"\((\d+) kB in a ledger\)", page) == [f"{entries * (4 + 2) / 1e3:.0f}"]
