@@ -11,7 +11,7 @@ import pytest
 from handmade import TASKS, Json, results_of, run_of, together
 
 from forgetfree.errors import ReportError, UnknownNameError
-from forgetfree.results.report.page import FORMATS, Page, Table
+from forgetfree.results.report.page import FORMATS, Page, Table, render_page
 from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.table import Results, load_results
 
@@ -424,6 +424,13 @@ def test_latex_tables_are_proper(hostile: Results) -> None:
     name = r"a \& \textless{}b\textgreater{}\textbar{}[red]\_\textbackslash{}\{x\}"
     assert name + r" & 60.0 & 70.0 & 65.0 & 20.0 & $-$20.0 & 20.0 \\" in tables[0].splitlines()
     assert "% Every strategy: 1 seed (0)." in text.splitlines()
+
+
+def test_a_table_wider_than_a_page_is_scaled_in_latex() -> None:
+    titles = [Table("narrow", tuple("abcdefgh"), ()), Table("wide", tuple("abcdefghi"), ())]
+    narrow, wide = render_page(Page("page", (), tuple(titles)), "latex").split(r"\caption{wide}")
+    assert "resizebox" not in narrow
+    assert "\\resizebox{\\linewidth}{!}{%\n\\begin{tabular}{lrrrrrrrr}" in wide and "\\end{tabular}}" in wide
 
 
 def test_json_holds_the_runs(two_seeds: Results) -> None:

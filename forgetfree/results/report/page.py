@@ -227,6 +227,10 @@ _LATEX = str.maketrans(
 )
 
 
+#: The most columns of a table that is not scaled to the width of the text.
+_LATEX_COLUMNS = 8
+
+
 def _in_latex(text: str) -> str:
     """Return a text as LaTeX that shows it, with a minus sign before numbers."""
     return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(_LATEX))
@@ -236,7 +240,7 @@ def _as_latex(page: Page) -> str:
     """The tables, with the rest as comments: sentences are written anew for a paper."""
     import pandas as pd
 
-    said = ["Needs \\usepackage{booktabs}.", page.title, *filter(None, [page.headline]), *page.notes]
+    said = ["Needs \\usepackage{booktabs, graphicx}.", page.title, *filter(None, [page.headline]), *page.notes]
     blocks = ["\n".join(f"% {line}" for line in said)]
     for table in page.tables:
         frame = pd.DataFrame(table.rows, columns=table.header).map(_in_latex).rename(columns=_in_latex)
@@ -244,6 +248,9 @@ def _as_latex(page: Page) -> str:
         latex = frame.to_latex(
             index=False, column_format=f"l{columns}", caption=_in_latex(table.title), position="htbp"
         )
+        if len(table.header) > _LATEX_COLUMNS:
+            latex = latex.replace("\\begin{tabular}", "\\resizebox{\\linewidth}{!}{%\n\\begin{tabular}")
+            latex = latex.replace("\\end{tabular}", "\\end{tabular}}")
         blocks.append(latex.rstrip())
     return "\n\n".join(blocks) + "\n"
 
