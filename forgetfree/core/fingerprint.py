@@ -109,14 +109,11 @@ def restored(model: nn.Module) -> Iterator[None]:
     """
     tensors: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
     of_model = _KNOWN.setdefault(model, {})
-    before = {key: each.result for key, each in of_model.items() if each.marks == _marks(_named(tensors, key))}
+    own = {key: {name: tensors[name] for name in key[1]} for key in of_model if tensors.keys() >= set(key[1])}
+    before = {key: of_model[key].result for key in own if of_model[key].marks == _marks(own[key])}
     yield
     if _KNOWN.get(model) is of_model:  # no optimiser has stepped it
-        of_model |= {key: _Known(_named(tensors, key), result) for key, result in before.items()}
-
-
-def _named(tensors: Mapping[str, Tensor], key: _Key) -> dict[str, Tensor]:
-    return {name: tensors[name] for name in key[1]}
+        of_model |= {key: _Known(own[key], result) for key, result in before.items()}
 
 
 def _marks(tensors: Mapping[str, Tensor]) -> list[Any]:
@@ -139,7 +136,7 @@ def _forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for model, own in list(_KNOWN.items()):
             if any(not each.ids.isdisjoint(stepped) for each in own.values()):
-                del _KNOWN[model]
+                _KNOWN.pop(model, None)
 
 
 register_optimizer_step_post_hook(_forget)
