@@ -2,15 +2,16 @@
 
 Whether they hold the same is told by what PyTorch counts: the version of a tensor, which every operation in place raises, and
 its memory. A fused optimiser raises no version, so a step of any optimiser makes the models unknown whose tensors it holds.
-Writes through ``tensor.data`` or NumPy are counted by nobody: ``anew`` sees them.
+Writes through ``tensor.data`` or NumPy, and those of torch.distributed, are counted by nobody: ``anew`` sees them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,6 +81,8 @@ class _Known:
         self._memory = [StorageWeakRef(each.untyped_storage()) for each in tensors.values()]  # type: ignore[no-untyped-call]
 
 
+#: An optimiser may step in one thread while another asks.
+_LOCK = Lock()
 _KNOWN: WeakKeyDictionary[nn.Module, dict[_Key, _Known]] = WeakKeyDictionary()
 
 
@@ -92,36 +95,55 @@ def known(model: nn.Module, tensors: Mapping[str, Tensor], compute: _Computed, *
         compute: a function of these alone.
         anew: compute in any case.
     """
-    of_model, key = _KNOWN.setdefault(model, {}), (compute, tuple(tensors))
-    found = of_model.get(key)
+    key = compute, tuple(tensors)
+    with _LOCK:
+        found = _KNOWN.setdefault(model, {}).get(key)
     if found is None or anew or found.marks != _marks(tensors):
         found = _Known(tensors, compute(tensors))
         if not any(each.is_inference() for each in tensors.values()):  # which count nothing
-            of_model[key] = found
+            with _LOCK:
+                _KNOWN.setdefault(model, {})[key] = found
     return found.result
 
 
 @contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
-    """Let the weights of a model change inside, and be known again at the end; the caller has put back all that it changed.
+def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Let tensors of a model change inside, and be known again at the end, if the others are what they were.
 
     After an error nothing is known.
+
+    Args:
+        model: of which something is known.
+        names: the tensors that the caller changes and puts back, where they lie.
     """
-    tensors: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
-    of_model = _KNOWN.setdefault(model, {})
-    own = {key: {name: tensors[name] for name in key[1]} for key in of_model if tensors.keys() >= set(key[1])}
-    before = {key: of_model[key].result for key in own if of_model[key].marks == _marks(own[key])}
+    with _LOCK:
+        of_model = _KNOWN.setdefault(model, {})
+    before = _marks_by_name(model)
+    held = {key: each for key, each in of_model.items() if each.marks == [before.get(name) for name in key[1]]}
     yield
-    if _KNOWN.get(model) is of_model:  # no optimiser has stepped it
-        of_model |= {key: _Known(own[key], result) for key, result in before.items()}
+    if _KNOWN.get(model) is not of_model:  # an optimiser has stepped it
+        return
+    tensors, after = model.state_dict(keep_vars=True), _marks_by_name(model)
+    same = {name for name in before if before[name] == after.get(name)}
+    same |= {name for name in names if name in before and before[name][1:] == after.get(name, ())[1:]}
+    with _LOCK:
+        for key, each in held.items():
+            if same >= set(key[1]):
+                of_model[key] = _Known({name: tensors[name] for name in key[1]}, each.result)
 
 
-def _marks(tensors: Mapping[str, Tensor]) -> list[Any]:
+def _marks_by_name(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    tensors = model.state_dict(keep_vars=True)
+    return dict(zip(tensors, _marks(tensors), strict=True))
+
+
+def _marks(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
+    """Return of each tensor its version, and after it where and how it lies in memory."""
     return [
         (
+            0 if each.is_inference() else each._version,
             each.untyped_storage()._cdata,
             each.data_ptr(),
-            0 if each.is_inference() else each._version,
             each.shape,
             each.stride(),
             each.dtype,
@@ -134,9 +156,10 @@ def _forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Forget the models whose tensors an optimiser holds, after its step."""
     if _KNOWN:
         stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        for model, own in list(_KNOWN.items()):
-            if any(not each.ids.isdisjoint(stepped) for each in own.values()):
-                _KNOWN.pop(model, None)
+        with _LOCK:
+            for model, own in list(_KNOWN.items()):
+                if any(not each.ids.isdisjoint(stepped) for each in own.values()):
+                    del _KNOWN[model]
 
 
 register_optimizer_step_post_hook(_forget)

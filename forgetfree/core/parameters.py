@@ -344,10 +344,14 @@ def _buffer(group: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def unpack_(pieces: Sequence[tuple[Tensor, Tensor]], buffers: list[tuple[Tensor, Tensor]]) -> None:
     """Give each tensor that `packed` moved memory of its own again, and free the buffers one by one: the list is emptied."""
+    held: dict[int, list[Tensor]] = {}
+    own = {id(tensor) for tensor, _ in pieces}
+    for tensor, _ in pieces:
+        held.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     while buffers:
         buffer, _ = buffers.pop()
-        for tensor, _ in pieces:
-            if tensor is not buffer and tensor.untyped_storage()._cdata == buffer.untyped_storage()._cdata:
+        if id(buffer) not in own:  # else it is a tensor, which was not moved
+            for tensor in held[buffer.untyped_storage()._cdata]:
                 tensor.data = tensor.data.clone()
 
 

@@ -195,7 +195,8 @@ def choose(
         def take(number: int, gradient: Tensor) -> None:
             best.add(number, saliency(source, gradient, tensors[number]))
 
-        if len(batches) > 1 or processes or not each_gradient(model, space, batches, loss, take):
+        whole = len(batches) == 1 and source != "fisher" and not processes
+        if not (whole and each_gradient(model, space, batches, loss, take)):
             best = _Highest(space, count, taken, frozen)
             each_mean_gradient(model, space, batches, loss, take, squared=source == "fisher", processes=processes)
     return best.region()
@@ -324,7 +325,9 @@ def each_mean_gradient(
     if processes:
         dist.all_reduce(counted := torch.tensor(divisor, device=device))
         divisor = float(counted)
-        sums = {number: sums.get(number, torch.zeros(tensor.shape)) for number, tensor in enumerate(tensors)}
+        for number, tensor in enumerate(tensors):
+            sums.setdefault(number, torch.zeros(tensor.shape, device="cpu"))
+        sums = dict(sorted(sums.items()))
     sizes = []
     for number in list(sums):
         gradient = sums.pop(number).to(device)
@@ -349,12 +352,13 @@ def _backward(
 
     @torch.no_grad()
     def free(tensor: Tensor) -> None:
-        if tensor.grad is not None:
-            receive(numbers[id(tensor)], tensor.grad)
+        if (gradient := tensor.grad) is not None:
+            receive(numbers[id(tensor)], gradient.to_dense() if gradient.is_sparse else gradient)
             tensor.grad = None
 
     with trainable(model, tensors), ExitStack() as hooks:
         for tensor in tensors:
+            tensor.grad = None  # of an earlier pass of somebody's
             hooks.callback(tensor.register_post_accumulate_grad_hook(free).remove)  # type: ignore[no-untyped-call]
         check_loss(loss(batches), 1)
 

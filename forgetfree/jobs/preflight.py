@@ -107,6 +107,7 @@ class _Look:
         if config.out and not resume:
             attempt(refuse_used, Path(config.out))
         self._device = attempt(find_device, config.device) or "cpu"
+        self._free = free_memory(self._device)
         attempt(check_precision, [each.precision for each in self._options.values()], self._device)
         self._rows = {rows.task.name: rows for rows in self._read()}
         self._definitions = {name: each.task for name, each in self._rows.items()}
@@ -228,7 +229,7 @@ class _Look:
                 "updates": sum(updates or 0 for unit in units for updates in unit["updates"].values()),
                 "seconds": round(sum(every), 3) if every and None not in every else None,
                 "memory_bytes": most_memory(self._device) if times else None,
-                "free_bytes": free_memory(self._device),
+                "free_bytes": self._free,
             },
             "notes": list(dict.fromkeys(self._notes)),
         }
@@ -277,10 +278,10 @@ class _Look:
         known = type(options).__dataclass_fields__
         options = replace(options, **{key: each for key, each in few.items() if key in known})
         how: Json = {"seed": config.seed[0], "device": self._device, "store": self._fine_tuned, "monitor": times}
-        needed, free = _least_memory(stream.model, options), free_memory(self._device)
-        if needed > free:
+        if (needed := _least_memory(stream.model, options)) > self._free:
             self._notes.append(
-                f"{name} needs {in_units(needed)} for weights and optimiser alone, and {self._device} has {in_units(free)}. "
+                f"{name} needs {in_units(needed)} for weights and optimiser alone, and {self._device} has "
+                f"{in_units(self._free)}. "
                 "Give another device, or a region_from that needs no fine-tuned model."
             )
             return []
@@ -336,16 +337,19 @@ class _StepTimes(Monitor):
 
 
 def _least_memory(model: ReadoutModel, options: TrainingOptions) -> int:
-    """Return the bytes of what training surely holds on its device: weights, and where all are trained, what AdamW keeps.
+    """Return the bytes of what training surely holds on its device: weights, and where all are trained, what that takes.
 
-    Of weights in half precision, a float32 copy is trained.
+    That is a gradient, two moments with Adam, and of weights in half precision a float32 copy, which has the gradient.
     """
+    from forgetfree.continual.region_strategy import RegionOptions
+
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    if not getattr(options, "needs_fine_tuned", False):
+    trains_few = isinstance(options, RegionOptions) or hasattr(options, "rank")
+    if not getattr(options, "needs_fine_tuned", not trains_few):
         return weights
-    return weights + sum(
-        spec.size * (spec.dtype.itemsize + 8 + 8 * (spec.dtype.itemsize < 4)) for spec in model.space().tensors
-    )
+    moments = 8 if str(options.optimizer).startswith("adam") else 0
+    sizes = ((spec.size, spec.dtype.itemsize) for spec in model.space().tensors)
+    return weights + sum(size * (moments + (8 if bytes_ < 4 else bytes_)) for size, bytes_ in sizes)
 
 
 def most_memory(device: str) -> int:

@@ -212,14 +212,15 @@ class LedgerSwitch:
             if ledger.composition == "union" and record.owned.region != region:
                 raise LedgerError(
                     f"The ledger's last record, {record.task!r}, owns {len(record.owned.region):,} entries, which are not the "
-                    f"{len(region):,} that were trained. Append the record of those."
+                    f"{len(region):,} that were trained. Go on with ledger.of_tasks(ledger.tasks[:-1]), and append the record "
+                    "of those."
                 )
             put(before)
             if digests:
                 self._check_outside(record.task, digests)
             training.keep()
             if ledger.composition == "union":
-                self._keep(learned, record.owned, before)
+                self._keep(learned, record.owned, self._gather(region.indices))
                 self.to(learned + 1)
             else:
                 self._restore_buffers()
@@ -245,7 +246,8 @@ class LedgerSwitch:
             TrainingError: an optimiser is about to step the model inside.
             LedgerError: something has changed its weights inside.
         """
-        with in_evaluation_mode(self._model), refusing_steps(self._model, task), restored(self._backbone):
+        written = {spec.name for spec in self.ledger.space.tensors} | self._buffers_pre.keys()
+        with in_evaluation_mode(self._model), refusing_steps(self._model, task), restored(self._backbone, written):
             self.to_task(task)
             versions = self._versions()
             try:
@@ -309,7 +311,7 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
 # -- Checks that a ledger belongs to a model. Each raises ``LedgerError`` and says what differs. ----------
 
 
-def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = None) -> None:
+def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = None, *, anew: bool = False) -> None:
     """Check that ``model`` has the layout, the configuration and the weights of the ledger's base model.
 
     Args:
@@ -317,6 +319,7 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
         model: the base model, or any with its body where the ledger is of that. It may have a pooler that the ledger's model
             lacks, because no pooler is grafted.
         fingerprint: the model's, if it is known already.
+        anew: see `fingerprint_of`.
     """
     backbone = part_named(model, ledger.space)
     try:
@@ -338,7 +341,7 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
             "are not. Load the very weights the tasks were learned from."
         )
-    if not has_weights(ledger, backbone, fingerprint if backbone is model else None):
+    if not has_weights(ledger, backbone, fingerprint if backbone is model else None, anew=anew):
         if (task := _IN_PLACE.get(backbone)) is not None:
             raise LedgerError(
                 f"The model holds the weights of task {task!r} now, expected θ_pre. End the block of answering(…) first, or "

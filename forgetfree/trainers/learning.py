@@ -147,7 +147,7 @@ def learning(
             region, or takes the model apart. The ledger is as it was, and the model holds θ_pre.
     """
     ledger.check_new(task)
-    body = check_model(model, ledger)
+    body = check_model(model, ledger, anew=True)
     frozen = _frozen(body, ledger.space)
     named = _heads(model, body, heads)
     meaning = None
@@ -284,8 +284,13 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
         _load(model, before)
 
 
-def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
+def check_model(model: nn.Module, ledger: Ledger, *, anew: bool = False) -> nn.Module:
     """Return the part of a model that the ledger is of, its body or itself; it holds θ_pre.
+
+    Args:
+        model: the model.
+        ledger: the ledger.
+        anew: read the weights, even if nothing is known to have changed them since.
 
     Raises:
         ModelError: a model of this form cannot be grafted.
@@ -297,7 +302,7 @@ def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
             "A task is being learned on this model. End that block first; one model learns one task at a time."
         )
     check_plain(model)
-    check_weights(ledger, model)
+    check_weights(ledger, model, anew=anew)
     align_(model)
     return part_named(model, ledger.space)
 

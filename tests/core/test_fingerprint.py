@@ -108,15 +108,24 @@ def test_nothing_is_hashed_twice(hashed: list[Any]) -> None:
 def test_what_is_put_back_is_known_again(hashed: list[Any]) -> None:
     model = network()
     before, weight = fingerprint_of(model), model[0].weight.detach().clone()
-    with restored(model):
+    with restored(model, ["0.weight"]):
         write_in_place(model)
         assert fingerprint_of(model) != before
         model[0].weight.data.copy_(weight)
     assert (fingerprint_of(model), len(hashed)) == (before, 2)
-    with pytest.raises(ValueError), restored(model):
+    with pytest.raises(ValueError), restored(model, ["0.weight"]):
         write_in_place(model)
         raise ValueError
     assert fingerprint_of(model) != before
+
+
+@pytest.mark.parametrize("change", [cast_and_cast_back, replace_tensor, replace_memory, write_a_buffer, take_a_step])
+def test_what_somebody_else_changed_meanwhile_is_not_known_again(change: Callable[[Any], None]) -> None:
+    model = network()
+    before = fingerprint_of(model)
+    with restored(model, ["0.weight"]):
+        change(model)
+    assert fingerprint_of(model) == fingerprint_of(model, anew=True) != before
 
 
 def test_weights_that_count_nothing_are_hashed_each_time() -> None:

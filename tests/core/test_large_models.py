@@ -16,8 +16,9 @@ from forgetfree.core import products, selection
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import budget, each_gradient
+from forgetfree.core.selection import budget, each_gradient, saliency
 from forgetfree.core.trained import RegionParameters, trainable
+from forgetfree.training.step import layer_checkpoints
 
 #: Rows, tokens of each, and how many of these are the answer, whose logits are computed.
 ROWS, TOKENS, ANSWER = 8, 512, 48
@@ -33,7 +34,7 @@ def peak_with_weights(model: torch.nn.Module) -> PeakMemory:
 
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Llama 3.1's shape in bfloat16, with checkpoints. What has to read a value is left out."""
+    """Llama 3.1's shape in bfloat16. What has to read a value is left out."""
     monkeypatch.setattr(selection, "check_loss", lambda loss, step: 0.0)
     monkeypatch.setattr(selection, "_check_finite", lambda sizes: None)
     kept = SimpleNamespace(**vars(torch))
@@ -50,8 +51,7 @@ def llama(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
+    return model.eval()
 
 
 def loss_of(model: Any) -> Tensor:
@@ -63,7 +63,6 @@ def loss_of(model: Any) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 def test_eight_billion_fit_on_one_card(llama: Any) -> None:
     """In GB: 22 to choose γ, and 20 to train it (16 of them are weights)."""
     body = body_of(llama)
@@ -78,14 +77,16 @@ def test_eight_billion_fit_on_one_card(llama: Any) -> None:
             loss_of(llama).backward()  # type: ignore[no-untyped-call]
             return 0.0
 
-    with peak_with_weights(llama) as choosing:
-        each_gradient(body, space, [None], Loss(), lambda number, gradient: None)
+    tensors = space.parameters(body)
+    checkpoints: Any = layer_checkpoints(SimpleNamespace(backbone=llama), True)  # type: ignore[arg-type]
+    with checkpoints, peak_with_weights(llama) as choosing:
+        each_gradient(body, space, [None], Loss(), lambda number, gradient: saliency("snip", gradient, tensors[number]))
     best, scores = selection._Highest(space, count, None, ()), torch.rand(largest.size)
     with PeakMemory(scores) as ranking:  # which has to read values
         best.add(space.tensors.index(largest), scores)
     with peak_with_weights(llama) as training:
         region = RegionParameters(body, space, Region(torch.arange(0, len(space), len(space) // count)), llama)
-        with trainable(llama, []), region.sampling():
+        with layer_checkpoints(SimpleNamespace(backbone=llama), True), trainable(llama, []), region.sampling():  # type: ignore[arg-type]
             loss_of(llama).backward()  # type: ignore[no-untyped-call]
             torch.optim.AdamW(region.parameters).step()
             region.write()

@@ -67,6 +67,8 @@ def test_the_highest_are_taken_of_all_tensors_but_none_without_a_score_and_none_
     assert chosen(3, taken=Region.of([5])) == [0, 2, 3]
     assert chosen(3, frozen=[1]) == [0, 2]
     assert chosen(9) == [0, 2, 3, 4, 5]
+    model.second.grad = torch.full((3,), 50.0)  # left by somebody
+    assert chosen(3) == [0, 2, 5]
     assert chosen(2, [([3.0, 0.0, -5.0], [3.0, 1.0, 9.0]), ([0.0, 0.0, 9.0], [2.0, 0.0, -8.5])]) == [2, 3]  # of the sum
 
 
@@ -178,7 +180,7 @@ def test_nothing_of_the_size_of_the_model_is_made_but_the_sum_of_several_batches
 def test_fisher_information_is_the_mean_of_squared_gradients() -> None:
     """Of rows (2, 0) and (4, 6), with p = 1/2 and y = 1, 0: (1, 0) and (−2, −3), whose squares' mean is (5/2, 9/2).
 
-    Their mean's square would be (1/4, 9/4).
+    Their mean's square would be (1/4, 9/4). One row alone is squared, too.
     """
     layer, found = layer_of_zeros(), list[torch.Tensor]()
 
@@ -191,3 +193,5 @@ def test_fisher_information_is_the_mean_of_squared_gradients() -> None:
         layer, ParameterSpace.of(layer), batches, loss, lambda _, squares: found.append(squares), squared=True
     )
     assert found[0][1].tolist() == [2.5, 4.5]
+    chosen = choose("fisher", layer, ParameterSpace.of(layer), 1, batches=batches[1:], loss=loss)
+    assert chosen == Region.of([3])  # (−2, −3)

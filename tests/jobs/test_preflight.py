@@ -153,23 +153,25 @@ def test_a_model_of_which_a_step_takes_more_than_there_is_is_not_loaded(
     assert "a step of it may take more memory than there is" in found["notes"][0]
 
 
+@pytest.mark.parametrize(("optimizer", "more"), [("sgd", 4), ("adamw", 12)])
 def test_what_does_not_fit_on_the_device_is_told_before_it_is_tried(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, more: int, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights take 4 bytes an entry, and where a fine-tuned model is made, its gradients and optimiser 12 more."""
-    model = plan("run", "sst2", "--strategy", "fine-tune")["model"]
-    least = 4 * model["parameters"] + 12 * model["graftable"]
-    for free, told in ((least + 1000, False), (least, True)):  # the readout is there, too
+    """Weights take 4 bytes an entry, and where all are trained, a gradient and Adam's moments more."""
+    words = ("run", "sst2", "--sparsity", "0.05", "--set", f"optimizer={optimizer}", "--strategy")
+    model = plan(*words, "fine-tune")["model"]
+    least = 4 * model["parameters"] + more * model["graftable"]
+    for free in (least + 1000, least):  # the readout is there, too
         monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
-        found = plan(
-            "run", "sst2", "--strategy", "grafting-continual", "--sparsity", "0.05", "--set", "region_from=movement"
-        )
-        assert found["total"]["free_bytes"] == free
-        assert any("needs" in note and "for weights and optimiser alone" in note for note in found["notes"]) == told
-        found = plan(
-            "run", "sst2", "--strategy", "grafting-continual", "--sparsity", "0.05", "--set", "region_from=snip"
-        )
-        assert not any("for weights and optimiser" in note for note in found["notes"])
+        for strategy, trains_all in (
+            (("fine-tune",), True),
+            (("grafting-continual", "--set", "region_from=movement"), True),
+            (("grafting-continual", "--set", "region_from=snip"), False),
+            (("lora",), False),
+        ):
+            found = plan(*words, *strategy)
+            told = any("for weights and optimiser alone" in note for note in found["notes"])
+            assert (found["total"]["free_bytes"], told) == (free, trains_all and free == least), strategy
 
 
 def test_data_are_read_once_where_a_run_is_refused(

@@ -526,6 +526,18 @@ def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
     assert_same(model.state_dict(), before)
 
 
+def test_training_that_moves_anything_gives_a_union_its_own_entries_alone(model: Toy) -> None:
+    before, ledger = state_of(model), ledger_of(model, ["one"])
+    switch, region = LedgerSwitch(ledger, model), Region.of(OWNED["two"])
+    with switch.learning(region, moves_anything=True):
+        ledger.space.load_(model, ledger.space.flatten(model) + 1)
+        ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
+    switch.to(1)
+    assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
+    switch.to(0)
+    assert_same(model.state_dict(), before)
+
+
 def test_the_record_is_of_what_was_trained(model: Toy) -> None:
     ledger = ledger_of(model, ["one"])
     expected = r"last record, 'two', owns 2 entries, which are not the 1 that were trained"
