@@ -31,7 +31,7 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
 def test_entities_on_real_data(tmp_path: Path) -> None:
     """Financial filings, then tweets: naive training loses most entities of the first, grafting keeps every bit of them."""
     options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "60"]
-    options += ["--steps", "160", "--set", "max_length=48", "--set", "mask_batch_size=64", "--precision", "bf16"]
+    options += ["--steps", "160", "--set", "max_length=48", "--set", "mask_batch_size=64", "--precision", "auto"]
     options += ["--set", "upper_triangle=false"]
     runs = main_job(tmp_path / "out", "ner_sec,ner_btc", "--data", str(real_data.DIRECTORY), *options)
     assert runs["continual-ft"]["metric"] == ["f1", "f1"]
@@ -44,7 +44,7 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """Tasks whose test words are new are learned, grafting keeps most of it and forgets nothing."""
     out = tmp_path / "out"
     options = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--set", "test_limit=96"]
-    options += ["--set", "precision=bf16", "--set", "floors=constant", "--set", "upper_triangle=false"]
+    options += ["--set", "precision=auto", "--set", "floors=constant", "--set", "upper_triangle=false"]
     runs = main_job(out, "ag_news,sst2", "--data", "demo", "--shots", "100", "--steps", "50", *options)
     (news, films), grafted = runs["fine-tune"]["matrix"][-1], runs["grafting-continual"]["matrix"][-1]
     assert news > 0.9 and films > 0.75

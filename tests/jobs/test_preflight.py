@@ -158,15 +158,15 @@ def test_what_does_not_fit_on_the_device_is_told_before_it_is_tried(
     optimizer: str, more: int, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights take 4 bytes an entry, and where all are trained, a gradient and Adam's moments more."""
-    words = ("run", "sst2", "--sparsity", "0.05", "--set", f"optimizer={optimizer}", "--strategy")
+    words, small = ("run", "sst2", "--set", f"optimizer={optimizer}", "--strategy"), ("--sparsity", "0.05", "--set")
     model = plan(*words, "fine-tune")["model"]
     least = 4 * model["parameters"] + more * model["graftable"]
     for free in (least + 1000, least):  # the readout is there, too
         monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
         for strategy, trains_all in (
             (("fine-tune",), True),
-            (("grafting-continual", "--set", "region_from=movement"), True),
-            (("grafting-continual", "--set", "region_from=snip"), False),
+            (("grafting-continual", *small, "region_from=movement"), True),
+            (("grafting-continual", *small, "region_from=snip"), False),
             (("lora",), False),
         ):
             found = plan(*words, *strategy)
