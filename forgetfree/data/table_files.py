@@ -192,8 +192,8 @@ def _read_csv(path: Path, text: str) -> Table:
         typed |= bool(cell[1])
         return cell[2] or cell[0]
 
-    if re.search(rf'" +({between}|\r?$)|(^|{between}) +"', text, re.MULTILINE):
-        text = re.sub(rf"( *)({_QUOTED}) *(?={between}|\r?\n|\r?\Z)|[^{between}\n]+", without_blanks, text)
+    if re.search(rf'" +(?=[{between}\r\n]|\Z)|(?:^|[{between}\r]) +"', text, re.MULTILINE):
+        text = re.sub(rf"( *)({_QUOTED}) *(?=[{between}\r\n]|\Z)|[^{between}\r\n]+", without_blanks, text)
     notes += [f"blanks after the {_SIGNS[sign]} of {path.name} do not count"] * typed
     read = (_tsv_table if sign == "\t" else _csv_table)(path, text, sign, skipinitialspace=typed)
     return replace(read, note="; ".join(notes))
@@ -271,14 +271,15 @@ def _read_json(path: Path, text: str) -> Table:
         value = parse_json(body)
     except ValueError:
         lines = _lines_of_json(where, text)
-        if body[:1] not in ("{", "[") or _is_json(body.partition("\n")[0]):
+        if not lines.bad:
             return lines
         if body.startswith("{"):  # objects over several lines: no text of JSON has a line break in it
             body = "[" + re.sub(r"}(\s*\n\s*){", r"},\1{", body) + "]"
         try:
             value = parse_json(body)
         except ValueError as error:
-            if body.startswith("[{") and len(lines.numbers) >= len(lines.bad):
+            are_most = body.startswith("[{") and len(lines.numbers) >= len(lines.bad)
+            if body[:1] not in ("{", "[") or are_most or _is_json(text.lstrip().partition("\n")[0]):
                 return lines
             raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
     if isinstance(value, list):

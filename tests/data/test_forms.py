@@ -847,6 +847,8 @@ OBJECTS = {"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}
         ("a.csv", 'a,b\n"x 0", """quoted"" start"\n"x", ""\n', {"a": ["x 0", "x"], "b": ['"quoted" start', ""]}, 0),
         ("b.csv", 'a,b\n"she said ""no""" , "sad"\n', {"a": ['she said "no"'], "b": ["sad"]}, 0),
         ("c.csv", 'a,b,c\n0, "" ,sad\n"a, b" , "c\nd" , e\n', {"a": ["0", "a, b"], "b": ["", "c\nd"], "c": ["sad", "e"]}, 0),
+        ("i.csv", 'a,b\r"x" , "y"\r', {"a": ["x"], "b": ["y"]}, 0),
+        ("j.json", '{"a": 1}\n{\n"a": 2\n}\n', {"a": [1, 2]}, 0),
         ("d.csv", '"a, b",label\n one, x\n', {"a, b": [" one"], "label": [" x"]}, 0),
         ("e.json", '{\n"a": "x",\n"b":\n{"c": 1}\n}\n{\n"a": "y",\n"b":\n{"c": 2}\n}\n', OBJECTS, 0),
         ("f.jsonl", '["a", "b"]\n{"a": "x"}\n', {"a": ["x"]}, 1),
