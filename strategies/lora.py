@@ -28,7 +28,7 @@ from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensor
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers
-from forgetfree.ledger.in_training import InTraining
+from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
@@ -196,8 +196,8 @@ class TaskAdapters:
         self._settings: dict[str, Any] = {}  # of the newest adapters
         #: The names of the adapters that act in the model now.
         self._acting: list[str] = []
-        #: The task that is being trained; none between tasks.
-        self._in_training: InTraining[Any] | None = None
+        #: What the training of a task changes; none before the first.
+        self._change: Transaction[Any] | None = None
         strategy.storage = self
 
     @property
@@ -237,8 +237,8 @@ class TaskAdapters:
         }
         self.adapters.add(self.newest, LoraConfig(**self._settings), derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
-        self._in_training = InTraining(partial(self._read, readout), partial(self._write, readout))
-        strategy.scope.enter_context(undo_on_error(self._in_training.roll_back))
+        self._change = Transaction(partial(self._read, readout), partial(self._write, readout))
+        strategy.scope.enter_context(undo_on_error(self._change.roll_back))
         if not self._joint:
             load_tensors_(readout, strategy.pre_trained.readouts[task.name])
         self._become([*self.earlier, self.newest])
@@ -264,8 +264,8 @@ class TaskAdapters:
             dropped = ("buffer/", "readout/") if model.shared_readout else ("buffer/",)
             self.records = {name: _without(each, dropped) for name, each in self.records.items()}
         self.records[self.newest] = TaskTensors(task.name, tensors, self._settings)
-        if self._in_training is not None:
-            self._in_training.keep()
+        if self._change is not None:
+            self._change.commit()
         self._become([])
 
     def _read(self, readout: nn.Module) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor]]:
@@ -284,7 +284,7 @@ class TaskAdapters:
     @contextmanager
     def answering(self, task: EncodedTask) -> Iterator[None]:
         """Inside, the model has the task's own adapters, or those of all tasks; θ_pre where there are none."""
-        with self._in_training.taken_out() if self._in_training else nullcontext():
+        with self._change.suspended() if self._change else nullcontext():
             own = [name for name, record in self.records.items() if record.task == task.name]
             self._become(self.earlier if self._joint else own)
             try:

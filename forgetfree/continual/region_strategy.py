@@ -41,7 +41,7 @@ from forgetfree.ledger import (
     check_definitions,
 )
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.in_training import InTraining
+from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.results.unit_folder import LEDGER
@@ -255,8 +255,8 @@ class LedgerModel:
         self._binding = loaded.binding()
         self._strategy = strategy
         self._united: str | None = None  # the task by whose union all are answered
-        #: The task that is being trained, and the block of the switch in which it is; none between tasks.
-        self._in_training: InTraining[Any] | None = None
+        #: What the training of a task changes, and the block of the switch that it is in; none between tasks.
+        self._change: Transaction[Any] | None = None
         self._learning = ExitStack()
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.storage = self
@@ -291,7 +291,7 @@ class LedgerModel:
         """
         module = self._strategy.model.readout_module(task.label)
         block = self._switch.learning(free, alone=alone, modules=[module], moves_anything=moves_anything)
-        self._in_training = self._learning.enter_context(block)
+        self._change = self._learning.enter_context(block)
         # Nothing is left to undo once it is committed.
         self._strategy.scope.enter_context(undo_on_error(self.roll_back))
         return module
@@ -333,12 +333,12 @@ class LedgerModel:
 
     def roll_back(self) -> None:
         """Take what is being trained out of the model, for good, if there is anything."""
-        if self._in_training is not None:
-            self._in_training.roll_back()
+        if self._change is not None:
+            self._change.roll_back()
             self._end()
 
     def _end(self) -> None:
-        self._in_training = None
+        self._change = None
         self._learning.close()
 
     # -- Answering -------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class LedgerModel:
 
     def _without_training(self) -> AbstractContextManager[None]:
         """Inside, what is being trained is out of the model, if there is anything."""
-        return nullcontext() if self._in_training is None else self._in_training.taken_out()
+        return nullcontext() if self._change is None else self._change.suspended()
 
     def union_scores(self) -> dict[str, list[float | None]]:
         """Return the scores of the one union of all regions on the tasks of the stream, and their calibration errors."""

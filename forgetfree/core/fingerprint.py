@@ -1,15 +1,15 @@
 """Fingerprints of weights, each computed once for a model object and what its tensors hold.
 
 Whether they hold the same is told by what PyTorch counts: the version of a tensor, which every operation in place raises, and
-its memory. A fused optimiser raises no version, so a step of any optimiser makes the models unknown whose tensors it holds.
-Writes through ``tensor.data`` or NumPy, and those of torch.distributed, are counted by nobody: ``anew`` sees them.
+its memory. A fused optimiser raises no version, so after a step of any optimiser nothing is known of the models whose tensors
+it holds. Nobody counts what ``tensor.data``, NumPy and torch.distributed write: ``anew`` sees that, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -53,7 +53,7 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool =
                 f"The tensor {name!r} {got}, expected a plain one: the model is quantised, sharded or offloaded. Load it whole "
                 "and on one device, without quantization."
             )
-    return known(model, tensors, _digest, anew=anew)
+    return digest_of_tensors(model, tensors, anew=anew)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -67,43 +67,39 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 # -- What is known of a model, and until when --------------------------------------------------------------
 
-_Computed = Callable[[Mapping[str, Tensor]], str]
-#: What was computed, and of which tensors, by their names.
-_Key = tuple[_Computed, tuple[str, ...]]
-
 
 class _Known:
-    """A result, and what PyTorch counted of the tensors that it is of."""
+    """The digest of some tensors, and what PyTorch counted of them then."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], result: str) -> None:
-        self.result, self.ids, self.marks = result, {id(each) for each in tensors.values()}, _marks(tensors)
+    def __init__(self, tensors: Mapping[str, Tensor], digest: str) -> None:
+        self.digest, self.ids, self.marks = digest, {id(each) for each in tensors.values()}, _marks(tensors)
         # As long as these are there, no other memory has the numbers of theirs.
         self._memory = [StorageWeakRef(each.untyped_storage()) for each in tensors.values()]  # type: ignore[no-untyped-call]
 
 
 #: An optimiser may step in one thread while another asks.
 _LOCK = Lock()
-_KNOWN: WeakKeyDictionary[nn.Module, dict[_Key, _Known]] = WeakKeyDictionary()
+#: Of each model, by the names of the tensors.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], _Known]] = WeakKeyDictionary()
 
 
-def known(model: nn.Module, tensors: Mapping[str, Tensor], compute: _Computed, *, anew: bool = False) -> str:
-    """Return ``compute(tensors)``, from memory where these tensors of a model hold what they held.
+def digest_of_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, anew: bool = False) -> str:
+    """Return the SHA-256 of some tensors of a model, from memory where they hold what they held.
 
     Args:
         model: whose tensors they are.
         tensors: by their names in the model, in order.
-        compute: a function of these alone.
-        anew: compute in any case.
+        anew: as in `fingerprint_of`.
     """
-    key = compute, tuple(tensors)
+    key = tuple(tensors)
     with _LOCK:
         found = _KNOWN.setdefault(model, {}).get(key)
     if found is None or anew or found.marks != _marks(tensors):
-        found = _Known(tensors, compute(tensors))
+        found = _Known(tensors, _digest(tensors))
         if not any(each.is_inference() for each in tensors.values()):  # which count nothing
             with _LOCK:
                 _KNOWN.setdefault(model, {})[key] = found
-    return found.result
+    return found.digest
 
 
 @contextmanager
@@ -119,7 +115,7 @@ def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     with _LOCK:
         of_model = _KNOWN.setdefault(model, {})
     before = _marks_by_name(model)
-    held = {key: each for key, each in of_model.items() if each.marks == [before.get(name) for name in key[1]]}
+    held = {key: each for key, each in of_model.items() if each.marks == [before.get(name) for name in key]}
     yield
     if _KNOWN.get(model) is not of_model:  # an optimiser has stepped it
         return
@@ -128,8 +124,8 @@ def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     same |= {name for name in names if name in before and before[name][1:] == after.get(name, ())[1:]}
     with _LOCK:
         for key, each in held.items():
-            if same >= set(key[1]):
-                of_model[key] = _Known({name: tensors[name] for name in key[1]}, each.result)
+            if same >= set(key):
+                of_model[key] = _Known({name: tensors[name] for name in key}, each.digest)
 
 
 def _marks_by_name(model: nn.Module) -> dict[str, tuple[Any, ...]]:

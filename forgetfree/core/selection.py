@@ -135,7 +135,7 @@ def moves(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
 # -- The choice of γ, tensor by tensor ---------------------------------------------------------------------
 
 
-class RowsLoss(Protocol):
+class BatchLoss(Protocol):
     """A loss over the rows of several batches, which leaves ``scale`` times its gradient in the model's tensors."""
 
     scale: float
@@ -151,7 +151,7 @@ def choose(
     count: int,
     *,
     batches: Sequence[Any] = (),
-    loss: RowsLoss | None = None,
+    loss: BatchLoss | None = None,
     fine_tuned: Sequence[Tensor] = (),
     taken: Region | None = None,
     frozen: Collection[int] = (),
@@ -255,7 +255,7 @@ def saliency(source: Saliency, gradient: Tensor, theta: Tensor) -> Tensor:
 
 
 def each_gradient(
-    model: nn.Module, space: ParameterSpace, batch: Sequence[Any], loss: RowsLoss, take: Callable[[int, Tensor], None]
+    model: nn.Module, space: ParameterSpace, batch: Sequence[Any], loss: BatchLoss, take: Callable[[int, Tensor], None]
 ) -> bool:
     """Give each tensor's gradient to ``take`` within one backward pass, and free it; return whether each is a whole one.
 
@@ -291,7 +291,7 @@ def each_mean_gradient(
     model: nn.Module,
     space: ParameterSpace,
     batches: Sequence[Any],
-    loss: RowsLoss,
+    loss: BatchLoss,
     take: Callable[[int, Tensor], None],
     *,
     squared: bool = False,
@@ -302,11 +302,11 @@ def each_mean_gradient(
     The sum has 4 bytes an entry. Up to `ON_DEVICE` entries it lies where the model lies, else in the host's memory.
 
     Args:
-        model: as there.
-        space: as there.
+        model: holds θ, in evaluation mode; the same afterwards.
+        space: its parameter space.
         batches: what ``loss`` reads.
-        loss: of all of them.
-        take: as there.
+        loss: of all of them, through ``model``.
+        take: gets the number of a tensor and its gradient, in float32, which it may change.
         squared: give the mean over batches, of one row each, of the squared gradients.
         processes: give the mean over the batches of all processes of a group, which have as many tensors.
     """
@@ -343,7 +343,7 @@ def _backward(
     model: nn.Module,
     space: ParameterSpace,
     batches: Sequence[Any],
-    loss: RowsLoss,
+    loss: BatchLoss,
     receive: Callable[[int, Tensor], None],
 ) -> None:
     """Compute the loss of batches and its gradients, which are given to ``receive`` as they come, and freed."""

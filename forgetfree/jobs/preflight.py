@@ -148,8 +148,7 @@ class _Look:
             if not path.is_dir():
                 self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
                 return None
-            weights = sum(each.stat().st_size for each in path.glob("*.safetensors"))
-            if _STEP * weights > machine_memory():
+            if _STEP * sum(each.stat().st_size for each in path.glob("*.safetensors")) > machine_memory():
                 self._notes.append("The model is not checked here: a step of it may take more memory than there is.")
                 return None
         if config.fine_tuned is not None and not self._definitions:

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
-from torch import Tensor, nn
+from torch import nn
 
-from forgetfree.core.fingerprint import known
-from forgetfree.core.parameters import digest_of, embeddings_of
+from forgetfree.core.fingerprint import digest_of_tensors
+from forgetfree.core.parameters import embeddings_of
 from forgetfree.core.readout_model import ReadoutKind, body_prefix
 from forgetfree.json_file import checked, parse_json
 
@@ -130,17 +130,9 @@ def head_digest(model: Any) -> str:
     )  # with the layers between the body and the embeddings, such as BERT's transform
     tensors, prefix = model.state_dict(keep_vars=True), body_prefix(model)
     inside = {id(tensor) for name, tensor in tensors.items() if name.startswith(prefix)}
-    digests = [
-        f"{name} {'of the body' if id(tensor) in inside else known(model, {name: tensor}, _digest_of_one)}"
-        for name, tensor in sorted(tensors.items())
-        if name.startswith(f"{head}.")
-    ]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-def _digest_of_one(tensors: Mapping[str, Tensor]) -> str:
-    (tensor,) = tensors.values()
-    return digest_of(tensor)
+    own = {name: tensor for name, tensor in sorted(tensors.items()) if name.startswith(f"{head}.")}
+    apart = {name: tensor for name, tensor in own.items() if id(tensor) not in inside}
+    return hashlib.sha256("\n".join([*own, digest_of_tensors(model, apart)]).encode()).hexdigest()
 
 
 def has_other_head(model: nn.Module, expected: str) -> bool:

@@ -18,6 +18,7 @@ class Owners:
 
     So there are about as many runs as the number of tasks has binary digits.
 
+    >>> import torch
     >>> owners = Owners()
     >>> owners.add(torch.tensor([2, 5]), 0)
     >>> owners.among(torch.tensor([1, 2, 5])).tolist()
@@ -31,13 +32,12 @@ class Owners:
     def of(cls, regions: Sequence[Region]) -> tuple[Owners, tuple[Tensor, ...]]:
         """Return the owners after regions of tasks, in their order, and for each region the owners before it, as `among` does.
 
-        All regions are sorted once: to add a thousand, one by one, takes ten times as long.
+        All regions are sorted once, where `add` merges runs again and again.
         """
         owners, sizes = cls(), [len(region) for region in regions]
         indices, order = torch.cat([Region.empty().indices, *(region.indices for region in regions)]).sort(stable=True)
-        tasks = torch.arange(len(regions), device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu").long())[
-            order
-        ]
+        lengths = torch.tensor(sizes, dtype=torch.int64, device="cpu")
+        tasks = torch.arange(len(regions), device="cpu").repeat_interleave(lengths)[order]
         is_first = torch.ones(len(indices), dtype=torch.bool, device="cpu")
         is_first[1:] = indices[1:] != indices[:-1]
         first = tasks[is_first]

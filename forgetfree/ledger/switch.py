@@ -26,8 +26,8 @@ from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError, TrainingError
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.in_training import InTraining
 from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.transaction import Transaction
 from forgetfree.tasks import TaskDefinition
 
 #: The tasks whose weights models hold now, by the part of a model that its ledger is of.
@@ -162,7 +162,7 @@ class LedgerSwitch:
         modules: Sequence[nn.Module] = (),
         moves_anything: bool = False,
         check: bool = True,
-    ) -> Iterator[InTraining[Any]]:
+    ) -> Iterator[Transaction[Any]]:
         """Let a task be learned inside, on top of the union so far or of θ_pre, and be recorded in the ledger.
 
         If the ledger has its record at the end, a union carries that on, and elsewhere θ_pre is there again. Else, and after an
@@ -204,11 +204,11 @@ class LedgerSwitch:
             else:
                 self._scatter(region.indices, values)
 
-        with InTraining(read, write) as training:
-            yield training
+        with Transaction(read, write) as change:
+            yield change
             if len(ledger.records) == learned:
                 return
-            record, before = ledger.records[-1], training.before[0]
+            record, before = ledger.records[-1], change.before[0]
             if ledger.composition == "union" and record.owned.region != region:
                 raise LedgerError(
                     f"The ledger's last record, {record.task!r}, owns {len(record.owned.region):,} entries, which are not the "
@@ -218,7 +218,7 @@ class LedgerSwitch:
             put(before)
             if digests:
                 self._check_outside(record.task, digests)
-            training.keep()
+            change.commit()
             if ledger.composition == "union":
                 self._keep(learned, record.owned, self._gather(region.indices))
                 self.to(learned + 1)

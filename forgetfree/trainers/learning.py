@@ -123,10 +123,10 @@ def learning(
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the state dict of the fine-tuned model.
         loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
-        rows: how many rows of the batches are read to choose γ, at least; whole batches are. Where they are several, the sum of
-            their gradients takes 4 bytes an entry.
+        rows: how many rows of the batches are read to choose γ, at least; whole batches are. The sum of the gradients of
+            several batches takes 4 bytes an entry.
         among: the entries among which γ is sought: ``free``: those that no earlier task owns, because tasks of one kind have
-            their largest gradients at the same ones; ``all``, as in the paper (C.3), where γ without what is owned is trained.
+            their largest gradients at the same ones; ``all``, as in the paper (C.3): of γ, what is free is trained.
         composition: ``union``: the task stands on the earlier ones of the union (C.3), and trains γ without what they own;
             ``alone``: it stands on θ_pre.
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
@@ -472,7 +472,7 @@ def _choose_region(
             space,
             budget(len(space), sparsity),
             batches=read,
-            loss=_RowsLoss(model, loss),
+            loss=_MeanLoss(model, loss),
             fine_tuned=tuned,
             taken=taken,
             frozen=[number for number, spec in enumerate(space.tensors) if spec in frozen],
@@ -502,7 +502,7 @@ def _first(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[Any]:
     return read
 
 
-class _RowsLoss:
+class _MeanLoss:
     """The mean loss over the rows of a trainer's batches, as `choose` asks for it."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:

@@ -415,7 +415,7 @@ def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: P
 
 
 def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are() -> None:
-    """Runs of several levels, tasks that own nothing, and the first and the last entry of the space."""
+    """Runs that are merged many times, and tasks that own nothing."""
     random, owners, expected = np.random.default_rng(0), Owners(), dict[int, int]()
     for task in range(700):
         own = sorted(set(random.integers(0, 3000, task % 5).tolist()) - expected.keys())
@@ -481,9 +481,9 @@ def test_a_region_trained_in_place_is_carried_on_once_it_is_recorded(model: Toy)
     with switch.learning(region):
         ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
     assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
-    with pytest.raises(ZeroDivisionError), switch.learning(region) as training:
+    with pytest.raises(ZeroDivisionError), switch.learning(region) as change:
         ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
-        with training.taken_out():
+        with change.suspended():
             assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
             switch.to(0)
         assert ledger.space.gather(model, region.indices).tolist() == [7.0, 8.0]

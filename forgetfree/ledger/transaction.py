@@ -1,4 +1,4 @@
-"""What is being learned in a model: put back where that fails, and while the model answers other tasks."""
+"""A change of a model that is taken back: for good, unless it is committed, and while the model answers other tasks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Generic, Self, TypeVar
 State = TypeVar("State")
 
 
-class InTraining(Generic[State]):
-    """The training of a task, as a context manager: at the end the model has what it had before, unless `keep` was called.
+class Transaction(Generic[State]):
+    """The change that the training of a task makes to a model: at the end of the block it is taken back, unless committed.
 
     Args:
         read: returns copies of what training changes in the model.
@@ -31,19 +31,19 @@ class InTraining(Generic[State]):
     def __exit__(self, *_: object) -> None:
         self.roll_back()
 
-    def keep(self) -> None:
-        """End the training; what it changed stays in the model."""
+    def commit(self) -> None:
+        """Leave the change in the model."""
         self._has_ended = True
 
     def roll_back(self) -> None:
-        """End the training, if it has not ended, and put back what was there before."""
+        """Take the change back, unless it is committed."""
         if not self._has_ended:
             self._has_ended = True
             self._write(self.before)
 
     @contextmanager
-    def taken_out(self) -> Iterator[None]:
-        """Let the model have what it had before inside, so that it can answer other tasks."""
+    def suspended(self) -> Iterator[None]:
+        """Let the model have what it had before inside, so that it answers other tasks."""
         if self._has_ended:
             yield
             return
