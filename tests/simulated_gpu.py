@@ -5,8 +5,9 @@ a test, ``with simulated_gpu.present():`` does the same. What is computed has th
 
 The storage of each tensor "on the GPU" is remembered. Two of torch's modes watch: `_Words` what Python says of devices
 (``device=``, ``.to``, ``.cpu``, ``.device``, ``.numpy``), and `_Operations` each operation beneath, backward passes included:
-its tensors must be in one place, and what it makes is there, too. As on a real GPU, a number without dimensions may be on the
-CPU, a tensor may be copied into one elsewhere, and indices of a tensor on the GPU may be on the CPU.
+its tensors must be in one place, and what it makes is there, too; `traffic` counts what goes between the two. As on a real
+GPU, a number without dimensions may be on the CPU, a tensor may be copied into one elsewhere, and indices of a tensor on the
+GPU may be on the CPU.
 
 It cannot show kernels of CUDA and how they round, what runs at the same time, how memory is used, or what threads and processes
 do that a test starts.
@@ -15,6 +16,7 @@ do that a test starts.
 from __future__ import annotations
 
 import unittest.mock
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -29,6 +31,8 @@ from torch.utils._pytree import tree_leaves
 
 GPU = torch.device("cuda", 0)
 MEMORY = 80 * 2**30
+#: Copies "in" and "out", and "waits": values that the processor reads from the GPU at once, and so waits for.
+traffic: Counter[str] = Counter()
 
 # -- Which tensors are on it -----------------------------------------------------------------------------
 
@@ -77,11 +81,31 @@ _WRITES = {_aten.index_put_.default, _aten._index_put_impl_.default}
 _UNSEEN = {_aten.index_put.default}
 
 
+#: Operations whose result depends on values, which the processor reads.
+WAITS = {"_local_scalar_dense", "_unique2", "equal", "is_nonzero", "masked_select", "nonzero", "unique_dim"}
+
+
+def waits(func: Any, args: Any) -> bool:
+    """Whether the processor waits for an operation on the GPU."""
+    name = func._schema.name.partition("::")[2]
+    if name in WAITS:
+        return True
+    places = args[1] if name in ("index", "index_put_", "_index_put_impl_") else ()
+    return any(each is not None and each.dtype == torch.bool for each in places)
+
+
 class _Operations(TorchDispatchMode):
+    #: Whether a tensor is being moved, or made on the GPU, by operations that know nothing of it.
+    is_moving = makes_there = False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = _tensors((args, kwargs))
         places = [is_on_gpu(each) for each in tensors]
+        if any(places) and waits(func, args):
+            traffic["waits"] += 1
+        if func is _aten.copy_.default and len(places) == 2 and places[0] != places[1]:
+            _count_copy(places[0], len(args) > 2 and args[2])
         if any(places) and not all(places) and _mixes(func, args, tensors, places):
             found = ", ".join(
                 f"{'cuda:0' if on else 'cpu'} {tuple(t.shape)}" for t, on in zip(tensors, places, strict=True)
@@ -126,10 +150,16 @@ class _Words(TorchFunctionMode):
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if func is Tensor.cpu or func is Tensor.cuda:
             return _moved(args[0], func is Tensor.cuda)
+        if func is Tensor.tolist and is_on_gpu(args[0]):
+            traffic["waits"] += 1
+        if func is Tensor.pin_memory:
+            return args[0].clone()
         if func is Tensor.to:
             return _to(*args, **kwargs)
         if (device := kwargs.get("device")) is not None and (kind := _kind(device)) in ("cuda", "cpu"):
+            _Operations.makes_there, before = kind == "cuda", _Operations.makes_there
             made = func(*args, **(kwargs | {"device": "cpu"}))
+            _Operations.makes_there = before
             for each in _tensors(made):
                 if any(each is given for given in args):  # as_tensor of a tensor gives it back
                     made = _moved(each, kind == "cuda")
@@ -168,15 +198,26 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _put(made, _kind(device) == "cuda")
     else:
         on_gpu = _kind(device) == "cuda"
+    later = kwargs.pop("non_blocking", False)
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
-    return _moved(Tensor.to(tensor, **kwargs) if kwargs else tensor, on_gpu)
+    return _moved(Tensor.to(tensor, **kwargs) if kwargs else tensor, on_gpu, later)
 
 
-def _moved(tensor: Tensor, on_gpu: bool) -> Tensor:
-    """Return the tensor where it is to be, itself if it is there."""
+def _moved(tensor: Tensor, on_gpu: bool, later: bool = False) -> Tensor:
+    """Return the tensor where it is to be, itself if it is there; ``later`` nothing waits for the copy."""
     if is_on_gpu(tensor) == on_gpu or tensor.is_meta:
         return tensor
-    return _put(tensor.clone(memory_format=torch.preserve_format), on_gpu)
+    _count_copy(on_gpu, later)
+    _Operations.is_moving = True
+    try:
+        return _put(tensor.clone(memory_format=torch.preserve_format), on_gpu)
+    finally:
+        _Operations.is_moving = False
+
+
+def _count_copy(on_gpu: bool, later: bool) -> None:
+    traffic["in" if on_gpu else "out"] += 1
+    traffic["waits"] += not on_gpu and not later
 
 
 # -- A driver --------------------------------------------------------------------------------------------
@@ -219,6 +260,7 @@ def _driver() -> dict[Any, dict[str, Any]]:
             "get_device_capability": lambda *_: (9, 0),
             "mem_get_info": lambda *_: (MEMORY, MEMORY),
             "memory_reserved": lambda *_: 0,
+            "Event": lambda *_, **__: SimpleNamespace(record=lambda *_: None, synchronize=lambda: None),
             "get_rng_state": lambda *_: state,
             "get_rng_state_all": lambda: [state],
             **{name: lambda *_: None for name in _SILENT.split()},

@@ -22,7 +22,8 @@ from forgetfree.core.parameters import DTYPES
 from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, plain_generation
-from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.models.task_model import TaskModel
+from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing.tiny import wordpiece, words

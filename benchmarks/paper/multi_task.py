@@ -268,16 +268,17 @@ def train_together(benches: Sequence[SingleTask], options: TrainingOptions) -> M
         stack.enter_context(in_training(model, trained, readouts))
         first.monitor.log_rate(scheduled_rate(options, steps))
         step = TrainingStep(model, trained, readouts, options, steps)
+        step.on_step = on_step
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, bool(options.dropout))
         for bench in turns:
-            x, y, t = (part.to(first.device) for part in bench.task.train.batch(next(plans[bench.task.name])))
+            x, y, t = model.on_device(bench.task.train.batch(next(plans[bench.task.name])))
             step.zero_grad()
             with autocast(options.precision, first.device.type):
                 logits = model(x, t)
             step.backward(F.cross_entropy(logits.float(), y))
-            loss = step.update()
-            on_step(step.done, loss)
+            step.update()
+        step.finish()
         return ModelState.of(model, [bench.task.name for bench in benches])
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.continual.strategy_parts import ModelStorage
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.models.task_model import TokenLayout
+from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.training.training_options import TrainingOptions

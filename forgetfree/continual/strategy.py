@@ -180,7 +180,9 @@ class ContinualStrategy(StrategyTemplate):
         with self.holding():
             if readout is not None:
                 load_tensors_(self.model.readout_module(task.label), readout)
-            self.bench(task).train_(self.options, "fine_tune", WholeTensors(tensors), frozen=frozen)
+            of_backbone = self.space.parameters(self.model.backbone)
+            kept = [(of_backbone[i], local) for i, local, _ in self.space.split(frozen.indices)]
+            self.bench(task).train_(self.options, "fine_tune", WholeTensors(tensors, kept))
             return ModelState.of(self.model, [task.name])
 
     @property

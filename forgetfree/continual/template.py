@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from avalanche.models import DynamicModule
+from avalanche.models.utils import is_multi_task_module
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates import SupervisedTemplate
@@ -211,13 +212,14 @@ class StrategyTemplate(SupervisedTemplate):
         training_mode(self.model, bool(training.options.dropout))
         seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(seed, "dropout"))
-        with self.monitor.phase(training.task.name, training.phase, self._updates) as self._on_step:
+        with self.monitor.phase(training.task.name, training.phase, self._updates) as self._step.on_step:
             self._part = WHOLE
             resumes = alone(self.plugins) and self.resumable
             self._step.begin(self.monitor.checkpoint() if resumes else None, seed)
             self.monitor.log_rate(lambda step: self._step.rate)
             with layer_checkpoints(self.model, training.options.gradient_checkpointing):
                 yield
+            self._step.finish()
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
@@ -226,15 +228,27 @@ class StrategyTemplate(SupervisedTemplate):
         if not (dropout and self.model.training):
             training_mode(self.model, dropout)
 
+    def _unpack_minibatch(self) -> None:
+        """Put the mini-batch on the device, by one copy, with what the model makes of its inputs."""
+        x, y, *others = self.mbatch
+        self._counts = self.model.counts(x)
+        inputs, y, *_ = self.model.on_device((x, y, y))
+        x = inputs if isinstance(inputs, Tensor) else inputs.x
+        self._inputs, self.mbatch = (x, inputs), [x, y, *others]
+
     def forward(self) -> Tensor:
         """Return logits of the mini-batch in float32, computed in the precision of the options."""
         answer = training_of(self.training).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
+        x, inputs = self._inputs
         with among_labels_of_batch(self, self.mb_y) if self.is_training else nullcontext():
-            if answer is None and hasattr(self.experience, "task_labels"):
-                return cast(Tensor, super().forward())
+            if answer is not None:
+                return answer(self.mb_x, task_labels)
+            if self.mb_x is not x:  # a plugin's own
+                inputs = self.mb_x
             # Avalanche would call the model without task labels, even where the batch has them.
-            return (answer or self.model)(self.mb_x, task_labels)
+            multi_task = not hasattr(self.experience, "task_labels") or is_multi_task_module(self.model)
+            return cast(Tensor, self.model(inputs, task_labels) if multi_task else self.model(inputs))
 
     def criterion(self) -> Any:
         """Return the loss of the mini-batch."""
@@ -247,8 +261,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def optimizer_step(self) -> None:
         """Move the weights."""
-        loss = self._step.update()
-        self._on_step(self._step.done, loss)
+        self._step.update()
 
     # -- Evaluation ------------------------------------------------------------------------------------------
 
@@ -293,7 +306,7 @@ class StrategyTemplate(SupervisedTemplate):
             rows = rows.subset(sorted(self._order))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
-            logits, labels, counts = map(torch.cat, zip(*self._collected, strict=True))
+            logits, labels, counts = (torch.cat(each).cpu() for each in zip(*self._collected, strict=True))
             order = torch.argsort(torch.tensor(self._order, device="cpu").repeat_interleave(counts), stable=True)
             answers = kind.answers(self.task.definition, logits[order], labels[order], rows)
             if rows is not None:
@@ -303,7 +316,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
         kept = self.task.kind.collected(self.mb_output, self.mb_y)
-        self._collected.append((kept.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))
+        self._collected.append((kept, self.mb_y, self._counts))
         self._on_evaluated(len(self._collected), math.nan)
         super()._after_eval_iteration(**kwargs)
 

@@ -91,11 +91,20 @@ class ReadoutModel(nn.Module):
         self.linears = nn.ModuleDict()
         self.dropout = nn.Dropout(dropout)
 
-    def features(self, x: Tensor) -> Tensor:
+    def prepared(self, x: Any) -> Any:
+        """Return what the model reads of inputs ``x`` ``(B, …)``, on its device."""
+        return x.to(next(self.parameters()).device)
+
+    def on_device(self, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Any, Tensor, Tensor]:
+        """Return a batch ``(x, y, t)`` on the model's device, prepared, but for ``t``, whose values are looked at."""
+        x, y, t = batch
+        return self.prepared(x), y.to(next(self.parameters()).device), t
+
+    def features(self, x: Any) -> Tensor:
         """Return what the readouts read, a row for each label: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
         raise NotImplementedError
 
-    def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
+    def pooled(self, x: Any, layer: int | None = None) -> Tensor:
         """Return one vector a row that tells what it is about ``(B, H)``.
 
         Args:
@@ -108,7 +117,7 @@ class ReadoutModel(nn.Module):
         """Return inputs ``(rows, …)`` that passes can be timed by; ``None`` where a model does not know what it reads."""
         return None
 
-    def features_and_mean(self, x: Tensor) -> Tensor:
+    def features_and_mean(self, x: Any) -> Tensor:
         """Return `features`, one a row, and `pooled` of the last layer ``(B, 2, H)``."""
         return torch.stack([self.features(x), self.pooled(x, -1)], 1)
 
@@ -168,11 +177,11 @@ class ReadoutModel(nn.Module):
         """Return the parameters of all readouts, each once."""
         return list(self.linears.parameters())
 
-    def forward(self, x: Tensor, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
+    def forward(self, x: Any, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
         """Return the logits of the labels, float32.
 
         Args:
-            x: inputs ``(B, …)``; token ids ``(B, L)`` for language models.
+            x: inputs ``(B, …)``; token ids ``(B, L)`` for language models; or what `on_device` made of them.
             task_labels: one task for all rows, or one for each label ``(B,)``; ``None``: all tasks. Default: the task in
                 training or evaluation, for plugins and metrics without task labels; or the only readout.
 
@@ -184,7 +193,8 @@ class ReadoutModel(nn.Module):
         Raises:
             TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
         """
-        with autocast(self.precision, x.device.type), attention_for_training(x):
+        x = self.prepared(x)
+        with autocast(self.precision, x.device.type), attention_for_training(x if isinstance(x, Tensor) else x.x):
             features = self.features(x)
             if task_labels is None:
                 tasks = [0] if self.shared_readout else range(len(self.heads))
@@ -226,7 +236,7 @@ class ReadoutModel(nn.Module):
         if len(tasks) == 1:
             return self.read(features, tasks[0])
         width = max(self._head(task).n_labels for task in tasks)
-        logits = task_labels.new_full((len(features), width), LOWEST, dtype=torch.float32)
+        logits = features.new_full((len(features), width), LOWEST, dtype=torch.float32)
         for task in tasks:
             rows = task_labels == task
             read = self.read(features[rows], task)

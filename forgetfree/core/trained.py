@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, packed, unpack_, values_at, write_
-from forgetfree.core.readout_model import autocast, keeping_mode
+from forgetfree.core.readout_model import ReadoutModel, autocast, keeping_mode
 from forgetfree.core.regions import Region
 from forgetfree.core.taps import Taps
 from forgetfree.errors import TrainingError
@@ -23,12 +23,12 @@ OnStep = Callable[[int, float], None]
 
 
 class CrossEntropy:
-    """The loss that a step descends: the mean over the rows of a batch of the cross-entropy of ``forward``'s logits.
+    """The loss that a step descends: the mean over the rows of a batch of the cross-entropy of the logits.
 
     Its gradients are left in the model's tensors, with the factor ``scale``.
 
     Args:
-        forward: ``(x, t)`` to logits.
+        forward: ``(x, t)`` to logits, such as a model.
         device: where it computes.
         precision: of forward and backward passes.
         summed: take the sum over the rows in place of their mean.
@@ -36,7 +36,7 @@ class CrossEntropy:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor], Tensor],
+        forward: Callable[[Any, Tensor], Tensor],
         device: torch.device,
         precision: str = "fp32",
         *,
@@ -48,23 +48,48 @@ class CrossEntropy:
 
     def __call__(self, batch: Sequence[Batch]) -> float:
         """Return the loss over the mini-batches, and add their gradients to those in the tensors."""
-        total, rows = 0.0, 1 if self._summed else sum(len(y) for _, y, _ in batch)
-        for x, y, t in batch:
+        losses, rows = list[Tensor](), 1 if self._summed else sum(len(y) for _, y, _ in batch)
+        for each in batch:
+            if isinstance(self._forward, ReadoutModel):
+                x, y, t = self._forward.on_device(each)
+            else:
+                x, y, t = (tensor.to(self._device) for tensor in each)
             with autocast(self._precision, self._device.type):
-                logits = self._forward(x.to(self._device), t.to(self._device))
-            loss = F.cross_entropy(logits.float(), y.to(self._device), reduction="sum") / rows
+                logits = self._forward(x, t)
+            loss = F.cross_entropy(logits.float(), y, reduction="sum") / rows
             (loss * self.scale).backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        return total
+            losses.append(loss.detach())
+        return sum(torch.stack(losses).tolist(), 0.0) if losses else 0.0  # read once
 
 
-def check_loss(loss: Tensor | float, step: int) -> float:
+class Reading:
+    """A number that a GPU computes, to be read later: its copy is on the way while the processor goes on.
+
+    Args:
+        value: a tensor of one number.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.is_there = value.device.type == "cpu"
+        self._value, self._copied = value.detach(), None
+        if value.device.type == "cuda":
+            self._value = self._value.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def __float__(self) -> float:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._value)
+
+
+def check_loss(loss: Tensor | Reading | float, step: int) -> float:
     """Return the loss as a number.
 
     Raises:
         TrainingError: it is not finite.
     """
-    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    value = float(loss)
     if value != value or value in (float("inf"), float("-inf")):
         raise TrainingError(
             f"The loss became {value} at step {step}. Lower the learning rate (--set learning_rate=…) or the weight "
@@ -96,10 +121,14 @@ class WholeTensors:
 
     Args:
         tensors: the model's tensors to train.
+        frozen: tensors, each with the numbers of those of its entries that stay as they are now.
     """
 
-    def __init__(self, tensors: Iterable[nn.Parameter]) -> None:
+    def __init__(self, tensors: Iterable[nn.Parameter], frozen: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         self.touched = list(tensors)
+        self._frozen = [
+            (tensor, local.to(tensor.device), values_at(tensor.detach(), local)) for tensor, local in frozen
+        ]
         wide = [at_least_float32(tensor.dtype) for tensor in self.touched]
         self.parameters = [
             tensor if tensor.dtype == dtype else nn.Parameter(tensor.detach().to(dtype))
@@ -116,9 +145,11 @@ class WholeTensors:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Write the copies into the tensors; other values are in place."""
+        """Write the copies into the tensors, and what is frozen; other values are in place."""
         for tensor, copy in self._copies:
             tensor.copy_(copy)
+        for whole, local, values in self._frozen:  # momentum and decay move them without a gradient
+            write_([(whole, local)], values)
 
 
 class RegionParameters:

@@ -180,7 +180,7 @@ class MixedBatchModel:
         """Return the logits by row of one pass, in which the rows stand group after group."""
         batch = [rows[number] for numbers in groups.values() for number in numbers]
         x = torch.stack(batch) if self._pad is None else pad_sequence(batch, batch_first=True, padding_value=self._pad)
-        features, start = self._model.features(x.to(next(self._model.parameters()).device)), 0
+        features, start = self._model.features(self._model.prepared(x)), 0
         if len(features) != len(batch):
             raise UsageError(
                 f"Task {' or '.join(map(repr, groups))} labels words, and a batch of many tasks has one label a row. Answer it "

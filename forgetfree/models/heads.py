@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from forgetfree.core.readout_model import POOLER, TaskHead, body_of
 from forgetfree.errors import ModelError
-from forgetfree.models.task_model import TaskModel, TokenLayout, head_names
+from forgetfree.models.task_model import TaskModel, head_names
+from forgetfree.models.token_inputs import TokenInputs, TokenLayout
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,11 @@ class HeadModel(TaskModel):
         """Return the task's head."""
         return self.linears[self._key(task)]
 
-    def features(self, x: Tensor) -> Any:
+    def features(self, x: Tensor | TokenInputs) -> Any:
         """Return what heads read: `HiddenRows`."""
-        inputs = self.inputs(x)
-        hidden = self.backbone(**inputs).last_hidden_state
-        return HiddenRows(hidden, inputs["input_ids"], inputs["attention_mask"])
+        inputs = self.prepared(x)
+        hidden = self.backbone(**self._arguments(inputs)).last_hidden_state
+        return HiddenRows(hidden, inputs.named["input_ids"], inputs.mask)
 
     def read(self, features: Any, task: int) -> Tensor:
         """Return the logits ``(B, n)`` of one task."""

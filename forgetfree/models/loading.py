@@ -34,7 +34,8 @@ from forgetfree.models.model_files import (
     read_tokenizer,
     read_weights,
 )
-from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
+from forgetfree.models.task_model import TaskModel, positions_of
+from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 

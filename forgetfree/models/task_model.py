@@ -12,7 +12,8 @@ Five readouts of language models (paper, §3; what is frozen: A.1; prompts: A.2)
 - ``mean``: the same layer on the mean of all tokens' hidden states, special ones included.
 
 A model that was fine-tuned elsewhere may have one more, its own head: `ClassifierModel`. What a model needs besides token ids,
-such as the attention mask, follows from them: `TokenLayout`.
+such as the attention mask, follows from them: see
+`forgetfree.models.token_inputs`.
 
 ``prompt``, ``causal`` and ``generate`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
@@ -23,7 +24,7 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,62 +32,13 @@ from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import BY_WORDS, POOLER, ReadoutKind, ReadoutModel, TaskHead, body_of, body_prefix
+from forgetfree.core.trained import Batch
 from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
+from forgetfree.models.token_inputs import TokenInputs, TokenLayout, attention_of, moved_together
 
 #: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
 _EXAMPLE, _LONG_EXAMPLE = 32, 256
-
-
-@dataclass(frozen=True)
-class TokenLayout:
-    """The special ids of one tokenizer.
-
-    Attributes:
-        pad: the token that fills short rows on the right. It may also be a real token (GPT-2 pads with end-of-text).
-        mask: the mask token, or ``None``.
-        separator: the token that ends the first text, for models with token types; else ``None``.
-    """
-
-    pad: int
-    mask: int | None = None
-    separator: int | None = None
-
-    def ids(self, x: Tensor) -> Tensor:
-        """Return the ids without marks: the first token of a labelled word stands as its complement."""
-        return torch.where(x < 0, ~x, x)
-
-    def attention_mask(self, x: Tensor) -> Tensor:
-        """Return 1 from each row's first token to its last that is not padding, else 0: int64 ``(B, L)``."""
-        real = x.ne(self.pad).long()
-        real[:, :1] = 1
-        return real.flip(1).cummax(1).values.flip(1)
-
-    def token_types(self, x: Tensor) -> Tensor | None:
-        """Return 0 for the first text and its separator, 1 for the second: ``(B, L)``, or ``None`` without types."""
-        if self.separator is None:
-            return None
-        separators = (x == self.separator).long()
-        before = separators.cumsum(1) - separators
-        return (before == 1).long() * self.attention_mask(x)
-
-    def last(self, x: Tensor) -> Tensor:
-        """Return each row's last position that is not padding: int64 ``(B,)``."""
-        return self.attention_mask(x).sum(1) - 1
-
-    def masked(self, x: Tensor) -> Tensor:
-        """Return each row's mask position: int64 ``(B,)``.
-
-        Raises:
-            ModelError: a row has none, or more than one.
-        """
-        is_mask = x.eq(-1 if self.mask is None else self.mask)
-        if not bool((is_mask.sum(1) == 1).all()):
-            raise ModelError(
-                "Every row needs exactly one mask token for the prompt readout, got "
-                f"{sorted(set(is_mask.sum(1).tolist()))} of them. Encode with the task's template."
-            )
-        return torch.argmax(is_mask.long(), dim=1)
 
 
 class TaskModel(ReadoutModel):
@@ -119,6 +71,7 @@ class TaskModel(ReadoutModel):
         if readout == "prompt":
             self._position = tokens.masked
         self.writes_apart = readout == "generate" and bool(getattr(backbone.config, "is_encoder_decoder", False))
+        self._attention = attention_of(backbone)
 
     @property
     def hidden_size(self) -> int:
@@ -127,7 +80,7 @@ class TaskModel(ReadoutModel):
         return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the arguments for the backbone."""
+        """Return the arguments for the backbone, where ``x`` is."""
         mask = self.tokens.attention_mask(x)
         longest = int(mask.sum(1).max())  # padding that a data loader added costs nothing
         x, mask = self.tokens.ids(x[:, :longest]), mask[:, :longest]
@@ -136,6 +89,45 @@ class TaskModel(ReadoutModel):
         if types is not None:
             inputs["token_type_ids"] = types
         return inputs
+
+    def prepared(self, x: Tensor | TokenInputs) -> TokenInputs:
+        """Return what the model reads of a batch, on its device."""
+        return x if isinstance(x, TokenInputs) else self._prepared(x).to(self.device)[0]
+
+    def on_device(self, batch: Batch) -> tuple[TokenInputs, Tensor, Tensor]:
+        """Return a batch ``(x, y, t)`` on the model's device, by one copy, but for ``t``, whose values are looked at."""
+        x, y, t = batch
+        inputs, (labels,) = self._prepared(x).to(self.device, y)
+        return inputs, labels, t
+
+    def _prepared(self, x: Tensor) -> TokenInputs:
+        """Return the same, where ``x`` is."""
+        if self.writes_apart:
+            return self._decoded(x)
+        inputs = self._unlabelled(x)
+        return replace(inputs, at=self._read_at(x[:, : inputs.mask.shape[1]], inputs.named["input_ids"]))
+
+    def _unlabelled(self, x: Tensor) -> TokenInputs:
+        """Return the same, of which no label is read."""
+        named = self.inputs(x)
+        return TokenInputs(x, named, x.new_empty(0), bool(named["attention_mask"].all()))
+
+    def _arguments(self, inputs: TokenInputs) -> dict[str, Any]:
+        """Return the arguments for the backbone, with the mask in a form that nothing must be read of.
+
+        Of a mask ``(B, L)``, transformers looks whether it is full, and lets attention go without one if so.
+        """
+        config: Any = self.backbone.config
+        mask: Tensor | None = inputs.mask
+        if getattr(config, "_attn_implementation", "") == "sdpa":
+            length = inputs.mask.shape[1]
+            if self._attention == "bidirectional":
+                mask = None if inputs.is_full else inputs.mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+            elif (
+                self._attention == "causal" and inputs.device.type != "cpu"
+            ):  # no token sees what fills a row on the right
+                mask = torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril_()[None, None]
+        return inputs.named | {"attention_mask": mask}
 
     def example(self, rows: int) -> Tensor:
         """Return rows of any tokens, as long as makes sense for a device: int64 ``(rows, L)``."""
@@ -148,39 +140,34 @@ class TaskModel(ReadoutModel):
         """Return the number of labels of each row ``(B,)``: of its words where they are marked, else 1."""
         return (x < 0).sum(1).clamp(min=1)
 
-    def _read_at(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return row and position of each label ``(n,)``: at the marked words of a row, or else at its one position."""
+    def _read_at(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return where in all rows, one after the other, labels are read ``(n,)``: at marked words, or a row's one position."""
         words = x < 0
         words[torch.arange(len(x), device=x.device), self._position(ids)] |= ~words.any(1)
-        rows, position = words.nonzero(as_tuple=True)
-        return rows, position
+        return words.flatten().nonzero().squeeze(1)
 
-    def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
+    def pooled(self, x: Tensor | TokenInputs, layer: int | None = None) -> Tensor:
         """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
+        marked = x.x if isinstance(x, TokenInputs) else x
         if self.readout in BY_WORDS and bool(
-            (x < 0).any()
+            (marked < 0).any()
         ):  # what is written after a prompt does not tell what it is about
-            lengths = self.tokens.attention_mask(x).sum(1).tolist()
-            x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(x, lengths, strict=True)])
-        inputs: dict[str, Any] = self.inputs(x)
+            lengths = self.tokens.attention_mask(marked).sum(1).tolist()
+            x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(marked, lengths, strict=True)])
         body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
         read = body.get_encoder() if body.config.is_encoder_decoder else body
-        states = read(**inputs, output_hidden_states=True).hidden_states
-        return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
+        inputs = x if isinstance(x, TokenInputs) else self._unlabelled(x).to(self.device)[0]
+        states = read(**self._arguments(inputs), output_hidden_states=True).hidden_states
+        return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs.mask)
 
-    def features_and_mean(self, x: Tensor) -> Tensor:
+    def features_and_mean(self, x: Tensor | TokenInputs) -> Tensor:
         """Return both of one pass, where one layer has them."""
         config: Any = self.backbone.config
         if self.readout != "linear" or config.is_encoder_decoder:
             return super().features_and_mean(x)
-        inputs = self.inputs(x)
-        hidden: Tensor = self.backbone(**inputs).last_hidden_state
-        return torch.stack([self._first_tokens(x, inputs, hidden), mean_of_tokens(hidden, inputs["attention_mask"])], 1)
-
-    def _first_tokens(self, x: Tensor, inputs: dict[str, Tensor], hidden: Tensor) -> Tensor:
-        """Return the hidden state that each label is read from ``(n, H)``."""
-        rows, position = self._read_at(x[:, : hidden.shape[1]], inputs["input_ids"])
-        return hidden[rows, position]
+        inputs = self.prepared(x)
+        hidden: Tensor = self.backbone(**self._arguments(inputs)).last_hidden_state
+        return torch.stack([_read(hidden, inputs), mean_of_tokens(hidden, inputs.mask)], 1)
 
     @property
     def device(self) -> torch.device:
@@ -209,53 +196,60 @@ class TaskModel(ReadoutModel):
         BART's decoder would count what fills them as positions. Any other model reads both as one row, padded on the left.
         """
         if self.writes_apart:
-            prompts = self._padded([prompt for prompt, _ in rows])
-            texts = self._padded([[self._decoder_start, *text] for _, text in rows])
-            named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-            return dict(zip(named, (*prompts, *texts), strict=True))
-        ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], left=True)
+            prompts = self._padded([prompt for prompt, _ in rows], self.device)
+            texts = self._padded([[self._decoder_start, *text] for _, text in rows], self.device)
+            return self._by_name(prompts, texts)
+        ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], self.device, left=True)
         return {"input_ids": ids, "attention_mask": mask}
+
+    @staticmethod
+    def _by_name(prompts: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+        return dict(zip(named, (*prompts, *texts), strict=True))
 
     @property
     def _decoder_start(self) -> int:
         config: Any = self.backbone.config
         return int(config.decoder_start_token_id)
 
-    def _padded(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Tensor, Tensor]:
+    def _padded(
+        self, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu", *, left: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return rows of ids filled to one length, and 1 at their tokens, 0 at what fills them: int64 ``(B, L)`` each."""
         longest = max(map(len, rows))
-        ids = torch.full((len(rows), longest), self.tokens.pad, device=self.device)
+        ids = torch.full((len(rows), longest), self.tokens.pad, device="cpu")
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
             own = slice(longest - len(row), longest) if left else slice(0, len(row))
-            ids[i, own], mask[i, own] = torch.tensor(row, device=self.device), 1
+            ids[i, own], mask[i, own] = torch.tensor(row, device="cpu"), 1
+        ids, mask = moved_together([ids, mask], torch.device(device))
         return ids, mask
 
-    def _decoded(self, x: Tensor) -> Tensor:
-        """Return the decoder's logits at the marks ``(n, V)``: a row up to its first mark is the prompt, the rest the text."""
+    def _decoded(self, x: Tensor) -> TokenInputs:
+        """Return what a decoder apart reads of rows: up to its first mark a row is the prompt, the rest the text."""
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
-        ids, mask = self._padded([prompt_of(row).tolist() for row in rows])
-        written, known = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows])
-        logits: Tensor = self.backbone(
-            input_ids=ids, attention_mask=mask, decoder_input_ids=written, decoder_attention_mask=known
-        ).logits
-        return logits[known.bool()]
+        prompts = self._padded([prompt_of(row).tolist() for row in rows], x.device)
+        texts = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows], x.device)
+        at = texts[1].flatten().nonzero().squeeze(1)
+        return TokenInputs(x, self._by_name(prompts, texts), at, False)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor | TokenInputs) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
-        if self.writes_apart:
-            return self._decoded(x)
-        inputs = self.inputs(x)
+        inputs = self.prepared(x)
+        named = self._arguments(inputs)
         if self.readout == "mean":
-            return mean_of_tokens(self.backbone(**inputs).last_hidden_state, inputs["attention_mask"])
+            return mean_of_tokens(self.backbone(**named).last_hidden_state, inputs.mask)
         if self.readout == "linear":
-            return self._first_tokens(x, inputs, self.backbone(**inputs).last_hidden_state)
-        rows, position = self._read_at(x[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
-        body, head = _body_and_head(self.backbone)
+            return _read(self.backbone(**named).last_hidden_state, inputs)
+        body, head = (self.backbone, None) if self.writes_apart else _body_and_head(self.backbone)
         if head is None:  # the head cannot be called alone: compute all positions, then take one
-            logits: Tensor = self.backbone(**inputs).logits
-            return logits[rows, position]
-        return head(body(**inputs).last_hidden_state[rows, position].unsqueeze(1)).squeeze(1)
+            return _read(self.backbone(**named).logits, inputs)
+        return head(_read(body(**named).last_hidden_state, inputs).unsqueeze(1)).squeeze(1)
+
+
+def _read(states: Tensor, inputs: TokenInputs) -> Tensor:
+    """Return the states ``(B, L, …)`` that the labels are read from ``(n, …)``."""
+    return states.flatten(0, 1).index_select(0, inputs.at)
 
 
 def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -303,9 +297,9 @@ class ClassifierModel(TaskModel):
         config: Any = backbone.config
         config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor | TokenInputs) -> Tensor:
         """Return the head's logits ``(B, C)``."""
-        logits: Tensor = self.backbone(**self.inputs(x)).logits
+        logits: Tensor = self.backbone(**self._arguments(self.prepared(x))).logits
         return logits
 
     def read(self, features: Tensor, task: int) -> Tensor:

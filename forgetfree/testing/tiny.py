@@ -17,7 +17,8 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, 
 from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, plain_generation
-from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.models.task_model import TaskModel
+from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
 
 if TYPE_CHECKING:

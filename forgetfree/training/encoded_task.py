@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -247,7 +248,7 @@ def features_of(
 def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor:
     """Return the cross-entropy of every token that is to be predicted, in nats: float32 ``(n,)``."""
 
-    def read(x: Tensor, y: Tensor, _: Tensor) -> Tensor:
+    def read(x: Any, y: Tensor, _: Tensor) -> Tensor:
         return F.cross_entropy(model.features(x).float(), y, reduction="none")
 
     return _of_all_rows(model, read, rows, batch_size, "fp32")
@@ -256,21 +257,21 @@ def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor
 @torch.no_grad()
 def _of_all_rows(
     model: ReadoutModel,
-    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+    read: Callable[[Any, Tensor, Tensor], Tensor],
     rows: Examples,
     batch_size: int,
     precision: str,
 ) -> Tensor:
-    device = next(model.parameters()).device
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
-        for batch in by_length(rows.lengths, batch_size):
-            x, y, t = rows.batch(batch)
-            with autocast(precision, device.type):
-                outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
-            pieces.append((outputs, torch.tensor(batch, device="cpu").repeat_interleave(model.counts(x))))
+        for numbers in by_length(rows.lengths, batch_size):
+            batch = rows.batch(numbers)
+            x, y, t = model.on_device(batch)
+            with autocast(precision, y.device.type):
+                outputs = read(x, y, t).float()
+            pieces.append((outputs, torch.tensor(numbers, device="cpu").repeat_interleave(model.counts(batch[0]))))
     outputs, order = map(torch.cat, zip(*pieces, strict=True))
-    return outputs[torch.argsort(order, stable=True)]
+    return outputs.cpu()[torch.argsort(order, stable=True)]
 
 
 def share_of_entropy(logits: Tensor, labels: int) -> Tensor:

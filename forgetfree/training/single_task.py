@@ -23,7 +23,7 @@ import torch
 from forgetfree import __version__
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
-from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of, write_
+from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of
 from forgetfree.core.readout_model import Precision, ReadoutModel, body_of, body_prefix, body_space, evaluating
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import ROWS, budget, choose, floor_share, most_moved
@@ -99,8 +99,7 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
 
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> CrossEntropy:
     """Return the loss of θ(γ) over a batch of `mask_batches`."""
-    device = next(model.parameters()).device
-    return CrossEntropy(model, device, options.precision)
+    return CrossEntropy(model, next(model.parameters()).device, options.precision)
 
 
 def mask_batches(rows: Examples, mask: MaskOptions, seed: int, device: torch.device) -> Iterator[list[Batch]]:
@@ -314,7 +313,6 @@ class SingleTask:
         trained: TrainedParameters | None = None,
         steps: int | None = None,
         *,
-        frozen: Region | None = None,
         logged: bool = True,
         about: tuple[str, ...] = (),
     ) -> None:
@@ -325,7 +323,6 @@ class SingleTask:
             phase: what the steps are called.
             trained: what is trained of the backbone; default: all graftable tensors.
             steps: updates; default: those of the options.
-            frozen: entries of what is trained that stay as they are.
             logged: whether losses and learning rates are logged.
             about: what tells the training from another that starts alike.
         """
@@ -334,24 +331,13 @@ class SingleTask:
             if logged:
                 self.monitor.log_rate(scheduled_rate(options, steps))
 
-            frozen = frozen or Region.empty()
-            tensors, values = (
-                self.space.parameters(self.model.backbone),
-                self.space.gather(self.model.backbone, frozen.indices),
-            )
-            pieces = [(tensors[i], local.to(values.device)) for i, local, _ in self.space.split(frozen.indices)]
-
-            def updated(step: int, loss: float) -> None:
-                write_(pieces, values)  # momentum and decay move them without a gradient
-                on_step(step, loss if logged else math.nan)
-
             fine_tune(
                 self.model,
                 self.task.train,
                 options,
                 steps=steps,
                 seed=self.seed_of(phase),
-                on_step=updated,
+                on_step=on_step if logged else lambda step, loss: on_step(step, math.nan),
                 trained=trained,
                 checkpoint=self.monitor.checkpoint(),
                 about=about,

@@ -8,7 +8,8 @@ to save memory: the update is the same.
         step.zero_grad()
         for part in parts(batch, options.accumulation):
             step.backward(loss(part.rows), part.share)
-        loss = step.update()
+        step.update()
+    step.finish()
 
 Strategies run Avalanche's loop around it, on the same batches and seeds as the plain loop `fine_tune`, and so end with the same
 bits (a test compares them).
@@ -33,7 +34,15 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.core.parameters import persistent_buffers
 from forgetfree.core.readout_model import ReadoutModel, autocast, body_of
-from forgetfree.core.trained import OnStep, RegionParameters, TrainedParameters, WholeTensors, check_loss, in_training
+from forgetfree.core.trained import (
+    OnStep,
+    Reading,
+    RegionParameters,
+    TrainedParameters,
+    WholeTensors,
+    check_loss,
+    in_training,
+)
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import plan_batches
 from forgetfree.errors import OptionError
@@ -105,9 +114,13 @@ class TrainingStep:
         optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
         schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
 
+    A loss is known when the device has computed it. On a CPU that is at once; a GPU would have to be waited for, so each loss is
+    read after the next update, and the last by `finish`.
+
     Attributes:
         done: the updates so far.
-        rate: the learning rate of the last update: the backbone's, if it is trained.
+        on_step: called for each update once its loss is known, with its number and the loss.
+        rate: the learning rate of the update that `on_step` is called for: the backbone's, if it is trained.
     """
 
     def __init__(
@@ -122,10 +135,13 @@ class TrainingStep:
         schedule: Callable[[int], float] | None = None,
     ) -> None:
         self.done, self.rate = 0, math.nan
+        self.on_step: OnStep | None = None
         self._model, self._trained, self._options, self._steps = model, trained, options, steps
         backbone = list(trained.parameters)
         self._anchored = [(each, each.detach().clone()) for each in backbone] if options.l1 else []
-        self._loss, self._checkpoint = 0.0, Checkpoint()
+        self._losses: list[Reading] = []  # of the batch, part by part
+        self._untold: list[tuple[int, float, list[Reading]]] = []  # updates whose losses may not be known yet
+        self._checkpoint = Checkpoint()
         rate, decay = options.learning_rate, options.weight_decay
         groups: list[dict[str, Any]] = [
             {"params": backbone, "lr": rate},
@@ -175,14 +191,20 @@ class TrainingStep:
             share: the part's share of the batch.
 
         Raises:
-            TrainingError: the loss is not finite.
+            TrainingError: the loss is known, and not finite.
         """
         loss = loss * share
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._loss += check_loss(loss, self.done + 1)
+        self._losses.append(reading := Reading(loss))
+        if reading.is_there:
+            check_loss(reading, self.done + 1)
 
-    def update(self) -> float:
-        """Move what is trained, and return the loss of the batch."""
+    def update(self) -> None:
+        """Move what is trained.
+
+        Raises:
+            TrainingError: the loss of the update before was not finite.
+        """
         self._trained.collect()
         if self._options.precision == "fp16":
             self._scaler.unscale_(self.optimizer)
@@ -191,7 +213,7 @@ class TrainingStep:
                 parameter.grad.add_((parameter.detach() - anchor).sign_(), alpha=self._options.l1)
         if self._options.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._options.max_gradient_norm)
-        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        rate = float(self.optimizer.param_groups[0]["lr"])
         scale = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -199,15 +221,33 @@ class TrainingStep:
             self._schedule.step()
         self._trained.write()
         self.done += 1
-        loss, self._loss = self._loss, 0.0
-        return loss
+        losses, self._losses = self._losses, []
+        self._untold.append((self.done, rate, losses))
+        self._tell(later=0 if all(each.is_there for each in losses) else 1)
+
+    def finish(self) -> None:
+        """Wait for the losses that are not known yet.
+
+        Raises:
+            TrainingError: one is not finite.
+        """
+        self._tell(later=0)
+
+    def _tell(self, later: int) -> None:
+        """Tell of the updates, but for the last ``later`` ones."""
+        while len(self._untold) > later:
+            number, self.rate, losses = self._untold.pop(0)
+            loss = sum(check_loss(each, number) for each in losses)
+            if self.on_step:
+                self.on_step(number, loss)
 
     def keep(self) -> None:
         """Keep where the training stands, now and then."""
         self._checkpoint.after(self.done, self._steps, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
+        """Return the state, whose losses are all told."""
+        self.finish()
         return {
             "parameters": [parameter.detach() for parameter in self._parameters],
             "optimizer": self.optimizer.state_dict(),
@@ -322,7 +362,7 @@ def fine_tune(
         options: how to train.
         steps: the number of updates.
         seed: for batches and dropout.
-        on_step: called after every update.
+        on_step: called for every update, see `TrainingStep`.
         trained: what is trained of the backbone; default: all graftable tensors.
         checkpoint: keeps where the training stands.
         about: what tells it there from another training that starts alike.
@@ -333,20 +373,19 @@ def fine_tune(
     options = for_model(options, model, rows)
     trained = trained or WholeTensors(model.space().parameters(model.backbone))
     readout = list(model.readout_module(rows.task).parameters())
-    device = next(model.parameters()).device
     with in_training(model, trained, readout), layer_checkpoints(model, options.gradient_checkpointing):
         step = TrainingStep(model, trained, readout, options, steps)
+        step.on_step = on_step
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, bool(options.dropout))
         done = step.begin(checkpoint, seed, recorded(options), rows.labels, *about)
         for batch in plan(rows.lengths, options, steps, seed)[done:]:
             step.zero_grad()
             for part in parts(batch, options.accumulation, rows.counts):
-                x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
-                with autocast(options.precision, device.type):
+                x, y, t = model.on_device(rows.batch(part.rows))
+                with autocast(options.precision, y.device.type):
                     logits = model(x, t)
                 step.backward(F.cross_entropy(logits.float(), y), part.share)
-            loss = step.update()
-            if on_step:
-                on_step(step.done, loss)
+            step.update()
             step.keep()
+        step.finish()

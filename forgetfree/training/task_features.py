@@ -90,8 +90,7 @@ class TaskFeatures:
         return scores.argmax(1)
 
     def _features(self, x: Tensor) -> Tensor:
-        device = next(self._model.parameters()).device
-        return self._model.pooled(x.to(device)).cpu().double()
+        return self._model.pooled(x).cpu().double()
 
     # -- Keeping ---------------------------------------------------------------------------------------------
 

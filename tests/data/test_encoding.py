@@ -12,7 +12,7 @@ from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids,
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
-from forgetfree.models.task_model import TokenLayout
+from forgetfree.models.token_inputs import TokenLayout
 
 WAS = "{text} It was {mask}."
 ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"

@@ -15,7 +15,8 @@ from forgetfree.core.parameters import tensors_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.models.task_model import TaskModel
+from forgetfree.models.token_inputs import TokenLayout
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import TaskError
-from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.models.task_model import TaskModel
+from forgetfree.models.token_inputs import TokenLayout
 
 SINGLE = TaskHead("first", 2)
 TRIPLE = TaskHead("second", 3)
