@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import forgetfree.training.step
 from forgetfree.benchmarks.gpu import bench as kit
 from forgetfree.benchmarks.speed.region_step import found_region, loss_of, whole
+from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.selection import most_moved
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training, trainable
 from forgetfree.trainers.attachment import AttachedRegion
 from forgetfree.training.encoded_task import predict
@@ -192,3 +194,58 @@ def test_a_step_of_llama(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = {name: count.kernels.total() for name, count in counted.items()}
     print(kernels)
     assert kernels["region"] <= 0.87 * kernels["fine-tune"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_the_mask_search_is_that_of_a_cpu_in_a_few_operations(dtype: torch.dtype) -> None:
+    """Of S, θ(γ) and the region the bits are the same, also where tensors cannot be views of one vector."""
+
+    def searching(count: Operations, device: str) -> list[Any]:
+        model = kit.Bench(torch.device("cpu"), False, Path(".")).bert().model
+        model.backbone.encoder.layer[0].output.dense.weight.data = (  # other strides
+            model.backbone.encoder.layer[0].output.dense.weight.data.t().contiguous().t()
+        )
+        model.backbone.encoder.layer[1].to(dtype)
+        space = model.space()
+        generator = torch.Generator().manual_seed(1)
+        pre = space.flatten(model.backbone)
+        ft = pre + 1e-3 * torch.randn(len(space), generator=generator) * (
+            torch.rand(len(space), generator=generator) < 0.9
+        )
+        base = most_moved(pre, ft, 5000)
+        model.to(device)
+        search = MaskSearch(
+            model.backbone,
+            space,
+            pre.to(device),
+            ft.to(device),
+            base,
+            MaskOptions(steps=3),
+            lambda batch: 0.0,  # type: ignore[arg-type]
+        )
+        for step in range(5):
+            for number, tensor in enumerate(search.tensors):
+                gradient = 1e-6 * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+                if number == 3:  # which the model does not read
+                    continue
+                if tensor.grad is None:
+                    tensor.grad = gradient.to(device)
+                else:
+                    tensor.grad.copy_(gradient)
+            with count if step == 4 else nullcontext():
+                search.graft_(1e7 if step else 0.0, step)
+        found = [search.shift.cpu(), search.region(4, 10_000).indices, space.flatten(model.backbone, "cpu")]
+        search.release()
+        assert torch.equal(found[-1], space.flatten(model.backbone, "cpu"))
+        assert len({tensor.untyped_storage().data_ptr() for tensor in search.tensors}) == len(search.tensors)
+        return found
+
+    count = Operations()
+    expected = searching(Operations(), "cpu")
+    with simulated_gpu.present():
+        got = searching(count, "cuda")
+    print(count.kernels, count.traffic)
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+    assert not count.traffic["waits"]
+    assert count.kernels.total() <= (30 if dtype == torch.float32 else 80)

@@ -1,14 +1,15 @@
 """Learning the mask: the search for γ by the scores S (paper, §2, eqs. 3 and 4).
 
-θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made. S is kept as its
-shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the steps by which entries are ranked
-may be smaller.
+θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made. On a GPU, θ(γ) and
+its gradient are flat vectors, too, of which the model's tensors are views: a step is then a few operations, in place of a few
+for each tensor. S is kept as its shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the steps
+by which entries are ranked may be smaller.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,13 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
+from forgetfree.core.parameters import ALIGNMENT_OF_BUFFERS, ParameterSpace, at_least_float32, entries
 from forgetfree.core.readout_model import Precision
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget, top
-from forgetfree.core.trained import Batch, CrossEntropy, OnStep, check_loss, trainable
+from forgetfree.core.trained import Batch, CrossEntropy, OnStep, Reading, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded
+
+#: The most entries that a GPU computes at once: a fifth of a gigabyte of terms.
+PIECE = 2**24
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
@@ -92,6 +96,49 @@ def hard_region(shift: Tensor, start: float, base: Region, count: int) -> Region
     return Region(candidates[top(rank, count).indices])
 
 
+class _FlatModel:
+    """The graftable entries of a model, and their gradients, as one vector ``(N,)`` each.
+
+    The model's tensors are views of them, but for those that would have other strides, another dtype, or begin where kernels
+    may round otherwise: these are copied to and fro.
+    """
+
+    def __init__(self, space: ParameterSpace, tensors: Sequence[nn.Parameter]) -> None:
+        self.theta = torch.empty(len(space), dtype=space.dtype, device=tensors[0].device)
+        self.gradient = torch.zeros_like(self.theta)
+        self._views: list[nn.Parameter] = []
+        self._apart: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+        views = space.views(self.theta), space.views(self.gradient)
+        for spec, tensor, theta, gradient in zip(space.tensors, tensors, *views, strict=True):
+            is_aligned = spec.offset * tensor.itemsize % ALIGNMENT_OF_BUFFERS == 0
+            if is_aligned and tensor.is_contiguous() and tensor.dtype == space.dtype:
+                tensor.data, tensor.grad = theta.copy_(tensor.detach()), gradient
+                self._views.append(tensor)
+            else:
+                self._apart.append((tensor, theta, gradient))
+
+    def collect(self) -> None:
+        """Take the gradients of the tensors that are no views."""
+        for tensor, _, gradient in self._apart:
+            if tensor.grad is not None:
+                gradient.copy_(tensor.grad)
+                tensor.grad = None
+
+    def write(self) -> None:
+        """Give the tensors that are no views their values."""
+        for tensor, theta, _ in self._apart:
+            tensor.copy_(theta)
+
+    def pieces(self, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Return values, gradients and other vectors ``(N,)`` in pieces: few, but what is computed of one takes memory."""
+        return zip(*(torch.split(each, PIECE) for each in (self.theta, self.gradient, *vectors)), strict=True)
+
+    def release(self) -> None:
+        """Give each tensor memory of its own again."""
+        for tensor in self._views:
+            tensor.data, tensor.grad = tensor.data.clone(), None
+
+
 class MaskSearch:
     """S for one model, and the steps of the search: descend by eq. 3 and graft by eq. 4, in one pass.
 
@@ -128,7 +175,10 @@ class MaskSearch:
         self._model, self._space, self._options, self._base = model, space, options, base
         self._pre, self._ft, self._loss = theta_pre, theta_ft, loss
         self.shift = torch.zeros(len(space), dtype=at_least_float32(space.dtype), device=self.device)
-        self.shift[theta_ft == theta_pre] = -math.inf
+        self.shift.masked_fill_(theta_ft == theta_pre, -math.inf)
+        self._at = base.indices.to(self.device)
+        self._flat = None if self.device.type == "cpu" else _FlatModel(space, self.tensors)
+        self._gradient_sum: tuple[int, Reading] | None = None  # of the last step, as long as it may not be known
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
         self.best: tuple[float, int, Region] | None = None
@@ -146,30 +196,66 @@ class MaskSearch:
         start = self._options.score_init
         gradient_sum = self.shift.new_zeros(())  # NaN or infinite where a gradient is
         if rate:
-            for i, local, _ in self._space.split(self._base.indices):
-                if (gradient := self.tensors[i].grad) is not None:
-                    inside, place = entries(gradient, local)
-                    inside[place] *= -1
-        vectors = (self._space.views(vector) for vector in (self._pre, self._ft, self.shift))
-        for theta, pre, ft, shift in zip(self.tensors, *vectors, strict=True):
+            self._turn_signs()
+        for theta, gradient, pre, ft, shift in self._pieces():
             move = ft.to(shift.dtype, copy=True).sub_(pre)
-            if rate and theta.grad is not None:
-                descend_(shift, start, theta.grad, move, rate)
-                gradient_sum += theta.grad.sum(dtype=shift.dtype)
+            if rate and gradient is not None:
+                descend_(shift, start, gradient, move, rate)
+                gradient_sum += gradient.sum(dtype=shift.dtype)
             sigma = (shift + start).sigmoid_()
             torch.addcmul(pre, sigma, move, out=theta)
+        self.check_gradients()
+        self._gradient_sum = step, Reading(gradient_sum)
+        if self.device.type == "cpu":
+            self.check_gradients()
+        at, wide = self._at, self.shift.dtype
+        sigma = torch.sigmoid(self.shift[at] + start)
+        inside = torch.lerp(self._ft[at].to(wide), self._pre[at].to(wide), sigma)
+        if self._flat is None:
+            self._space.scatter_(self._model, self._base.indices, inside)
+        else:
+            self._flat.theta.index_copy_(0, at, inside.to(self._flat.theta.dtype))
+            self._flat.gradient.zero_()
+            self._flat.write()
+        self.in_model = True
+
+    def _turn_signs(self) -> None:
+        """Turn the signs of the gradients in the base region."""
+        if self._flat is not None:
+            self._flat.collect()
+            gradient = self._flat.gradient
+            gradient.index_copy_(0, self._at, -gradient.index_select(0, self._at))
+            return
+        for i, local, _ in self._space.split(self._base.indices):
+            if (gradient_of := self.tensors[i].grad) is not None:
+                inside, place = entries(gradient_of, local)
+                inside[place] *= -1
+
+    def _pieces(self) -> Iterator[tuple[Any, ...]]:
+        """Return θ(γ), its gradient, θ_pre, θ_ft and S − S_0, piece by piece."""
+        vectors = self._pre, self._ft, self.shift
+        if self._flat is not None:
+            yield from self._flat.pieces(*vectors)
+            return
+        for theta, *others in zip(self.tensors, *map(self._space.views, vectors), strict=True):
+            yield theta, theta.grad, *others
             theta.grad = None
-        if not math.isfinite(total := float(gradient_sum)):
+
+    def check_gradients(self) -> None:
+        """Raise ``TrainingError`` unless the gradients of the last step were finite."""
+        if self._gradient_sum is None:
+            return
+        (step, reading), self._gradient_sum = self._gradient_sum, None
+        if not math.isfinite(total := float(reading)):
             raise TrainingError(
                 f"The gradients at step {step} of the mask search add up to {total}, expected finite ones. Localize in fp32 "
                 "(or bf16 instead of fp16), or fine-tune with a lower learning rate."
             )
-        at = self._base.indices.to(self.device)
-        sigma, wide = torch.sigmoid(self.shift[at] + start), self.shift.dtype
-        self._space.scatter_(
-            self._model, self._base.indices, torch.lerp(self._ft[at].to(wide), self._pre[at].to(wide), sigma)
-        )
-        self.in_model = True
+
+    def release(self) -> None:
+        """Give each tensor of the model memory of its own again, if it has none."""
+        if self._flat is not None:
+            self._flat.release()
 
     def step_(self, batch: Sequence[Batch], step: int) -> float:
         """Move S by the gradient over one batch, and return the mean loss of θ(γ) over its rows."""
@@ -181,8 +267,9 @@ class MaskSearch:
 
     def region(self, step: int, count: int) -> Region:
         """Return the hard mask after ``step`` steps."""
+        self.check_gradients()
         if step == 0:  # nothing speaks for any entry outside the base region
-            moved = self.shift[self._base.indices.to(self.device)] > -math.inf
+            moved = self.shift[self._at] > -math.inf
             return Region(self._base.indices[moved.cpu()][:count])
         return hard_region(self.shift, self._options.score_init, self._base, count)
 
@@ -286,6 +373,7 @@ def learn_region(
             model.eval()
             search.best = consider(len(search.losses))
     finally:
+        search.release()
         space.load_(model, theta_pre)
         model.train(mode)
     _, step, region = search.best

@@ -302,7 +302,7 @@ def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
 #: The most bytes of tensors that lie in one buffer, see `packed`.
 BUFFER = 2**28
 #: Bytes at whose multiples the tensors of a buffer begin, as those that PyTorch allocates on a GPU do.
-_STEP = 512
+ALIGNMENT_OF_BUFFERS = 512
 
 
 @torch.no_grad()
@@ -330,7 +330,7 @@ def packed(pieces: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor
 def _buffer(group: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return a buffer of which these tensors are views now, and the numbers of their entries in it."""
     first = group[0][0]
-    step = _STEP // first.element_size()
+    step = ALIGNMENT_OF_BUFFERS // first.element_size()
     starts = [0]
     for tensor, _ in group:
         starts.append(starts[-1] + -(-tensor.numel() // step) * step)

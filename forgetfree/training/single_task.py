@@ -62,8 +62,8 @@ MASK_EVALUATIONS = 2
 VALIDATION_ROWS = 512
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
-#: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
-_ELSEWHERE = {"size": 256, "tokens": 2**14}
+#: Elsewhere: a pass of few rows leaves a GPU idle.
+_ELSEWHERE = {"size": 2**14, "tokens": 2**14}
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:

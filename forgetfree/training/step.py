@@ -114,8 +114,8 @@ class TrainingStep:
         optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
         schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
 
-    A loss is known when the device has computed it. On a CPU that is at once; a GPU would have to be waited for, so each loss is
-    read after the next update, and the last by `finish`.
+    A loss is known when the device has computed it. On a CPU that is at once; a GPU would have to be waited for, so each loss
+    is read after the next update, and the last by `finish`.
 
     Attributes:
         done: the updates so far.
