@@ -167,10 +167,7 @@ def waits(bench: Bench) -> Iterator[Value]:
 
 
 def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
-    """Texts of 48 tokens beside transformers' ``generate``, with random weights and once the model is sure of its texts.
-
-    In half precision, rows with two likely tokens are read again alone; a model that is sure has few.
-    """
+    """Texts of 48 tokens beside transformers' ``generate``, with random weights and once the model is sure of its texts."""
     many, new = (2, 4) if bench.tiny else (16, 48)
     draw, known = random.Random(0), bench.rows("story", 40, 2).train.first[0].split()
     story = " ".join((known * 2)[:new])
@@ -188,7 +185,7 @@ def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
     how: Any = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": loaded.pad}
     for name, state in (("random weights", single.pre), ("sure of its texts", single.fine_tuned(options))):
         with single.holding(state):
-            inputs = model.to_continue([(prompt, []) for prompt in test.prompts])
+            inputs = model.to_continue(test.prompts, max(map(len, test.prompts)))
             plain = torch.no_grad()(partial(model.backbone.eval().generate, **inputs, **how))
             ours, passes = partial(single.answers, state, options=options), list[int]()
             seconds = alternate({f"texts, {name}": ours, "transformers' generate": plain}, turns=1)

@@ -2,8 +2,8 @@
 
 θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made. On a GPU, θ(γ) and
 its gradient are flat vectors, too, of which the model's tensors are views: a step is then a few operations, in place of a few
-for each tensor. S is kept as its shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the steps
-by which entries are ranked may be smaller.
+for each tensor. S is kept as its shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the
+steps by which entries are ranked may be smaller.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Texts that a language model writes, and which of the allowed ones it finds likely: the same for any batch, order and padding.
 
-Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
-two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
-alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. A row that may
-change the factors of other rows' positions (LongRoPE) is read alone throughout.
+Kernels add up in an order that depends on the shapes, and so logits of a row that is read in a batch of another shape differ
+in their last bits; where the two largest nearly agree, the other may win. Hence the shapes of all passes follow from the row
+alone: prompts are filled to one of a few lengths, and each length has its number of rows, which copies fill. Then neither the
+rows beside it nor its place among them changes a bit of a row's logits. Where rows are not read independently of each other,
+each is read alone: by experts, which compute the rows that chose them together, and by the factors of LongRoPE.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +21,6 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
-from forgetfree.data.rows import by_length
 from forgetfree.kinds.kind import Wrote
 from forgetfree.tasks import TaskDefinition
 
@@ -30,8 +32,8 @@ Answer = Callable[[Tensor, Any], Tensor]
 #: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
 #: not the model; the model may be another each time.
 Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
-#: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
-_FLOAT32, _HALF = 1e-3, 2**-4
+#: Rows and tokens, at most, that a pass reads: a CPU would take long for the copies beside a single prompt.
+_ON_CPU, _ELSEWHERE = (8, 512), (32, 2**14)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +66,59 @@ def write(
         task: whose rows; it says how long a text may be, and what ends it.
         model: the model.
         rows: the rows; what stands there after the prompts is not read.
-        passes: how they are read.
+        passes: how they are read, but for the number of rows at once: see `rows_at_once`.
         wrote: told after each batch, see `Wrote`.
     """
     prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
+    tokens = 0
+
+    def told(more: int) -> None:
+        nonlocal tokens
+        tokens += more
+        if wrote is not None:
+            wrote(tokens, len(prompts) * task.max_new_tokens)
+
     with evaluating(model, passes.precision):
         for together, answering in passes.together(prompts):
-            for places in by_length([len(prompts[i]) for i in together], passes.batch_size):
-                batch = [together[place] for place in places]
-                asked = [prompts[i] for i in batch]
-                texts = write_greedily(
-                    model,
-                    asked,
-                    task=rows.task,
-                    most=task.max_new_tokens,
-                    ends=partial(stops, rows.tokenizer, stop=task.stop),
-                    end=rows.end,
-                    answer=answering,
-                )
-                for number, text in zip(batch, texts, strict=True):
-                    written[number] = text
-                if wrote is not None:
-                    wrote(sum(map(len, written)), len(prompts) * task.max_new_tokens)
+            texts = write_greedily(
+                model,
+                [prompts[i] for i in together],
+                task=rows.task,
+                most=task.max_new_tokens,
+                ends=partial(stops, rows.tokenizer, stop=task.stop),
+                end=rows.end,
+                answer=answering,
+                wrote=told,
+            )
+            for number, text in zip(together, texts, strict=True):
+                written[number] = text
     return written
+
+
+def filled(length: int) -> int:
+    """Return the length to which prompts of a length are filled: the next of 16, 32, 48, 64, 96, 128, 192, 256 and so on.
+
+    It is longer than theirs: where nothing fills any row of a batch, another kernel reads them.
+    """
+    step = 16
+    while length >= 4 * step:
+        step *= 2
+    return (length // step + 1) * step
+
+
+def rows_at_once(model: TaskModel, length: int) -> int:
+    """Return how many prompts a pass reads that are filled to a length."""
+    if has_experts(model.backbone.config):
+        return 1
+    rows, tokens = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
+    return max(1, min(rows, tokens // max(length, 1)))
+
+
+def has_experts(config: Any) -> bool:
+    """Return whether a Hugging Face model has experts that rows choose, by its config."""
+    named = config.get_text_config().to_dict()
+    return any(re.search(r"experts$", name) and isinstance(n, int) and n > 1 for name, n in named.items())
 
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
@@ -140,83 +171,74 @@ def write_greedily(
     ends: Callable[[Sequence[int]], bool],
     end: int,
     answer: Answer | None = None,
+    wrote: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """Return the ids that a model writes after each prompt, without the token that ends a text.
 
     Args:
         model: in evaluation mode.
-        prompts: token ids, of one batch.
+        prompts: token ids.
         task: the label of the prompts' task.
         most: the most tokens of a text; fewer where the model has fewer positions.
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
-        answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
+        answer: from marked ids and task labels to logits, what answers in the model's place, if anything: each row alone.
+        wrote: told after each batch how many tokens its texts have.
     """
-    alone = partial(_alone, answer or model, model.device, task)
     rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends)) for prompt in prompts]
-    longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
-    while unfinished := [row for row in rows if not row[1].ended]:
-        even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
-        if even:
-            _write_on(model, even, alone, end)
-        else:
-            for prompt, text in unfinished:
-                text.add(alone(prompt, text.ids))
+    longest = model.even_length if answer is None else 0
+
+    def shape(row: tuple[Sequence[int], _Text]) -> tuple[int, bool]:
+        """Return what rows that are read together have in common: the length, and whether there is room for any text."""
+        prompt, text = row
+        return (filled(len(prompt)), text.room == most) if len(prompt) + text.room <= longest else (0, False)
+
+    for (length, has_room), group in groupby(sorted(rows, key=shape), shape):
+        alike = list(group)
+        # The passes of a batch go on where one of its texts is at the model's last position.
+        size = rows_at_once(model, length) if has_room else 1
+        for batch in (alike[start : start + size] for start in range(0, len(alike), size)):
+            if length:
+                _write_together(model, batch, length, end)
+            for prompt, text in batch:
+                while not text.ended:
+                    text.add(_alone(answer or model, model.device, task, prompt, text.ids))
+            if wrote is not None:
+                wrote(sum(len(text.ids) for _, text in batch))
     return [text.ids for _, text in rows]
 
 
 def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int], text: Sequence[int]) -> int:
-    """Return the token that follows, by one row alone."""
+    """Return the token that follows, by one row alone, without a cache."""
     ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
-    labels = torch.full((len(text) + 1,), task, device=device)
+    labels = torch.full((len(text) + 1,), task, device="cpu")
     return int(read(torch.tensor([ids], device=device), labels)[-1].argmax())
 
 
-def _write_on(
-    model: TaskModel,
-    rows: Sequence[tuple[Sequence[int], _Text]],
-    alone: Callable[[Sequence[int], Sequence[int]], int],
-    end: int,
-) -> None:
-    """Write texts on side by side, until each is at its end, or the longest row at the model's last position."""
+def _write_together(model: TaskModel, rows: Sequence[tuple[Sequence[int], _Text]], length: int, end: int) -> None:
+    """Write texts side by side, until each is at its end, after prompts that are filled to a length."""
     backbone: Any = model.backbone
-    share = _FLOAT32 if model.precision == "fp32" and backbone.dtype == torch.float32 else _HALF
-
-    def decide(_: Tensor, logits: Tensor) -> Tensor:
-        """Return logits with one possible token for each row."""
-        decided = torch.full_like(logits, -torch.inf)
-        for i, ((prompt, text), (token, doubtful)) in enumerate(zip(rows, _likeliest(logits, share), strict=True)):
-            if not text.ended:
-                token = alone(prompt, text.ids) if doubtful else token
-                text.add(token)
-            decided[i, token] = 0.0
-        return decided
+    prompts, texts = zip(*rows, strict=True)
+    size = rows_at_once(model, length)
 
     def ended(ids: Tensor, _: Any) -> Tensor:
-        return torch.tensor([text.ended for _, text in rows], device=ids.device)
+        """Add the token that each text got, and return which texts are at their end; copies are."""
+        for text, token in zip(texts, ids[:, -1].tolist(), strict=False):
+            if not text.ended:
+                text.add(token)
+        return torch.tensor([text.ended for text in texts] + [True] * (size - len(texts)), device=ids.device)
 
     with autocast(model.precision, model.device.type):
         backbone.generate(
-            **model.to_continue([(prompt, text.ids) for prompt, text in rows]),
-            max_new_tokens=min(
-                max(text.room for _, text in rows),
-                min(model.most_after(prompt) - len(text.ids) for prompt, text in rows),
-            ),
+            **model.to_continue([*prompts, *[prompts[0]] * (size - len(prompts))], length),
+            max_new_tokens=max(text.room for text in texts),
             do_sample=False,
             num_beams=1,
             use_cache=True,
             eos_token_id=end,
             pad_token_id=model.tokens.pad,
-            logits_processor=[decide],
             stopping_criteria=[ended],
         )
-
-
-def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
-    """Return the likeliest token of each row ``(B, V)``, and whether another is nearly as likely."""
-    largest, tokens = logits.float().topk(2, dim=-1)
-    doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
-    return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
 
 
 # -- Which of the allowed answers ------------------------------------------------------------------------

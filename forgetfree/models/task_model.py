@@ -189,23 +189,13 @@ class TaskModel(ReadoutModel):
         lengths = [each["original_max_position_embeddings"] for each in by_layer if each.get("rope_type") == "longrope"]
         return min(lengths, default=sys.maxsize)
 
-    def to_continue(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
-        """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
+    def to_continue(self, prompts: Sequence[Sequence[int]], length: int) -> dict[str, Tensor]:
+        """Return the arguments of ``generate`` of transformers for prompts, which are filled to a length.
 
-        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts, which have one length:
-        BART's decoder would count what fills them as positions. Any other model reads both as one row, padded on the left.
+        An encoder-decoder reads them filled on the right, any other model on the left.
         """
-        if self.writes_apart:
-            prompts = self._padded([prompt for prompt, _ in rows], self.device)
-            texts = self._padded([[self._decoder_start, *text] for _, text in rows], self.device)
-            return self._by_name(prompts, texts)
-        ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], self.device, left=True)
+        ids, mask = self._padded(prompts, self.device, length=length, left=not self.writes_apart)
         return {"input_ids": ids, "attention_mask": mask}
-
-    @staticmethod
-    def _by_name(prompts: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-        return dict(zip(named, (*prompts, *texts), strict=True))
 
     @property
     def _decoder_start(self) -> int:
@@ -213,10 +203,15 @@ class TaskModel(ReadoutModel):
         return int(config.decoder_start_token_id)
 
     def _padded(
-        self, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu", *, left: bool = False
+        self,
+        rows: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        *,
+        length: int | None = None,
+        left: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return rows of ids filled to one length, and 1 at their tokens, 0 at what fills them: int64 ``(B, L)`` each."""
-        longest = max(map(len, rows))
+        longest = length or max(map(len, rows))
         ids = torch.full((len(rows), longest), self.tokens.pad, device="cpu")
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
@@ -230,8 +225,9 @@ class TaskModel(ReadoutModel):
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
         prompts = self._padded([prompt_of(row).tolist() for row in rows], x.device)
         texts = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows], x.device)
+        named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
         at = texts[1].flatten().nonzero().squeeze(1)
-        return TokenInputs(x, self._by_name(prompts, texts), at, False)
+        return TokenInputs(x, dict(zip(named, (*prompts, *texts), strict=True)), at, False)
 
     def features(self, x: Tensor | TokenInputs) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
