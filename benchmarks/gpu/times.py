@@ -185,7 +185,7 @@ def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
     how: Any = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": loaded.pad}
     for name, state in (("random weights", single.pre), ("sure of its texts", single.fine_tuned(options))):
         with single.holding(state):
-            inputs = model.to_continue(test.prompts, max(map(len, test.prompts)))
+            inputs = model.to_continue([(prompt, []) for prompt in test.prompts])
             plain = torch.no_grad()(partial(model.backbone.eval().generate, **inputs, **how))
             ours, passes = partial(single.answers, state, options=options), list[int]()
             seconds = alternate({f"texts, {name}": ours, "transformers' generate": plain}, turns=1)

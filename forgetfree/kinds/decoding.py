@@ -1,16 +1,21 @@
 """Texts that a language model writes, and which of the allowed ones it finds likely: the same for any batch, order and padding.
 
-Kernels add up in an order that depends on the shapes, and so logits of a row that is read in a batch of another shape differ
-in their last bits; where the two largest nearly agree, the other may win. Hence the shapes of all passes follow from the row
-alone: prompts are filled to one of a few lengths, and each length has its number of rows, which copies fill. Then neither the
-rows beside it nor its place among them changes a bit of a row's logits. Where rows are not read independently of each other,
-each is read alone: by experts, which compute the rows that chose them together, and by the factors of LongRoPE.
+Kernels add up in an order that depends on the shapes, so logits of a row that is read in a batch of another shape differ in
+their last bits, and where the two largest nearly agree, the other may win. Two ways keep a text from that:
+
+- **Fixed shapes**, in half precision and on a GPU. Prompts are filled to one of a few lengths, and each length has its number
+  of rows, which copies fill. Then neither the rows beside it nor its place among them changes a bit of a row's logits.
+- **Float32 on a CPU**, where several threads share a product, and bits depend on a row's place, too. A batch decides only where
+  the two are clearly apart. Else the row is read alone, without padding and without a cache, and that decides.
+
+Where rows are not read independently of each other, each is read alone: by experts, which compute the rows that chose them
+together, and by the factors of LongRoPE.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,6 +26,7 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
+from forgetfree.data.rows import by_length
 from forgetfree.kinds.kind import Wrote
 from forgetfree.tasks import TaskDefinition
 
@@ -32,7 +38,9 @@ Answer = Callable[[Tensor, Any], Tensor]
 #: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
 #: not the model; the model may be another each time.
 Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
-#: Rows and tokens, at most, that a pass reads: a CPU would take long for the copies beside a single prompt.
+#: How far float32 logits of one row may differ between batches, as a share of the largest: far more than is measured.
+_DOUBTFUL = 1e-3
+#: Rows and tokens, at most, of fixed shapes: a CPU would take long for the copies beside a single prompt.
 _ON_CPU, _ELSEWHERE = (8, 512), (32, 2**14)
 
 
@@ -66,45 +74,53 @@ def write(
         task: whose rows; it says how long a text may be, and what ends it.
         model: the model.
         rows: the rows; what stands there after the prompts is not read.
-        passes: how they are read, but for the number of rows at once: see `rows_at_once`.
+        passes: how they are read.
         wrote: told after each batch, see `Wrote`.
     """
     prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
-    tokens = 0
-
-    def told(more: int) -> None:
-        nonlocal tokens
-        tokens += more
-        if wrote is not None:
-            wrote(tokens, len(prompts) * task.max_new_tokens)
-
     with evaluating(model, passes.precision):
         for together, answering in passes.together(prompts):
-            texts = write_greedily(
-                model,
-                [prompts[i] for i in together],
-                task=rows.task,
-                most=task.max_new_tokens,
-                ends=partial(stops, rows.tokenizer, stop=task.stop),
-                end=rows.end,
-                answer=answering,
-                wrote=told,
-            )
-            for number, text in zip(together, texts, strict=True):
-                written[number] = text
+            for places in batches_of(model, [len(prompts[i]) for i in together], passes.batch_size):
+                batch = [together[place] for place in places]
+                texts = write_greedily(
+                    model,
+                    [prompts[i] for i in batch],
+                    task=rows.task,
+                    most=task.max_new_tokens,
+                    ends=partial(stops, rows.tokenizer, stop=task.stop),
+                    end=rows.end,
+                    answer=answering,
+                )
+                for number, text in zip(batch, texts, strict=True):
+                    written[number] = text
+                if wrote is not None:
+                    wrote(sum(map(len, written)), len(prompts) * task.max_new_tokens)
     return written
 
 
+def batches_of(model: TaskModel, lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Return the numbers of prompts that are given to `write_greedily` together; of fixed shapes, the size does not count."""
+    if not _has_fixed_shapes(model):
+        yield from by_length(lengths, size)
+        return
+    for length, group in groupby(sorted(range(len(lengths)), key=lengths.__getitem__), lambda i: filled(lengths[i])):
+        numbers, size = list(group), rows_at_once(model, length)
+        yield from (numbers[start : start + size] for start in range(0, len(numbers), size))
+
+
+def _has_fixed_shapes(model: TaskModel) -> bool:
+    """Return whether the shapes of passes follow from a row alone."""
+    backbone: Any = model.backbone
+    return model.device.type != "cpu" or model.precision != "fp32" or backbone.dtype != torch.float32
+
+
 def filled(length: int) -> int:
-    """Return the length to which prompts of a length are filled: the next of 16, 32, 48, 64, 96, 128, 192, 256 and so on.
+    """Return the length to which prompts of a length are filled: the next of 32, 64, 128, 256 and so on.
 
     It is longer than theirs: where nothing fills any row of a batch, another kernel reads them.
     """
-    step = 16
-    while length >= 4 * step:
-        step *= 2
-    return (length // step + 1) * step
+    return max(32, 1 << length.bit_length())
 
 
 def rows_at_once(model: TaskModel, length: int) -> int:
@@ -171,7 +187,6 @@ def write_greedily(
     ends: Callable[[Sequence[int]], bool],
     end: int,
     answer: Answer | None = None,
-    wrote: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """Return the ids that a model writes after each prompt, without the token that ends a text.
 
@@ -182,63 +197,99 @@ def write_greedily(
         most: the most tokens of a text; fewer where the model has fewer positions.
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
-        answer: from marked ids and task labels to logits, what answers in the model's place, if anything: each row alone.
-        wrote: told after each batch how many tokens its texts have.
+        answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
     """
+    alone = partial(_alone, answer or model, model.device, task)
     rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends)) for prompt in prompts]
-    longest = model.even_length if answer is None else 0
-
-    def shape(row: tuple[Sequence[int], _Text]) -> tuple[int, bool]:
-        """Return what rows that are read together have in common: the length, and whether there is room for any text."""
-        prompt, text = row
-        return (filled(len(prompt)), text.room == most) if len(prompt) + text.room <= longest else (0, False)
-
-    for (length, has_room), group in groupby(sorted(rows, key=shape), shape):
-        alike = list(group)
-        # The passes of a batch go on where one of its texts is at the model's last position.
-        size = rows_at_once(model, length) if has_room else 1
-        for batch in (alike[start : start + size] for start in range(0, len(alike), size)):
-            if length:
-                _write_together(model, batch, length, end)
-            for prompt, text in batch:
-                while not text.ended:
-                    text.add(_alone(answer or model, model.device, task, prompt, text.ids))
-            if wrote is not None:
-                wrote(sum(len(text.ids) for _, text in batch))
+    longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
+    while unfinished := [row for row in rows if not row[1].ended]:
+        even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
+        for batch in _alike(model, even, most):
+            _write_on(model, batch, alone, end)
+        if not even:
+            for prompt, text in unfinished:
+                text.add(alone(prompt, text.ids))
     return [text.ids for _, text in rows]
 
 
+def _alike(
+    model: TaskModel, rows: Sequence[tuple[Sequence[int], _Text]], most: int
+) -> Iterator[list[tuple[Sequence[int], _Text]]]:
+    """Return rows in the batches in which they are read."""
+    if not _has_fixed_shapes(model):
+        yield from [[*rows]] if rows else []
+        return
+
+    def shape(row: tuple[Sequence[int], _Text]) -> tuple[int, bool]:
+        """Return the length to which a prompt is filled, and whether the model has positions for any text after it."""
+        prompt, text = row
+        return filled(len(prompt)), text.room == most
+
+    for (length, has_room), group in groupby(sorted(rows, key=shape), shape):
+        alike, size = list(group), rows_at_once(model, length) if has_room else 1
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+
+
 def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int], text: Sequence[int]) -> int:
-    """Return the token that follows, by one row alone, without a cache."""
+    """Return the token that follows, by one row alone."""
     ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
     labels = torch.full((len(text) + 1,), task, device="cpu")
     return int(read(torch.tensor([ids], device=device), labels)[-1].argmax())
 
 
-def _write_together(model: TaskModel, rows: Sequence[tuple[Sequence[int], _Text]], length: int, end: int) -> None:
-    """Write texts side by side, until each is at its end, after prompts that are filled to a length."""
+def _write_on(
+    model: TaskModel,
+    rows: Sequence[tuple[Sequence[int], _Text]],
+    alone: Callable[[Sequence[int], Sequence[int]], int],
+    end: int,
+) -> None:
+    """Write texts on side by side, until each is at its end, or the longest row at the model's last position."""
     backbone: Any = model.backbone
-    prompts, texts = zip(*rows, strict=True)
-    size = rows_at_once(model, length)
+    given, length, share = [(prompt, text.ids) for prompt, text in rows], None, _DOUBTFUL
+    if _has_fixed_shapes(model):
+        length, share = filled(len(rows[0][0])), 0.0
+        given += given[:1] * (rows_at_once(model, length) - len(rows))
+
+    def decide(_: Tensor, logits: Tensor) -> Tensor:
+        """Return logits with one possible token for each row."""
+        tokens = []
+        for i, (token, doubtful) in enumerate(_likeliest(logits, share)):
+            if i < len(rows) and not rows[i][1].ended:
+                prompt, text = rows[i]
+                token = alone(prompt, text.ids) if doubtful else token
+                text.add(token)
+            tokens.append(token)
+        chosen = torch.tensor(tokens, device=logits.device)
+        return torch.full_like(logits, -torch.inf).scatter_(1, chosen[:, None], 0.0)
 
     def ended(ids: Tensor, _: Any) -> Tensor:
-        """Add the token that each text got, and return which texts are at their end; copies are."""
-        for text, token in zip(texts, ids[:, -1].tolist(), strict=False):
-            if not text.ended:
-                text.add(token)
-        return torch.tensor([text.ended for text in texts] + [True] * (size - len(texts)), device=ids.device)
+        copies = [True] * (len(given) - len(rows))
+        return torch.tensor([text.ended for _, text in rows] + copies, device=ids.device)
 
     with autocast(model.precision, model.device.type):
         backbone.generate(
-            **model.to_continue([*prompts, *[prompts[0]] * (size - len(prompts))], length),
-            max_new_tokens=max(text.room for text in texts),
+            **model.to_continue(given, length),
+            max_new_tokens=min(
+                max(text.room for _, text in rows),
+                min(model.most_after(prompt) - len(text.ids) for prompt, text in rows),
+            ),
             do_sample=False,
             num_beams=1,
             use_cache=True,
             eos_token_id=end,
             pad_token_id=model.tokens.pad,
+            logits_processor=[decide],
             stopping_criteria=[ended],
         )
+
+
+def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
+    """Return the likeliest token of each row ``(B, V)``, and whether another is nearly as likely: within a share of it."""
+    if not share:
+        return [(token, False) for token in logits.argmax(-1).tolist()]
+    largest, tokens = logits.float().topk(2, dim=-1)
+    doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
+    return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
 
 
 # -- Which of the allowed answers ------------------------------------------------------------------------

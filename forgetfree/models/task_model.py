@@ -189,13 +189,29 @@ class TaskModel(ReadoutModel):
         lengths = [each["original_max_position_embeddings"] for each in by_layer if each.get("rope_type") == "longrope"]
         return min(lengths, default=sys.maxsize)
 
-    def to_continue(self, prompts: Sequence[Sequence[int]], length: int) -> dict[str, Tensor]:
-        """Return the arguments of ``generate`` of transformers for prompts, which are filled to a length.
+    def to_continue(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], length: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
 
-        An encoder-decoder reads them filled on the right, any other model on the left.
+        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts, which have one length:
+        BART's decoder would count what fills them as positions. Any other model reads both as one row, padded on the left.
+
+        Args:
+            rows: prompts and texts.
+            length: to which prompts are padded; default: that of the longest row.
         """
-        ids, mask = self._padded(prompts, self.device, length=length, left=not self.writes_apart)
+        if self.writes_apart:
+            prompts = self._padded([prompt for prompt, _ in rows], self.device, length=length)
+            texts = self._padded([[self._decoder_start, *text] for _, text in rows], self.device)
+            return self._by_name(prompts, texts)
+        ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], self.device, length=length, left=True)
         return {"input_ids": ids, "attention_mask": mask}
+
+    @staticmethod
+    def _by_name(prompts: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+        return dict(zip(named, (*prompts, *texts), strict=True))
 
     @property
     def _decoder_start(self) -> int:
@@ -225,9 +241,8 @@ class TaskModel(ReadoutModel):
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
         prompts = self._padded([prompt_of(row).tolist() for row in rows], x.device)
         texts = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows], x.device)
-        named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
         at = texts[1].flatten().nonzero().squeeze(1)
-        return TokenInputs(x, dict(zip(named, (*prompts, *texts), strict=True)), at, False)
+        return TokenInputs(x, self._by_name(prompts, texts), at, False)
 
     def features(self, x: Tensor | TokenInputs) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
