@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import simulated_gpu
 import torch
 from operations import Operations
+from tape import Tape
 from torch.utils.checkpoint import checkpoint
 
 import forgetfree.training.step
@@ -249,3 +251,72 @@ def test_a_step_of_the_mask_search_is_that_of_a_cpu_in_a_few_operations(dtype: t
         assert torch.equal(one, other)
     assert not count.traffic["waits"]
     assert count.kernels.total() <= (30 if dtype == torch.float32 else 80)
+
+
+def test_a_tape_refuses_a_step_that_reads_a_value(gpu: None) -> None:
+    with pytest.raises(RuntimeError, match="reads a value"), Tape():
+        torch.ones(3, device="cuda").sum().item()
+
+
+@pytest.mark.parametrize("what", ["fine-tune", "region"])
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_recorded_step_replays_to_the_bits_of_one_that_is_run(
+    family: str, what: str, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On twenty other batches of its shape: so a CUDA graph can capture it."""
+    monkeypatch.setitem(kit.SHAPES, "1 billion", (64, 3, 128, 8, 2, 1024))
+    bench = kit.Bench(torch.device("cuda"), False, Path("."))
+    loaded = bench.bert() if family == "bert" else bench.llama("1 billion", "linear", "float32")
+    base = SingleTask.of(loaded, bench.rows("alpha", 30), device=bench.device)
+    rows, draw = base.task.train, random.Random(0)
+    longest = max(range(len(rows)), key=rows.lengths.__getitem__)
+    shorter = [row for row in range(len(rows)) if rows.lengths[row] < rows.lengths[longest]]
+
+    def batch() -> Any:
+        return base.model.on_device(rows.batch([longest, *draw.sample(shorter, 5)]))
+
+    def tensors(of: Any) -> list[torch.Tensor]:
+        inputs, y, _ = of
+        return [inputs.x, inputs.at, *inputs.named.values(), y]
+
+    region = kit.random_region(len(base.space), 1e-3)
+    options = bench.options(precision="fp32", dropout=False)
+
+    def start(stack: ExitStack) -> tuple[TrainingStep, Callable[[Any], torch.Tensor]]:
+        model = copy.deepcopy(base.model)
+        training_mode(model, dropout=False)
+        trained: TrainedParameters = (
+            RegionParameters(model.backbone, model.space(), region)
+            if what == "region"
+            else WholeTensors(model.space().parameters(model.backbone))
+        )
+        readout = list(model.readout_module(0).parameters())
+        stack.enter_context(in_training(model, trained, readout))
+        step = TrainingStep(model, trained, readout, options, 1000)
+
+        def take(of: Any) -> torch.Tensor:
+            step.zero_grad()
+            loss = loss_of(model, (of[0], of[1], 0))
+            step.backward(loss)
+            step.update()
+            return loss.detach()
+
+        for _ in range(2):
+            take(first)
+        return step, take
+
+    with ExitStack() as stack:
+        first = batch()
+        (recorded, take), (run, take_twin) = start(stack), start(stack)
+        tape = Tape()
+        with tape:
+            loss = take(first)
+        take_twin(first)
+        for _ in range(20):
+            other = batch()
+            for there, values in zip(tensors(first), tensors(other), strict=True):
+                there.copy_(values)
+            (found,) = tape.replay(loss)
+            assert torch.equal(found, take_twin(other).cpu())
+            for one, twin in zip(recorded._parameters, run._parameters, strict=True):
+                assert torch.equal(one, twin)
