@@ -46,7 +46,16 @@ from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor
-from forgetfree.training.step import WHOLE, Part, TrainingStep, layer_checkpoints, parts, plan, training_mode
+from forgetfree.training.step import (
+    WHOLE,
+    Part,
+    TrainingStep,
+    deterministic,
+    layer_checkpoints,
+    parts,
+    plan,
+    training_mode,
+)
 
 if TYPE_CHECKING:
     from forgetfree.training.task_features import TaskFeatures
@@ -217,7 +226,10 @@ class StrategyTemplate(SupervisedTemplate):
             resumes = alone(self.plugins) and self.resumable
             self._step.begin(self.monitor.checkpoint() if resumes else None, seed)
             self.monitor.log_rate(lambda step: self._step.rate)
-            with layer_checkpoints(self.model, training.options.gradient_checkpointing):
+            with (
+                layer_checkpoints(self.model, training.options.gradient_checkpointing),
+                deterministic(training.options.deterministic_training),
+            ):
                 yield
             self._step.finish()
 
@@ -289,6 +301,7 @@ class StrategyTemplate(SupervisedTemplate):
         batches = by_length(lengths, self.eval_mb_size)
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
+        batches = batches[::-1]  # longest rows first, so the most memory is asked for once
         self._order = [row for batch in batches for row in batch]
         self.dataloader = data_loader(data, batches, num_workers)
 

@@ -91,8 +91,8 @@ def hard_region(shift: Tensor, start: float, base: Region, count: int) -> Region
     inside = Region(base.indices[(shift[base.indices.to(shift.device)] > -math.inf).cpu()])
     outside = top(shift, count + len(inside)) - inside  # the base's are at most as many as were added
     candidates, order = torch.cat([inside.indices, outside.indices]).sort()
-    rank = shift[candidates.to(shift.device)].double().add_(start)
-    rank[(order < len(inside)).to(rank.device)] *= -1
+    rank = shift[candidates.to(shift.device)].cpu().double().add_(start)  # not all devices have float64
+    rank[order < len(inside)] *= -1
     return Region(candidates[top(rank, count).indices])
 
 

@@ -212,8 +212,9 @@ class ParameterSpace:
 
     @torch.no_grad()
     def flatten(self, model: nn.Module, device: str | None = None) -> Tensor:
-        """Return a copy of all graftable entries: ``(N,)`` on a device, by default the model's, in the space's dtype."""
-        return torch.cat([parameter.detach().reshape(-1).to(device) for parameter in self.parameters(model)])
+        """Return a copy of all graftable entries: ``(N,)`` on a device, by default that of the first, in the space's dtype."""
+        parameters = self.parameters(model)
+        return torch.cat([each.detach().reshape(-1).to(device or parameters[0].device) for each in parameters])
 
     @torch.no_grad()
     def load_(self, model: nn.Module, flat: Tensor) -> None:

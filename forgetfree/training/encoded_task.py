@@ -264,7 +264,7 @@ def _of_all_rows(
 ) -> Tensor:
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
-        for numbers in by_length(rows.lengths, batch_size):
+        for numbers in reversed(by_length(rows.lengths, batch_size)):  # so the most memory is asked for once
             batch = rows.batch(numbers)
             x, y, t = model.on_device(batch)
             with autocast(precision, y.device.type):

@@ -47,7 +47,7 @@ from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
-from forgetfree.training.step import fine_tune, layer_checkpoints
+from forgetfree.training.step import deterministic, fine_tune, layer_checkpoints
 from forgetfree.training.training_options import (
     LocalizationOptions,
     TrainingOptions,
@@ -237,6 +237,7 @@ class SingleTask:
             self._reading_as(fine_tuned),
             evaluating(self.model, "fp32"),  # where the loss has no other precision
             layer_checkpoints(self.model, options.gradient_checkpointing),
+            deterministic(options.deterministic_training),
         ):
             region = choose(
                 kind,
@@ -269,6 +270,7 @@ class SingleTask:
             self.monitor.phase(self.task.name, "localize", mask.steps) as on_step,
             self._reading_as(fine_tuned),
             layer_checkpoints(self.model, options.gradient_checkpointing),
+            deterministic(options.deterministic_training),
         ):
             self.monitor.log_rate(lambda step: mask.learning_rate)
             return learn_region(

@@ -18,6 +18,7 @@ bits (a test compares them).
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -48,7 +49,7 @@ from forgetfree.data.rows import plan_batches
 from forgetfree.errors import OptionError
 from forgetfree.options import recorded
 from forgetfree.seeds import derive_seed
-from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
+from forgetfree.training.training_options import WORKSPACE, TrainingOptions, build_optimizer, for_model, rate_at
 
 # -- Batches --------------------------------------------------------------------------------------------
 
@@ -208,9 +209,7 @@ class TrainingStep:
         self._trained.collect()
         if self._options.precision == "fp16":
             self._scaler.unscale_(self.optimizer)
-        for parameter, anchor in self._anchored:
-            if parameter.grad is not None:  # ∂‖θ − θ_pre‖₁ = sign(θ − θ_pre)
-                parameter.grad.add_((parameter.detach() - anchor).sign_(), alpha=self._options.l1)
+        self._pull()
         if self._options.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._options.max_gradient_norm)
         rate = float(self.optimizer.param_groups[0]["lr"])
@@ -224,6 +223,16 @@ class TrainingStep:
         losses, self._losses = self._losses, []
         self._untold.append((self.done, rate, losses))
         self._tell(later=0 if all(each.is_there for each in losses) else 1)
+
+    @torch.no_grad()
+    def _pull(self) -> None:
+        """Add the gradient of the ℓ1 penalty, ∂‖θ − θ_pre‖₁ = sign(θ − θ_pre)."""
+        pulled = [(p, p.grad, anchor) for p, anchor in self._anchored if p.grad is not None]
+        if pulled:
+            values, gradients, anchors = map(list, zip(*pulled, strict=True))
+            signs = torch._foreach_sub(values, anchors)
+            torch._foreach_sign_(signs)
+            torch._foreach_add_(gradients, signs, alpha=self._options.l1)
 
     def finish(self) -> None:
         """Wait for the losses that are not known yet.
@@ -254,7 +263,7 @@ class TrainingStep:
             "schedule": self._schedule.last_epoch,
             "scaler": self._scaler.state_dict(),
             "buffers": persistent_buffers(self._model),
-            "generators": generators(),
+            "generators": generators(self._parameters[0].device),
         }
 
     @torch.no_grad()
@@ -268,29 +277,63 @@ class TrainingStep:
         self._trained.write()
         for name, buffer in persistent_buffers(self._model).items():
             buffer.copy_(state["buffers"][name])
-        set_generators(state["generators"])
+        set_generators(state["generators"], self._parameters[0].device)
 
 
-def generators() -> dict[str, Any]:
-    """Return the states of the global generators of Python, NumPy and PyTorch."""
+def generators(device: torch.device | None = None) -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and PyTorch, and of a device's, if it is not the CPU."""
     name, keys, *rest = np.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(keys)), *rest),
         "torch": torch.get_rng_state(),
-        "cuda": devices,
+        "device": None if device is None or device.type == "cpu" else _of_device(device, "get_rng_state")(),
     }
 
 
-def set_generators(states: dict[str, Any]) -> None:
-    """Set the generators to what `generators` returned."""
+def _of_device(device: torch.device, name: str) -> Callable[..., Any]:
+    """Return a function of the module of a kind of device, for this device; there is one mps alone."""
+    function: Callable[..., Any] = getattr(torch.get_device_module(device), name)
+    return function if device.type == "mps" else partial(function, device=device)
+
+
+def set_generators(states: dict[str, Any], device: torch.device | None = None) -> None:
+    """Set the generators to what `generators` returned for the device."""
     random.setstate(states["python"])
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy(), *rest))
     torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    if device is not None and states["device"] is not None:
+        _of_device(device, "set_rng_state")(states["device"])
+
+
+# -- The same bits on a GPU -------------------------------------------------------------------------------
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Let PyTorch take algorithms inside that give the same bits each time, if ``wanted``; on a CPU all of ours do.
+
+    Raises:
+        OptionError: CUDA has started without what it needs for that.
+    """
+    if not wanted:
+        yield
+        return
+    if WORKSPACE not in os.environ and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise OptionError(
+            f"deterministic_training=true needs the environment variable {WORKSPACE} before CUDA starts, and it has started. "
+            f"Set {WORKSPACE}=:4096:8, or make the options before anything computes on the GPU."
+        )
+    filling: Any = torch.utils.deterministic  # each new tensor, which would take time
+    before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    filling.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        filling.fill_uninitialized_memory = before[1]
 
 
 # -- Gradient checkpoints ---------------------------------------------------------------------------------
@@ -373,7 +416,11 @@ def fine_tune(
     options = for_model(options, model, rows)
     trained = trained or WholeTensors(model.space().parameters(model.backbone))
     readout = list(model.readout_module(rows.task).parameters())
-    with in_training(model, trained, readout), layer_checkpoints(model, options.gradient_checkpointing):
+    with (
+        in_training(model, trained, readout),
+        layer_checkpoints(model, options.gradient_checkpointing),
+        deterministic(options.deterministic_training),
+    ):
         step = TrainingStep(model, trained, readout, options, steps)
         step.on_step = on_step
         torch.manual_seed(derive_seed(seed, "dropout"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 
+#: The environment variable without which CUDA's products do not repeat bit for bit.
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 #: ``steps=auto``: passes over the rows of a task, and the least and the most updates. See docs/results/recipe.md.
 AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
 
@@ -77,6 +80,10 @@ class TrainingOptions(Options):
         "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "
         "rows, about a third more time, the same gradients",
     )
+    deterministic_training: bool = option(
+        False,
+        "let training on a GPU repeat bit for bit, by slower algorithms of PyTorch's; on a CPU it does anyway",
+    )
     precision: recipes.PrecisionChoice = option(
         "fp32",
         "of training's forward and backward passes; weights keep their dtype, and answer in it. fp32: that of the weights, so "
@@ -96,6 +103,8 @@ class TrainingOptions(Options):
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         super().__post_init__()
+        if self.deterministic_training:  # CUDA reads it when it starts
+            os.environ.setdefault(WORKSPACE, ":4096:8")
 
     def updates(self, labels: int, shots: int, rows: int) -> int:
         """Return the number of updates of a task: ``steps``, or what its rule says.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
-from forgetfree.core.trained import WholeTensors
+from forgetfree.core.trained import Reading, WholeTensors
 from forgetfree.data.examples import EncodedRows
-from forgetfree.errors import TrainingError
+from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.step import TrainingStep, fine_tune, plan
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.training_options import WORKSPACE, TrainingOptions
 
 ModelDirectory = Callable[[str], Path]
 READOUTS = {
@@ -322,3 +324,52 @@ def test_attention_in_training_is_the_plain_formula_where_that_is_faster() -> No
     with torch.no_grad():
         assert flash(16, "bf16")
     assert flash(16, "fp32")
+
+
+# -- On a GPU ----------------------------------------------------------------------------------------------
+
+
+def test_deterministic_training_asks_for_algorithms_that_repeat_while_it_trains(
+    bert: TaskModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And sets what CUDA reads when it starts; it is refused where CUDA has started without."""
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    options = TrainingOptions(batch_size=4, deterministic_training=True)
+    assert os.environ[WORKSPACE] == ":4096:8"
+    inside = list[bool]()
+    note = lambda step, loss: inside.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+    fine_tune(bert, rows_for(bert), options, steps=1, seed=0, on_step=note)
+    assert inside == [True] and not torch.are_deterministic_algorithms_enabled()
+    monkeypatch.delenv(WORKSPACE)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(OptionError, match=r"before CUDA starts.*Set CUBLAS_WORKSPACE_CONFIG=:4096:8"):
+        fine_tune(bert, rows_for(bert), options, steps=1, seed=0)
+
+
+def test_losses_on_a_gpu_are_told_an_update_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, with their rates; one that is not finite stops training at the next update, or at the end."""
+
+    class Later(Reading):
+        def __init__(self, value: Tensor) -> None:
+            super().__init__(value)
+            self.is_there = False
+
+    monkeypatch.setattr("forgetfree.training.step.Reading", Later)
+    parameter, told = nn.Parameter(torch.zeros(1)), list[tuple[int, float, float]]()
+    step = step_of(parameter, TrainingOptions(learning_rate=0.4), 4)
+    step.on_step = lambda number, loss: told.append((number, loss, step.rate))
+    for value in (1.0, 2.0):
+        for share in (0.25, 0.75):
+            step.backward(parameter.sum() + value, share)
+        with torch.no_grad():
+            parameter.zero_()
+        step.update()
+        with torch.no_grad():
+            parameter.zero_()
+    assert told == [(1, 1.0, pytest.approx(0.4))]
+    step.finish()
+    assert told[1:] == [(2, 2.0, pytest.approx(0.3))]
+    step.backward(parameter.sum() * math.nan)
+    step.update()
+    with pytest.raises(TrainingError, match="became nan at step 3"):
+        step.finish()
