@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,13 @@ from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.checkpoints import pack, unpack
+from forgetfree.kinds.decoding import write_greedily
 from forgetfree.ledger import Composition
 from forgetfree.options import build
+from forgetfree.recipes import ModelDtype
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.single_task import SingleTask
-from forgetfree.training.step import fine_tune
+from forgetfree.training.step import deterministic, fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -36,6 +38,9 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
     for composition in compositions:
         yield Measurement(f"switches, {composition}", 10, partial(switches, bench, composition))
     yield Measurement("a region", 10, partial(region, bench))
+    dtypes: tuple[ModelDtype, ...] = ("float32", "bfloat16")
+    for dtype in dtypes:
+        yield Measurement(f"texts, {dtype}", 15, partial(texts, bench, dtype))
     for precision in ("fp32", "bf16"):
         yield Measurement(f"training again and resumed, {precision}", 15, partial(again_and_resumed, bench, precision))
 
@@ -148,18 +153,35 @@ def again_and_resumed(bench: Bench, precision: str) -> Iterator[Value]:
     for way, chosen in ways.items():
         for algorithms in ("deterministic", "usual"):
             kept = Kept(5)
-            with deterministic() if algorithms == "deterministic" else nullcontext():
+            with deterministic(algorithms == "deterministic"):
                 whole, again, resumed = (trained(each, chosen) for each in (kept, Checkpoint(), kept))
             told = promise if algorithms == "deterministic" else Value
             yield told(f"{way}, {algorithms} algorithms: trained again to the same bits", same(whole, again))
             yield told(f"{way}, {algorithms} algorithms: resumed after step 5 to the same bits", same(whole, resumed))
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Inside, PyTorch uses deterministic algorithms, and warns of an operation that has none."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+@torch.no_grad()
+def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
+    """Write a text alone and among others, at each place, with random weights: in half precision tokens often tie."""
+    model: Any = bench.llama("135 million", "generate", dtype).model
+    draw, new = random.Random(0), 4 if bench.tiny else 24
+    model.to(bench.device).eval()
+    model.add_task(TaskHead("story", 0))
+    ids = range(10, 100)
+    row, *others = [draw.choices(ids, k=length) for length in (40, 33, 47, 40, 52, 36, 61, 45)]
+    states: list[Tensor] = []
+    hook = model.backbone.register_forward_hook(lambda module, given, made: states.append(made.logits[:, -1].cpu()))
+
+    def write(prompts: list[list[int]]) -> tuple[list[int], list[Tensor]]:
+        states.clear()
+        place = prompts.index(row)
+        found = write_greedily(model, prompts, task=0, most=new, ends=lambda ids: False, end=-1)[place]
+        return found, [each[place] for each in states if len(each) > place]
+
+    text, alone = write([row])
+    among = [write([*others[:place], row, *others[place:]]) for place in (0, 3, 7)]
+    hook.remove()
+    yield promise("a text is the same alone and among others, at each place", all(each[0] == text for each in among))
+    if bench.device.type != "cpu" or dtype != "float32":
+        kept = all(torch.equal(*pair) for _, found in among for pair in zip(found, alone, strict=True))
+        yield promise("and so is every bit of its logits", kept)
