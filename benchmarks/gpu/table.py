@@ -16,6 +16,7 @@ from forgetfree.results.report.page import Table
 SECTIONS = {
     "promises": "bits after later tasks, switches and a resume",
     "times": "a step, a search, a switch and texts, as ratios",
+    "trainers": "three tasks in SFTTrainer, by `learning` and by LoRA",
     "memory": "peaks of each way to choose γ",
     "main-job": "the main job, seeds 0 to 4",
     "superni": "`superni-short`, seeds 0 to 2",
