@@ -261,9 +261,10 @@ def _driver() -> dict[Any, dict[str, Any]]:
             "mem_get_info": lambda *_: (MEMORY, MEMORY),
             "memory_reserved": lambda *_: 0,
             "Event": lambda *_, **__: SimpleNamespace(record=lambda *_: None, synchronize=lambda: None),
-            "get_rng_state": lambda *_: state,
+            "get_rng_state": lambda *_, **__: state,
+            "current_stream": lambda *_: nothing,
             "get_rng_state_all": lambda: [state],
-            **{name: lambda *_: None for name in _SILENT.split()},
+            **{name: lambda *_, **__: None for name in _SILENT.split()},
         },
         torch.optim.Optimizer: {"_accelerator_graph_capture_health_check": lambda self: None},
     }

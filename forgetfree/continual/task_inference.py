@@ -274,7 +274,9 @@ class TaskByTask:
                     rows = (of_rows == number).to(x.device)
                     if rows.any():
                         lines = rows.repeat_interleave(self._strategy.model.counts(x).to(x.device))
-                        logits = answer(x[rows], labels[lines] if isinstance(labels, Tensor) else labels)
+                        logits = answer(
+                            x[rows], labels[lines.to(labels.device)] if isinstance(labels, Tensor) else labels
+                        )
                         if classes := self._tasks[number].classes:
                             logits = among(logits, classes)
                         if (whole := found[place]) is None:

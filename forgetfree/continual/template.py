@@ -246,6 +246,7 @@ class StrategyTemplate(SupervisedTemplate):
         self._counts = self.model.counts(x)
         inputs, y, *_ = self.model.on_device((x, y, y))
         x = inputs if isinstance(inputs, Tensor) else inputs.x
+        others = [*(each.to(self.device) for each in others[:-1]), *others[-1:]]  # but for the task labels
         self._inputs, self.mbatch = (x, inputs), [x, y, *others]
 
     def forward(self) -> Tensor:

@@ -280,6 +280,7 @@ class MaskSearch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the search stands; see `forgetfree.checkpoint.Resumable`."""
+        self.check_gradients()
         best = self.best and (*self.best[:2], self.best[2].indices)
         return {"shift": self.shift, "losses": self.losses, "validation": self.validation, "best": best}
 

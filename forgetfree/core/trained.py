@@ -75,7 +75,7 @@ class Reading:
         if value.device.type == "cuda":
             self._value = self._value.to("cpu", non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(value.device))
 
     def __float__(self) -> float:
         if self._copied is not None:

@@ -14,12 +14,13 @@ together, and by the factors of LongRoPE.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,10 +29,8 @@ from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.rows import by_length
 from forgetfree.kinds.kind import Wrote
+from forgetfree.models.task_model import TaskModel, positions_of
 from forgetfree.tasks import TaskDefinition
-
-if TYPE_CHECKING:
-    from forgetfree.models.task_model import TaskModel
 
 #: From marked ids and task labels to logits: what answers in the model's place.
 Answer = Callable[[Tensor, Any], Tensor]
@@ -49,7 +48,7 @@ class Passes:
     """Options of the passes that answer rows.
 
     Attributes:
-        batch_size: rows at once, at most.
+        batch_size: rows at once, at most; of texts in float32 on a CPU. Fixed shapes have their own.
         precision: of forward passes.
         answer: what answers in the model's place, if anything.
         turns: which rows are answered together, where not all are answered alike.
@@ -125,16 +124,14 @@ def filled(length: int) -> int:
 
 def rows_at_once(model: TaskModel, length: int) -> int:
     """Return how many prompts a pass reads that are filled to a length."""
-    if has_experts(model.backbone.config):
-        return 1
     rows, tokens = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
-    return max(1, min(rows, tokens // max(length, 1)))
+    return max(1, min(rows, tokens // length))
 
 
 def has_experts(config: Any) -> bool:
     """Return whether a Hugging Face model has experts that rows choose, by its config."""
-    named = config.get_text_config().to_dict()
-    return any(re.search(r"experts$", name) and isinstance(n, int) and n > 1 for name, n in named.items())
+    numbers = re.findall(r'"\w*experts": (\d+)', json.dumps(config.get_text_config().to_dict(), default=str))
+    return any(int(number) > 1 for number in numbers)
 
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
@@ -204,8 +201,8 @@ def write_greedily(
     longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
     while unfinished := [row for row in rows if not row[1].ended]:
         even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
-        for batch in _alike(model, even, most):
-            _write_on(model, batch, alone, end)
+        for batch, length in _alike(model, even, most):
+            _write_on(model, batch, length, alone, end)
         if not even:
             for prompt, text in unfinished:
                 text.add(alone(prompt, text.ids))
@@ -214,20 +211,23 @@ def write_greedily(
 
 def _alike(
     model: TaskModel, rows: Sequence[tuple[Sequence[int], _Text]], most: int
-) -> Iterator[list[tuple[Sequence[int], _Text]]]:
-    """Return rows in the batches in which they are read."""
+) -> Iterator[tuple[list[tuple[Sequence[int], _Text]], int]]:
+    """Return rows in the batches in which they are read, and the length to which prompts are filled; 0: the longest's."""
     if not _has_fixed_shapes(model):
-        yield from [[*rows]] if rows else []
+        yield from [([*rows], 0)] if rows else []
         return
+    positions, experts = positions_of(model.backbone), has_experts(model.backbone.config)
 
-    def shape(row: tuple[Sequence[int], _Text]) -> tuple[int, bool]:
-        """Return the length to which a prompt is filled, and whether the model has positions for any text after it."""
-        prompt, text = row
-        return filled(len(prompt)), text.room == most
+    def length_of(row: tuple[Sequence[int], _Text]) -> int:
+        """Return the length to which a prompt is filled; 0 where the model may not have positions for that and any text."""
+        length = filled(len(row[0]))
+        return (
+            0 if experts or length + (0 if model.writes_apart else most) > positions or row[1].room < most else length
+        )
 
-    for (length, has_room), group in groupby(sorted(rows, key=shape), shape):
-        alike, size = list(group), rows_at_once(model, length) if has_room else 1
-        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+    for length, group in groupby(sorted(rows, key=length_of), length_of):
+        alike, size = list(group), rows_at_once(model, length) if length else 1
+        yield from ((alike[start : start + size], length) for start in range(0, len(alike), size))
 
 
 def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int], text: Sequence[int]) -> int:
@@ -240,15 +240,16 @@ def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int],
 def _write_on(
     model: TaskModel,
     rows: Sequence[tuple[Sequence[int], _Text]],
+    length: int,
     alone: Callable[[Sequence[int], Sequence[int]], int],
     end: int,
 ) -> None:
     """Write texts on side by side, until each is at its end, or the longest row at the model's last position."""
     backbone: Any = model.backbone
-    given, length, share = [(prompt, text.ids) for prompt, text in rows], None, _DOUBTFUL
-    if _has_fixed_shapes(model):
-        length, share = filled(len(rows[0][0])), 0.0
+    given = [(prompt, text.ids) for prompt, text in rows]
+    if length:
         given += given[:1] * (rows_at_once(model, length) - len(rows))
+    share = 0.0 if _has_fixed_shapes(model) else _DOUBTFUL
 
     def decide(_: Tensor, logits: Tensor) -> Tensor:
         """Return logits with one possible token for each row."""
@@ -268,7 +269,7 @@ def _write_on(
 
     with autocast(model.precision, model.device.type):
         backbone.generate(
-            **model.to_continue(given, length),
+            **model.to_continue(given, length or None),
             max_new_tokens=min(
                 max(text.room for _, text in rows),
                 min(model.most_after(prompt) - len(text.ids) for prompt, text in rows),

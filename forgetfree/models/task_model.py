@@ -71,7 +71,6 @@ class TaskModel(ReadoutModel):
         if readout == "prompt":
             self._position = tokens.masked
         self.writes_apart = readout == "generate" and bool(getattr(backbone.config, "is_encoder_decoder", False))
-        self._attention = attention_of(backbone)
 
     @property
     def hidden_size(self) -> int:
@@ -97,6 +96,8 @@ class TaskModel(ReadoutModel):
     def on_device(self, batch: Batch) -> tuple[TokenInputs, Tensor, Tensor]:
         """Return a batch ``(x, y, t)`` on the model's device, by one copy, but for ``t``, whose values are looked at."""
         x, y, t = batch
+        if y.dtype != x.dtype or y.device != x.device:  # a plugin's own
+            return self.prepared(x), y.to(self.device), t
         inputs, (labels,) = self._prepared(x).to(self.device, y)
         return inputs, labels, t
 
@@ -118,14 +119,14 @@ class TaskModel(ReadoutModel):
         Of a mask ``(B, L)``, transformers looks whether it is full, and lets attention go without one if so.
         """
         config: Any = self.backbone.config
+        attention, length = attention_of(config), inputs.mask.shape[1]
         mask: Tensor | None = inputs.mask
-        if getattr(config, "_attn_implementation", "") == "sdpa":
-            length = inputs.mask.shape[1]
-            if self._attention == "bidirectional":
-                mask = None if inputs.is_full else inputs.mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
-            elif (
-                self._attention == "causal" and inputs.device.type != "cpu"
-            ):  # no token sees what fills a row on the right
+        if attention == "bidirectional":
+            mask = None if inputs.is_full else inputs.mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+        elif attention == "causal" and inputs.device.type != "cpu":
+            mask = None
+            if not (inputs.is_full and config.use_cache):  # without a cache transformers would read the positions
+                # No token sees what fills a row on the right.
                 mask = torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril_()[None, None]
         return inputs.named | {"attention_mask": mask}
 

@@ -6,14 +6,12 @@ comes next, at each of which the processor waits until it has done all its work.
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forgetfree.errors import ModelError
 
@@ -110,23 +108,21 @@ def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tens
     packed = torch.cat([each.reshape(-1) for each in tensors])
     if device.type == "cuda" and packed.device.type == "cpu":
         packed = packed.pin_memory()  # from other memory the copy would wait for the GPU
-    pieces = torch.split(packed.to(device, non_blocking=True), [each.numel() for each in tensors])
+    pieces = torch.split(packed.to(device, non_blocking=device.type == "cuda"), [each.numel() for each in tensors])
     return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]
 
 
-def attention_of(backbone: nn.Module) -> Literal["bidirectional", "causal"] | None:
-    """Return which tokens each token of a Hugging Face model attends to: all, or those before it; ``None``: others, or unknown.
+#: Families whose models give their mask to attention as it is, and compute nothing else from it: neither positions nor a mean.
+_ATTENTION: dict[str, Literal["bidirectional", "causal"]] = {
+    **dict.fromkeys(
+        ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"), "bidirectional"
+    ),
+    **dict.fromkeys(("gpt_neox", "llama"), "causal"),
+}
 
-    It is known of models with attention of one kind, whose masks transformers makes.
-    """
-    model = next((each for each in backbone.modules() if hasattr(each, "config")), backbone)
-    known = vars(sys.modules[type(model).__module__])
-    makers = {name for name in known if re.fullmatch(r"create_\w+_mask", name)}
-    causal = {flag for each in model.modules() if isinstance(flag := getattr(each, "is_causal", None), bool)}
-    if makers == {"create_causal_mask"} and causal == {True}:
-        return "causal"
-    if "create_bidirectional_mask" in makers <= {"create_causal_mask", "create_bidirectional_mask"} and causal == {
-        False
-    }:
-        return "bidirectional"
-    return None
+
+def attention_of(config: Any) -> Literal["bidirectional", "causal"] | None:
+    """Return which tokens each token of a Hugging Face model attends to: all, or those before it; ``None``: it is not known."""
+    if getattr(config, "_attn_implementation", "") != "sdpa" or getattr(config, "is_decoder", False):
+        return None
+    return _ATTENTION.get(config.model_type)

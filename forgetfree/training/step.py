@@ -327,12 +327,13 @@ def deterministic(wanted: bool) -> Iterator[None]:
         )
     filling: Any = torch.utils.deterministic  # each new tensor, which would take time
     before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     filling.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.use_deterministic_algorithms(before[0], warn_only=warned)
         filling.fill_uninitialized_memory = before[1]
 
 

@@ -96,15 +96,19 @@ class TrainingOptions(Options):
     )
     evaluation_batch_size: int = option(
         64,
-        "rows per forward pass in evaluation; with 1, a row's logits have the same bits whatever rows are answered beside it",
+        "rows per forward pass in evaluation; with 1, a row's logits have the same bits whatever rows are answered beside it; "
+        "texts in half precision, and on a GPU, have their own number of rows",
         at_least=1,
     )
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         super().__post_init__()
-        if self.deterministic_training:  # CUDA reads it when it starts
-            os.environ.setdefault(WORKSPACE, ":4096:8")
+        if self.deterministic_training:
+            import torch
+
+            if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                os.environ.setdefault(WORKSPACE, ":4096:8")  # which CUDA reads when it starts
 
     def updates(self, labels: int, shots: int, rows: int) -> int:
         """Return the number of updates of a task: ``steps``, or what its rule says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from forgetfree.kinds import decoding
 from forgetfree.kinds.decoding import Passes, filled, log_probabilities, write, write_greedily
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.models.task_model import TaskModel
+from forgetfree.models.task_model import TaskModel, positions_of
 from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.tasks import TaskDefinition
 
@@ -235,6 +236,22 @@ def _compare(family: str, precision: str) -> None:
         found, again, _ = logits([*others(before), row, *others(7 - before)])
         assert torch.equal(found, alone)
         assert again == text
+
+
+@pytest.mark.parametrize("family", ["GPT2", "GPTNeo", "Mpt", "Bart", "OPT"])
+@torch.no_grad()
+def test_prompts_are_filled_within_the_positions_of_a_model(family: str, loaded: Callable[[str], LoadedModel]) -> None:
+    """Some families count what fills a row, too; a row that could not be filled so is read alone."""
+    model = loaded(family)
+    most = positions_of(model.model.backbone)
+    ids = [token for row in prompts(model, 40) for token in row]
+    rows = [ids[:length] for length in (5, most - MOST - 3, most - 2, most)]
+    half = copy.deepcopy(model.model)
+    half.backbone.to(torch.bfloat16)
+    how: dict[str, Any] = {"task": 0, "most": MOST, "ends": lambda ids: False, "end": -1}
+    texts = write_greedily(half, rows, **how)
+    assert [len(text) for text in texts] == [min(MOST, half.most_after(row)) for row in rows]
+    assert [write_greedily(half, [row], **how)[0] for row in rows] == texts
 
 
 def test_prompts_are_filled_to_a_few_lengths() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import families
 import pytest
+import simulated_gpu
 import torch
 from families import FAMILIES
 from tiny import POSITIONS, TASK
@@ -75,6 +76,31 @@ def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: s
 
 
 # -- What is read ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled("linear-OPT", "linear-Llama", "linear-Bert")
+@EVERY
+@pytest.mark.parametrize("readout", ["linear", "auto"])
+@torch.no_grad()
+def test_masks_are_what_transformers_makes_of_plain_ones_on_a_gpu_too(directory: Any, name: str, readout: str) -> None:
+    """Of padded rows and of full ones."""
+    loaded = load_model(str(directory(name)), readout)
+    model: Any = loaded.model.eval()
+    label = model.add_task(loaded.head(TASK))
+    for texts in (("the film was lovely", "a dull story"), ("the film was lovely",)):
+        x = encoded(loaded, *texts)
+        ours = model(x, label)
+        masked, model._arguments = model._arguments, lambda inputs: inputs.named
+        plain = model(x, label)
+        model._arguments = masked
+        assert torch.equal(ours, plain)
+        if name == "Mixtral":  # its experts are counted on a GPU by a kernel that a CPU does not have
+            continue
+        with simulated_gpu.present():
+            found = model.to("cuda")(x, label).cpu()
+            model.to("cpu")
+        torch.testing.assert_close(found, ours, atol=1e-5, rtol=1e-4)
+
 
 #: Those whose positions are relative: XLNet, T5 and ALiBi.
 UNBOUND = ("XLNet", "Bloom", "T5", "MT5", "UMT5")
