@@ -88,3 +88,14 @@ def test_a_share_of_the_suite_passes_there() -> None:
         [sys.executable, *words], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_a_run_tells_that_another_precision_may_be_faster(
+    gpu: None, model_directory: Any, data_directory: Path, tmp_path: Path, capsys: Any
+) -> None:
+    places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
+    for precision in ("fp32", "bf16"):
+        words = ["run", "sst2", *places, "--out", str(tmp_path / precision), "--precision", precision, "--shots", "4"]
+        assert cli.main([*words, "--steps", "1", "--strategy", "continual-ft", "--set", "floors=constant"]) == 0
+        told = "continual-ft: training computes in float32. --precision auto" in capsys.readouterr().err
+        assert told == (precision == "fp32")

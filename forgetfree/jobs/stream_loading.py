@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import registry
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.device import find_device
-from forgetfree.display import tell_note
+from forgetfree.display import listed, tell_note
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers, constant_scores
@@ -186,6 +186,7 @@ def describe(loader: StreamLoader) -> Json:
         tuned.note if tuned else "",
         *(note for task in stream.tasks for note in (task.note, task.few_rows)),
         *apart,
+        _of_precision(loader),
     ):
         tell_note(note)
     definitions = [task.definition for task in stream.tasks]
@@ -233,6 +234,17 @@ def describe(loader: StreamLoader) -> Json:
             "shared_rows": {rows.task.name: rows.shared for rows in loader.tasks},
         },
     }
+
+
+def _of_precision(loader: StreamLoader) -> str:
+    """Return that another precision may be faster, where training computes in float32 on a GPU; else an empty text."""
+    plain = [name for name, options in loader.config.options.items() if options.precision == "fp32"]
+    weights = loader.stream(loader.config.seed[0]).loaded.model.space().dtype
+    if not plain or not loader.device.startswith("cuda") or weights.itemsize < 4:
+        return ""
+    return (
+        f"{listed(plain)}: training computes in float32. --precision auto measures whether bf16 is faster on this GPU."
+    )
 
 
 def _tell_of_rows(tasks: Sequence[TaskRows], common: RunOptions) -> None:

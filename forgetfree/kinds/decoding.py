@@ -220,10 +220,10 @@ def _alike(
 
     def length_of(row: tuple[Sequence[int], _Text]) -> int:
         """Return the length to which a prompt is filled; 0 where the model may not have positions for that and any text."""
-        length = filled(len(row[0]))
-        return (
-            0 if experts or length + (0 if model.writes_apart else most) > positions or row[1].room < most else length
-        )
+        prompt, text = row
+        length = filled(len(prompt))
+        fits = length + (0 if model.writes_apart else most) <= positions
+        return length if fits and text.room == most and not experts else 0
 
     for length, group in groupby(sorted(rows, key=length_of), length_of):
         alike, size = list(group), rows_at_once(model, length) if length else 1
