@@ -24,6 +24,7 @@ from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.selection import most_moved
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training, trainable
+from forgetfree.kinds.decoding import write_greedily
 from forgetfree.trainers.attachment import AttachedRegion
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.single_task import SingleTask
@@ -196,6 +197,18 @@ def test_a_step_of_llama(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = {name: count.kernels.total() for name, count in counted.items()}
     print(kernels)
     assert kernels["region"] <= 0.87 * kernels["fine-tune"]
+
+
+def test_texts_take_a_pass_a_token(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 prompts in bfloat16, with random weights, by which tokens often tie: none is read again."""
+    monkeypatch.setitem(kit.SHAPES, "135 million", (192, 4, 512, 3, 1, 8192))
+    model: Any = kit.Bench(torch.device("cuda"), False, Path(".")).llama("135 million", "generate", "bfloat16").model
+    draw, passes = random.Random(0), list[int]()
+    prompts = [draw.choices(range(10, 200), k=draw.randint(40, 60)) for _ in range(16)]
+    model.backbone.model.register_forward_hook(lambda *_: passes.append(1))
+    texts = write_greedily(model, prompts, task=0, most=48, ends=lambda ids: False, end=-1)
+    print(len(passes))
+    assert len(passes) <= 50 and {len(text) for text in texts} == {48}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -117,13 +117,13 @@ def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision:
             contenders["PyTorch's loop"] = plain_step(stack, plain, whole(plain), "adamw", precision)
         turns = 2 if bench.tiny else 3 if large else 9
         seconds = alternate({name: partial(all_of, step, batches) for name, step in contenders.items()}, turns=turns)
-        given = [value for name, step in contenders.items() for value in host(name, step, batches, seconds[name])]
+        of_host = [value for name, step in contenders.items() for value in host(name, step, batches, seconds[name])]
     if "fine-tune" in seconds:
         yield ratio(seconds, "fine-tune", "PyTorch's loop")
         yield from (ratio(seconds, name, "fine-tune") for name in regions)
     yield from (ratio(seconds, name, "LoRA (PEFT)") for name in regions)
     yield from milliseconds(seconds, len(batches))
-    yield from given
+    yield from of_host
 
 
 def host(name: str, step: Callable[[Any], None], batches: Any, seconds: np.ndarray) -> list[Value]:

@@ -83,7 +83,7 @@ class Reading:
         return float(self._value)
 
 
-def check_loss(loss: Tensor | Reading | float, step: int) -> float:
+def check_loss(loss: Reading | float, step: int) -> float:
     """Return the loss as a number.
 
     Raises:

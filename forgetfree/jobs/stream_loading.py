@@ -186,7 +186,7 @@ def describe(loader: StreamLoader) -> Json:
         tuned.note if tuned else "",
         *(note for task in stream.tasks for note in (task.note, task.few_rows)),
         *apart,
-        _of_precision(loader),
+        _precision_note(loader),
     ):
         tell_note(note)
     definitions = [task.definition for task in stream.tasks]
@@ -236,7 +236,7 @@ def describe(loader: StreamLoader) -> Json:
     }
 
 
-def _of_precision(loader: StreamLoader) -> str:
+def _precision_note(loader: StreamLoader) -> str:
     """Return that another precision may be faster, where training computes in float32 on a GPU; else an empty text."""
     plain = [name for name, options in loader.config.options.items() if options.precision == "fp32"]
     weights = loader.stream(loader.config.seed[0]).loaded.model.space().dtype

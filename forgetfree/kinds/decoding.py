@@ -3,7 +3,7 @@
 Kernels add up in an order that depends on the shapes, so logits of a row that is read in a batch of another shape differ in
 their last bits, and where the two largest nearly agree, the other may win. Two ways keep a text from that:
 
-- **Fixed shapes**, in half precision and on a GPU. Prompts are filled to one of a few lengths, and each length has its number
+- **Fixed shapes**, in half precision and on a GPU. Prompts are padded to one of a few lengths, and each length has its number
   of rows, which copies fill. Then neither the rows beside it nor its place among them changes a bit of a row's logits.
 - **Float32 on a CPU**, where several threads share a product, and bits depend on a row's place, too. A batch decides only where
   the two are clearly apart. Else the row is read alone, without padding and without a cache, and that decides.
@@ -103,7 +103,9 @@ def batches_of(model: TaskModel, lengths: Sequence[int], size: int) -> Iterator[
     if not _has_fixed_shapes(model):
         yield from by_length(lengths, size)
         return
-    for length, group in groupby(sorted(range(len(lengths)), key=lengths.__getitem__), lambda i: filled(lengths[i])):
+    for length, group in groupby(
+        sorted(range(len(lengths)), key=lengths.__getitem__), lambda i: padded_length(lengths[i])
+    ):
         numbers, size = list(group), rows_at_once(model, length)
         yield from (numbers[start : start + size] for start in range(0, len(numbers), size))
 
@@ -114,16 +116,16 @@ def _has_fixed_shapes(model: TaskModel) -> bool:
     return model.device.type != "cpu" or model.precision != "fp32" or backbone.dtype != torch.float32
 
 
-def filled(length: int) -> int:
-    """Return the length to which prompts of a length are filled: the next of 32, 64, 128, 256 and so on.
+def padded_length(length: int) -> int:
+    """Return the length to which prompts of a length are padded: the next of 32, 64, 128, 256 and so on.
 
-    It is longer than theirs: where nothing fills any row of a batch, another kernel reads them.
+    It is longer than theirs: where no row of a batch has padding, another kernel reads them.
     """
     return max(32, 1 << length.bit_length())
 
 
 def rows_at_once(model: TaskModel, length: int) -> int:
-    """Return how many prompts a pass reads that are filled to a length."""
+    """Return how many prompts a pass reads that are padded to a length."""
     rows, tokens = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
     return max(1, min(rows, tokens // length))
 
@@ -212,16 +214,16 @@ def write_greedily(
 def _alike(
     model: TaskModel, rows: Sequence[tuple[Sequence[int], _Text]], most: int
 ) -> Iterator[tuple[list[tuple[Sequence[int], _Text]], int]]:
-    """Return rows in the batches in which they are read, and the length to which prompts are filled; 0: the longest's."""
+    """Return rows in the batches in which they are read, and the length to which prompts are padded; 0: the longest's."""
     if not _has_fixed_shapes(model):
         yield from [([*rows], 0)] if rows else []
         return
     positions, experts = positions_of(model.backbone), has_experts(model.backbone.config)
 
     def length_of(row: tuple[Sequence[int], _Text]) -> int:
-        """Return the length to which a prompt is filled; 0 where the model may not have positions for that and any text."""
+        """Return the length to which a prompt is padded; 0 where the model may not have positions for that and any text."""
         prompt, text = row
-        length = filled(len(prompt))
+        length = padded_length(len(prompt))
         fits = length + (0 if model.writes_apart else most) <= positions
         return length if fits and text.room == most and not experts else 0
 

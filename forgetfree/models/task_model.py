@@ -102,21 +102,21 @@ class TaskModel(ReadoutModel):
         return inputs, labels, t
 
     def _prepared(self, x: Tensor) -> TokenInputs:
-        """Return the same, where ``x`` is."""
+        """Return what the model reads of a batch, on the batch's device."""
         if self.writes_apart:
             return self._decoded(x)
         inputs = self._unlabelled(x)
         return replace(inputs, at=self._read_at(x[:, : inputs.mask.shape[1]], inputs.named["input_ids"]))
 
     def _unlabelled(self, x: Tensor) -> TokenInputs:
-        """Return the same, of which no label is read."""
+        """Return it without the places at which labels are read."""
         named = self.inputs(x)
         return TokenInputs(x, named, x.new_empty(0), bool(named["attention_mask"].all()))
 
     def _arguments(self, inputs: TokenInputs) -> dict[str, Any]:
-        """Return the arguments for the backbone, with the mask in a form that nothing must be read of.
+        """Return the arguments for the backbone, with a mask whose values nobody has to read.
 
-        Of a mask ``(B, L)``, transformers looks whether it is full, and lets attention go without one if so.
+        Given a mask ``(B, L)``, transformers reads whether any token is masked, to leave the mask out if none is.
         """
         config: Any = self.backbone.config
         attention, length = attention_of(config), inputs.mask.shape[1]

@@ -30,7 +30,7 @@ from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.kinds import decoding
-from forgetfree.kinds.decoding import Passes, filled, log_probabilities, write, write_greedily
+from forgetfree.kinds.decoding import Passes, log_probabilities, padded_length, write, write_greedily
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.task_model import TaskModel, positions_of
@@ -240,8 +240,8 @@ def _compare(family: str, precision: str) -> None:
 
 @pytest.mark.parametrize("family", ["GPT2", "GPTNeo", "Mpt", "Bart", "OPT"])
 @torch.no_grad()
-def test_prompts_are_filled_within_the_positions_of_a_model(family: str, loaded: Callable[[str], LoadedModel]) -> None:
-    """Some families count what fills a row, too; a row that could not be filled so is read alone."""
+def test_prompts_are_padded_within_the_positions_of_a_model(family: str, loaded: Callable[[str], LoadedModel]) -> None:
+    """Some families count padding as positions, too; a row that could not be padded so is read alone."""
     model = loaded(family)
     most = positions_of(model.model.backbone)
     ids = [token for row in prompts(model, 40) for token in row]
@@ -254,8 +254,8 @@ def test_prompts_are_filled_within_the_positions_of_a_model(family: str, loaded:
     assert [write_greedily(half, [row], **how)[0] for row in rows] == texts
 
 
-def test_prompts_are_filled_to_a_few_lengths() -> None:
-    assert [filled(length) for length in (1, 31, 32, 63, 64, 200)] == [32, 32, 64, 64, 128, 256]
+def test_prompts_are_padded_to_a_few_lengths() -> None:
+    assert [padded_length(length) for length in (1, 31, 32, 63, 64, 200)] == [32, 32, 64, 64, 128, 256]
 
 
 @torch.no_grad()
