@@ -24,6 +24,7 @@ from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.selection import most_moved
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training, trainable
+from forgetfree.data.rows import by_length
 from forgetfree.kinds.decoding import write_greedily
 from forgetfree.trainers.attachment import AttachedRegion
 from forgetfree.training.encoded_task import predict
@@ -168,12 +169,14 @@ def test_a_step_waits_for_nothing(gpu: None) -> None:
 def test_an_evaluation_waits_once_a_split(gpu: None) -> None:
     bench = kit.Bench(torch.device("cuda"), False, Path("."))
     base = SingleTask.of(bench.bert(), bench.rows("alpha", 48), device=bench.device)
-    counted = [Operations(), Operations()]
-    for count, size in zip(counted, (64, 16), strict=True):
+    rows, counted = base.task.test, [Operations(), Operations()]
+    for count, size in zip(counted, (64, 3), strict=True):
         with count:
-            predict(base.model, base.task.test, batch_size=size)
-    batch = difference(*counted, each=3)
-    print(batch)
+            predict(base.model, rows, batch_size=size)
+    batches = [len(by_length(rows.lengths, size, by_tokens=True)) for size in (64, 3)]
+    assert batches[0] == 1 < batches[1] < len(rows) / 3  # as many tokens as long rows would have
+    batch = difference(*counted, each=batches[1] - 1)
+    print(batches, batch)
     assert counted[0].traffic["waits"] == 1
     assert batch["waits"] == batch["out"] == 0 and batch["kernels"] <= 115
 

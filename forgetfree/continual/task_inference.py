@@ -230,11 +230,16 @@ class TaskByTask:
 
     def turns(self, prompts: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[list[int], Answer | None]]:
         """Yield the numbers of the prompts of one task after another, with what answers them; see `Turns`."""
-        of_prompts = torch.empty(len(prompts), dtype=torch.int64, device="cpu")
-        for batch in by_length([len(prompt) for prompt in prompts], batch_size):
+        pad: Any = self._strategy.stream.loaded.pad
+
+        def filled(batch: Sequence[int]) -> Tensor:
             marked = [torch.tensor([*prompts[i][:-1], ~prompts[i][-1]], device="cpu") for i in batch]
-            pad: Any = self._strategy.stream.loaded.pad
-            of_prompts[batch] = self._nearest(torch.nn.utils.rnn.pad_sequence(marked, True, pad))
+            return torch.nn.utils.rnn.pad_sequence(marked, True, pad)
+
+        of_prompts = torch.empty(len(prompts), dtype=torch.int64, device="cpu")
+        batches = by_length([len(prompt) for prompt in prompts], batch_size)
+        for batch, nearest in zip(batches, self._nearest(map(filled, batches)), strict=True):
+            of_prompts[batch] = nearest
         for number in sorted(set(of_prompts.tolist())):
             self._scope.close()
             answer = self._scope.enter_context(_model_of(self._strategy, number))
@@ -243,8 +248,8 @@ class TaskByTask:
                 None if answer is self._strategy.model else answer,
             )
 
-    def _nearest(self, x: Tensor) -> Tensor:
-        nearest: Tensor = self._strategy.task_features.nearest(x, [task.name for task in self._tasks])
+    def _nearest(self, batches: Iterable[Tensor]) -> list[Tensor]:
+        nearest: list[Tensor] = self._strategy.task_features.nearest(batches, [task.name for task in self._tasks])
         return nearest
 
     def _answers(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
@@ -266,7 +271,7 @@ class TaskByTask:
 
     def _by_features(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
         """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
-        nearest = [self._nearest(x) for x, _ in batches]
+        nearest = self._nearest(x for x, _ in batches)
         found: list[Tensor | None] = [None] * len(batches)
         for number in sorted({number for of_rows in nearest for number in of_rows.tolist()}):
             with _model_of(self._strategy, number) as answer:

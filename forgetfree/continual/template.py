@@ -44,7 +44,7 @@ from forgetfree.errors import ConformanceError
 from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.encoded_task import EncodedTask, counts_tokens
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import (
     WHOLE,
@@ -299,7 +299,7 @@ class StrategyTemplate(SupervisedTemplate):
         rows = getattr(self.task, self.experience.origin_stream.name, None)
         self._rows = rows if rows is not None and len(rows) == len(data) else None
         lengths = sizes_of(data, self.model)[0] if self._rows is None else self._rows.lengths
-        batches = by_length(lengths, self.eval_mb_size)
+        batches = by_length(lengths, self.eval_mb_size, by_tokens=counts_tokens(self.model))
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
         batches = batches[::-1]  # longest rows first, so the most memory is asked for once

@@ -353,9 +353,25 @@ def plan_batches(
     return plan[:batches]
 
 
-def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Row numbers of batches that hold every row once, shortest rows first, for evaluation."""
+#: On a GPU a batch of evaluation has the tokens of as many rows of this length as the options say.
+LONG_ROW = 512
+
+
+def by_length(lengths: Sequence[int], batch_size: int, *, by_tokens: bool = False) -> list[list[int]]:
+    """Row numbers of batches that hold every row once, shortest rows first, for evaluation.
+
+    >>> by_length([3, 1, 2], 2)
+    [[1, 2], [0]]
+
+    Args:
+        lengths: of the rows, in tokens.
+        batch_size: rows of a batch.
+        by_tokens: take as many rows as have, with their padding, at most the tokens of ``batch_size`` rows of `LONG_ROW`
+            tokens; a ``batch_size`` of 1, and rows that are not of tokens, stay as they are.
+    """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    if by_tokens and batch_size > 1 and lengths and lengths[order[0]]:
+        return list(micro_batches(order, lengths, len(order), batch_size * LONG_ROW))
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 

@@ -355,8 +355,10 @@ class Predictor:
         encoded = EncodedRows.of(encode(rows), rows.labels, self._label(names[0]), loaded.pad)
         answers: dict[int, Answer] = {}
         of_rows: dict[int, int] = {}
-        for batch in by_length(encoded.lengths, 1 if self.deterministic else 64):
-            of_rows |= zip(batch, features.nearest(encoded.batch(batch)[0], names).tolist(), strict=True)
+        batches = by_length(encoded.lengths, 1 if self.deterministic else 64)
+        nearest = features.nearest((encoded.batch(batch)[0] for batch in batches), names)
+        for batch, numbers in zip(batches, nearest, strict=True):
+            of_rows |= zip(batch, numbers.tolist(), strict=True)
         for number, name in enumerate(names):
             own = [row for row in range(len(rows)) if of_rows[row] == number]
             if own:

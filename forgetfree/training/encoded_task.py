@@ -254,6 +254,14 @@ def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor
     return _of_all_rows(model, read, rows, batch_size, "fp32")
 
 
+def counts_tokens(model: ReadoutModel) -> bool:
+    """Return whether batches of evaluation are filled up by tokens: on a GPU, where each operation costs more than its rows.
+
+    The logits of texts, which have all of the vocabulary for each token, would take too much memory.
+    """
+    return next(model.parameters()).device.type != "cpu" and model.readout != "generate"
+
+
 @torch.no_grad()
 def _of_all_rows(
     model: ReadoutModel,
@@ -264,7 +272,8 @@ def _of_all_rows(
 ) -> Tensor:
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
-        for numbers in reversed(by_length(rows.lengths, batch_size)):  # so the most memory is asked for once
+        batches = by_length(rows.lengths, batch_size, by_tokens=counts_tokens(model))
+        for numbers in reversed(batches):  # so the most memory is asked for once
             batch = rows.batch(numbers)
             x, y, t = model.on_device(batch)
             with autocast(precision, y.device.type):

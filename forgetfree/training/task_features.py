@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ class TaskFeatures:
     """The means of all tasks and their common covariance, and a copy of θ_pre that computes features.
 
     Args:
-        model: holds θ_pre; it is copied, which takes the model's memory once more.
+        model: holds θ_pre; it is copied into the host's memory, and lies beside the model only while it computes.
         fingerprint: that of θ_pre.
 
     Attributes:
@@ -44,7 +44,8 @@ class TaskFeatures:
     """
 
     def __init__(self, model: ReadoutModel, fingerprint: str = "") -> None:
-        self._model, self._fingerprint = copy.deepcopy(model).eval(), fingerprint
+        self._beside, self._fingerprint = model, fingerprint
+        self._model = copy.deepcopy(model).eval().cpu()
         self.means: dict[str, Tensor] = {}
         self._scatter = torch.empty(0, device="cpu")  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0
@@ -60,7 +61,9 @@ class TaskFeatures:
         """
         if task in self.means:
             return
-        features = torch.cat([self._features(rows.batch(batch)[0]) for batch in by_length(rows.lengths, batch_size)])
+        features = torch.cat(
+            list(self._features(rows.batch(batch)[0] for batch in by_length(rows.lengths, batch_size)))
+        )
         mean = features.mean(0)
         scatter = (features - mean).T @ (features - mean)
         self.means[task] = mean.float()
@@ -77,8 +80,16 @@ class TaskFeatures:
         return take_back
 
     @torch.no_grad()
-    def nearest(self, x: Tensor, tasks: Sequence[str]) -> Tensor:
-        """Return for each row of ``x`` the number of the task in ``tasks`` that it most likely belongs to: ``(B,)``."""
+    def nearest(self, batches: Iterable[Tensor], tasks: Sequence[str]) -> list[Tensor]:
+        """Return of batches ``(B, …)`` for each row the number of the task in ``tasks`` that it most likely belongs to.
+
+        Args:
+            batches: inputs.
+            tasks: names.
+
+        Returns:
+            ``(B,)`` of each batch.
+        """
         means = torch.stack([self.means[task] for task in tasks]).double()
         covariance = self._scatter.double() / max(1, self._rows - len(self.means))
         scale = float(covariance.diagonal().mean()) or 1.0
@@ -86,11 +97,17 @@ class TaskFeatures:
             len(covariance), dtype=torch.float64, device="cpu"
         )
         weights = torch.linalg.solve(covariance, means.T)
-        scores: Tensor = self._features(x) @ weights - (means.T * weights).sum(0) / 2
-        return scores.argmax(1)
+        half = (means.T * weights).sum(0) / 2
+        return [(features @ weights - half).argmax(1) for features in self._features(batches)]
 
-    def _features(self, x: Tensor) -> Tensor:
-        return self._model.pooled(x).cpu().double()
+    def _features(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the features ``(B, H)`` of batches, computed where the model lies that they are of."""
+        self._model.to(next(self._beside.parameters()).device)
+        try:
+            for x in batches:
+                yield self._model.pooled(x).cpu().double()
+        finally:
+            self._model.cpu()
 
     # -- Keeping ---------------------------------------------------------------------------------------------
 

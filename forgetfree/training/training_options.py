@@ -96,7 +96,8 @@ class TrainingOptions(Options):
     )
     evaluation_batch_size: int = option(
         64,
-        "rows per forward pass in evaluation; with 1, a row's logits have the same bits whatever rows are answered beside it; "
+        "rows per forward pass in evaluation, on a GPU as many tokens as so many rows of 512 have; with 1, a row's logits have "
+        "the same bits whatever rows are answered beside it; "
         "texts in half precision, and on a GPU, have their own number of rows",
         at_least=1,
     )

@@ -120,12 +120,14 @@ def test_the_prompt_alone_tells_whose_model_answers(name: str, scenario: str) ->
             other = replace(alone, tokens=torch.where(alone.tokens < 0, ~torch.tensor(7).int(), alone.tokens))
             other.tokens[(alone.tokens < 0).nonzero()[0]] = alone.tokens[alone.tokens < 0][0]
             of_row, of_other = (
-                strategy.task_features.nearest(rows.batch([0])[0], [each.name for each in tasks])
-                for rows in (alone, other)
+                int(nearest)
+                for nearest in strategy.task_features.nearest(
+                    (rows.batch([0])[0] for rows in (alone, other)), [each.name for each in tasks]
+                )
             )
             assert of_row == of_other  # whatever the right answer is
-            right += int(of_row) == task.label
-            with strategy.answering(tasks[int(of_row)]):
+            right += of_row == task.label
+            with strategy.answering(tasks[of_row]):
                 expected = answers_of(strategy.model, task, alone, strategy.options)
             losses, ids = row(found[task.name], i)
             np.testing.assert_allclose(losses, expected.losses, atol=1e-4)

@@ -121,7 +121,7 @@ def test_one_task_is_chosen_for_all_words_of_a_sentence(inference: str) -> None:
             shares = [torch.special.entr(each[words].softmax(1)).sum(1).mean() for each in own]
             number = int(shares[1] < shares[0])
             if inference == "lda":
-                number = int(strategy.task_features.nearest(task.test.batch([row])[0], ["people", "others"]))
+                number = int(strategy.task_features.nearest([task.test.batch([row])[0]], ["people", "others"])[0])
             chosen.append(number)
             assert torch.allclose(routed[words], own[number][words], atol=1e-5)
     assert set(chosen) == {0, 1}

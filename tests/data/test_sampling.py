@@ -10,6 +10,7 @@ import pytest
 
 from forgetfree.data.rows import (
     Rows,
+    by_length,
     evenly,
     few_rows_note,
     k_shot,
@@ -113,6 +114,17 @@ def test_every_row_of_any_length_is_used_equally_often(grouped: bool) -> None:
     for part in (by_length[:20], by_length[-20:]):  # the shortest and the longest rows
         assert sum(used[row] for row in part) == pytest.approx(20 * seeds * share, rel=0.03)
         assert sum(weight[row] for row in part) == pytest.approx(sum(weight) * 20 / 203, rel=0.03)
+
+
+def test_batches_by_tokens_hold_every_row_once_and_no_more_tokens_than_long_rows_would() -> None:
+    lengths = [5, 700, 3, 512, 2000, 9, 511] * 40
+    batches = by_length(lengths, 4, by_tokens=True)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    assert [lengths[row] for batch in batches for row in batch] == sorted(lengths)
+    tokens = [len(batch) * max(lengths[row] for row in batch) for batch in batches]
+    assert max(tokens) <= 4 * 512 and len(batches[0]) > 4
+    for size, of in ((1, lengths), (4, [0] * 9)):  # bits of a row alone; rows that are no tokens
+        assert by_length(of, size, by_tokens=True) == by_length(of, size)
 
 
 def spread(plan: list[list[int]], lengths: list[int]) -> float:

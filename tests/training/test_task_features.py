@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simulated_gpu
 import torch
 
 from forgetfree import registry
@@ -49,12 +50,12 @@ def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream) -
     inverse, chosen = np.linalg.inv(covariance), set()
     for task in stream.tasks:
         x = task.test.batch(range(len(task.test)))[0]
-        got = features.nearest(x, TASKS).tolist()
+        got = features.nearest([x], TASKS)[0].tolist()
         for row, h in enumerate(hidden(stream, task.test)):
             distances = [float((h - mean) @ inverse @ (h - mean)) for mean in means]  # Mahalanobis, 1936
             assert got[row] == distances.index(min(distances))
         chosen |= set(got)
-        assert features.nearest(x, TASKS[::-1]).tolist() == [2 - number for number in got]
+        assert features.nearest([x], TASKS[::-1])[0].tolist() == [2 - number for number in got]
     assert len(chosen) > 1
 
 
@@ -66,12 +67,29 @@ def test_a_new_task_leaves_earlier_means_and_the_model_as_they_were(tiny_stream:
     three.learn("qnli", stream.tasks[2].train)  # which it knows
     assert all(torch.equal(mean, before[name]) for name, mean in three.means.items())
     x = stream.tasks[0].test.batch(range(4))[0]
-    expected = three.nearest(x, TASKS)
+    expected = three.nearest([x], TASKS)[0]
     with torch.no_grad():
         for parameter in stream.model.parameters():
             parameter.add_(1)  # training may do anything to the model
-    assert torch.equal(three.nearest(x, TASKS), expected)
-    assert one.nearest(x, ["qnli"]).tolist() == [0] * 4
+    assert torch.equal(three.nearest([x], TASKS)[0], expected)
+    assert one.nearest([x], ["qnli"])[0].tolist() == [0] * 4
+
+
+def test_on_a_gpu_its_model_lies_there_while_it_computes_alone(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear")
+    x = stream.tasks[0].test.batch(range(4))[0]
+    expected = learned(stream).nearest([x], TASKS)
+    with simulated_gpu.present():
+        stream.model.to("cuda")
+        features = learned(stream)
+        assert {each.device.type for each in features._model.parameters()} == {"cpu"}
+        assert torch.equal(features.nearest([x], TASKS)[0], expected[0])
+        reading = features._features([x])
+        next(reading)
+        assert {each.device.type for each in features._model.parameters()} == {"cuda"}
+        reading.close()
+        assert {each.device.type for each in features._model.parameters()} == {"cpu"}
+        stream.model.to("cpu")
 
 
 def test_it_is_written_and_read_bit_for_bit_and_goes_on(tiny_stream: MakeStream, tmp_path: Path) -> None:
