@@ -184,7 +184,7 @@ def ours(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [("core", set()), ("ledger", {"numpy", "pydantic"})],
+    [("core", {"bitsandbytes"}), ("ledger", {"numpy", "pydantic"})],
 )
 def test_the_first_rooms_need_torch_and_little_else(name: str, others: set[str]) -> None:
     found = {each.split(".")[0] for m in LIBRARY if room(m) == name for each in imports(m)}

@@ -28,6 +28,14 @@ Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
 ]
 Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
+Merge = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        help="of a task beside the weights: write a plain model, quantised weights dequantised and the task added to them, "
+        "which answers up to rounding (default: the base as it is, and the ledger)",
+    ),
+]
 Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
 
 
@@ -40,6 +48,7 @@ def export(
     strategy: Strategy = None,
     seed: Seed = None,
     model: BaseModel = None,
+    merge: Merge = False,
     debug: Debug = False,
 ) -> None:
     """Write the model that answers a task as the run does."""
@@ -50,7 +59,7 @@ def export(
     task = nfc(task)
     definition = predictor.definition(task)  # which refuses a task that there is not
     facts = _facts(run, source.file, definition) if source.strategy else {}
-    write = partial(export_task, predictor, task, strategy=source.strategy, facts=facts)
+    write = partial(export_task, predictor, task, strategy=source.strategy, facts=facts, merge=merge)
     _write(write, out, f"that answers {task} as {source.file} does")
 
 

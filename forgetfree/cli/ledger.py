@@ -55,7 +55,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
         from forgetfree.models.loading import load_bound
 
         reach_hub(model)
-        loaded = load_bound(model, ledger.binding, ledger.space)
+        loaded = load_bound(model, ledger)
         check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
         if ledger.binding:
             check_binding(ledger, loaded.binding(), str(file))

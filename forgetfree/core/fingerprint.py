@@ -8,6 +8,7 @@ it holds. Nobody counts what ``tensor.data``, NumPy and torch.distributed write:
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,8 +39,10 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool =
         without: regular expression; tensors in whose name it is found do not count.
         anew: read the weights, even if nothing is known to have changed them since.
 
+    Of a quantised tensor the bytes are those of its codes and scales, and of the model also how it was quantised.
+
     Raises:
-        ModelError: a tensor is quantised, sharded or offloaded, and so has no bytes of its own.
+        ModelError: a tensor is sharded or offloaded, and so has no bytes of its own.
     """
     tensors = {
         name: tensor
@@ -47,22 +50,42 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool =
         if not (without and re.search(without, name))
     }
     for name, tensor in tensors.items():
-        if tensor.is_meta or is_traceable_wrapper_subclass(tensor):
-            got = "is not in memory" if tensor.is_meta else f"is a {type(tensor).__name__}"
+        if tensor.is_meta or type(tensor).__name__ == "DTensor":  # whose import takes two seconds
+            got = "is not in memory" if tensor.is_meta else "is sharded"
             raise ModelError(
-                f"The tensor {name!r} {got}, expected a plain one: the model is quantised, sharded or offloaded. Load it whole "
-                "and on one device, without quantization."
+                f"The tensor {name!r} {got}, expected a whole one on one device: the model is sharded or offloaded. Load it "
+                "whole and on one device."
             )
-    return digest_of_tensors(model, tensors, anew=anew)
+    return digest_of_tensors(model, tensors, anew=anew, settings=_quantisation(model))
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
     digest = hashlib.sha256()
-    for name, tensor in tensors.items():
+    for name, tensor in _plain(tensors):
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
         digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+    digest.update(settings.encode())
     return digest.hexdigest()
+
+
+def _plain(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by name; of one that consists of others, such as codes and scales, these with what it says of them."""
+    for name, tensor in tensors.items():
+        if is_traceable_wrapper_subclass(tensor):
+            parts, how = tensor.__tensor_flatten__()
+            yield from _plain(
+                {f"{name}.{part} of {type(tensor).__name__} {how}": getattr(tensor, part) for part in parts}
+            )
+        else:
+            yield name, tensor
+
+
+def _quantisation(model: nn.Module) -> str:
+    """Return how a model of transformers was quantised; empty where it was not."""
+    config: Any = getattr(getattr(model, "config", None), "quantization_config", None)
+    content = config.to_dict() if hasattr(config, "to_dict") else config
+    return json.dumps(content, sort_keys=True, default=str) if content else ""
 
 
 # -- What is known of a model, and until when --------------------------------------------------------------
@@ -71,10 +94,11 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 class _Known:
     """The digest of some tensors, and what PyTorch counted of them then."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], digest: str) -> None:
-        self.digest, self.ids, self.marks = digest, {id(each) for each in tensors.values()}, _marks(tensors)
+    def __init__(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor], digest: str) -> None:
+        self.names, self.digest = tuple(tensors), digest
+        self.ids, self.marks = {id(each) for each in held.values()}, _marks(held)
         # As long as these are there, no other memory has the numbers of theirs.
-        self._memory = [StorageWeakRef(each.untyped_storage()) for each in tensors.values()]  # type: ignore[no-untyped-call]
+        self._memory = [StorageWeakRef(each.untyped_storage()) for _, each in _plain(held)]  # type: ignore[no-untyped-call]
 
 
 #: An optimiser may step in one thread while another asks.
@@ -83,20 +107,23 @@ _LOCK = Lock()
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], _Known]] = WeakKeyDictionary()
 
 
-def digest_of_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, anew: bool = False) -> str:
+def digest_of_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], *, anew: bool = False, settings: str = ""
+) -> str:
     """Return the SHA-256 of some tensors of a model, from memory where they hold what they held.
 
     Args:
         model: whose tensors they are.
         tensors: by their names in the model, in order.
         anew: as in `fingerprint_of`.
+        settings: what else counts.
     """
-    key = tuple(tensors)
+    key, held = tuple(tensors), _held(model, tensors)
     with _LOCK:
         found = _KNOWN.setdefault(model, {}).get(key)
-    if found is None or anew or found.marks != _marks(tensors):
-        found = _Known(tensors, _digest(tensors))
-        if not any(each.is_inference() for each in tensors.values()):  # which count nothing
+    if found is None or anew or found.marks != _marks(held):
+        found = _Known(tensors, held, _digest(tensors, settings))
+        if not any(each.is_inference() for each in held.values()):  # which count nothing
             with _LOCK:
                 _KNOWN.setdefault(model, {})[key] = found
     return found.digest
@@ -114,29 +141,32 @@ def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     """
     with _LOCK:
         of_model = _KNOWN.setdefault(model, {})
-    before = _marks_by_name(model)
-    held = {key: each for key, each in of_model.items() if each.marks == [before.get(name) for name in key]}
+    before = _marks(model.state_dict(keep_vars=True))
+    known = [each for each in of_model.values() if each.marks.items() <= before.items()]
     yield
     if _KNOWN.get(model) is not of_model:  # an optimiser has stepped it
         return
-    tensors, after = model.state_dict(keep_vars=True), _marks_by_name(model)
+    tensors = model.state_dict(keep_vars=True)
+    after = _marks(tensors)
     same = {name for name in before if before[name] == after.get(name)}
     same |= {name for name in names if name in before and before[name][1:] == after.get(name, ())[1:]}
     with _LOCK:
-        for key, each in held.items():
-            if same >= set(key):
-                of_model[key] = _Known({name: tensors[name] for name in key}, each.digest)
+        for each in known:
+            if same >= each.marks.keys():
+                own = {name: tensors[name] for name in each.names}
+                of_model[each.names] = _Known(own, _held(model, own), each.digest)
 
 
-def _marks_by_name(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    tensors = model.state_dict(keep_vars=True)
-    return dict(zip(tensors, _marks(tensors), strict=True))
+def _held(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those tensors that a model holds: of a quantised one, a state dictionary has some that were made for it."""
+    ids = {id(each) for each in (*model.parameters(), *model.buffers())}
+    return {name: tensor for name, tensor in tensors.items() if id(tensor) in ids}
 
 
-def _marks(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
+def _marks(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
     """Return of each tensor its version, and after it where and how it lies in memory."""
-    return [
-        (
+    return {
+        name: (
             0 if each.is_inference() else each._version,
             each.untyped_storage()._cdata,
             each.data_ptr(),
@@ -144,8 +174,8 @@ def _marks(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
             each.stride(),
             each.dtype,
         )
-        for each in tensors.values()
-    ]
+        for name, each in _plain(tensors)
+    }
 
 
 def _forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:

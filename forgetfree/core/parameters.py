@@ -83,7 +83,7 @@ class ParameterSpace:
             id(parameter)
             for name, parameter in model.named_parameters(remove_duplicate=False)
             if any(re.search(pattern, name) for pattern in exclude)
-        } | _outside_of_the_body(model)
+        } | outside_of_the_body(model)
         specs: list[TensorSpec] = []
         offset = 0
         for name, parameter in model.named_parameters():
@@ -378,7 +378,7 @@ def embeddings_of(model: Any, side: Literal["input", "output"]) -> nn.Module | N
     return found if isinstance(found, nn.Module) else None
 
 
-def _outside_of_the_body(model: Any) -> set[int]:
+def outside_of_the_body(model: Any) -> set[int]:
     """Return the ids of a Hugging Face model's parameters in its head, its input embeddings and their norms."""
     body = getattr(model, "base_model", None)
     if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):

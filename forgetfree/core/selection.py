@@ -7,8 +7,8 @@ what a model can afford that is too large to be fine-tuned as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -144,10 +144,73 @@ class BatchLoss(Protocol):
         """Return the loss."""
 
 
+class PlainTensors:
+    """The tensors of a space in a model, and their gradients.
+
+    `forgetfree.core.linear_layers.LinearLayers` has the same methods, for weights that have none.
+
+    Args:
+        model: holds θ, in evaluation mode while gradients are computed.
+        space: its parameter space.
+    """
+
+    def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
+        self.model, self.space, self._tensors = model, space, space.parameters(model)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return self._tensors[0].device
+
+    def theta(self, number: int) -> Tensor:
+        """Return a tensor."""
+        return self._tensors[number].detach()
+
+    def is_frozen(self, number: int) -> bool:
+        """Return whether a user has frozen a tensor."""
+        return not self._tensors[number].requires_grad
+
+    @contextmanager
+    def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Give the gradients to ``receive`` as they come, and free them."""
+        numbers = {id(tensor): number for number, tensor in enumerate(self._tensors)}
+
+        @torch.no_grad()
+        def free(tensor: Tensor) -> None:
+            if (gradient := tensor.grad) is not None:
+                receive(numbers[id(tensor)], gradient.to_dense() if gradient.is_sparse else gradient)
+                tensor.grad = None
+
+        with trainable(self.model, self._tensors), ExitStack() as hooks:
+            for tensor in self._tensors:
+                tensor.grad = None  # of an earlier pass of somebody's
+                hooks.callback(tensor.register_post_accumulate_grad_hook(free).remove)  # type: ignore[no-untyped-call]
+            yield
+
+
+class Graftable(Protocol):
+    """What γ is chosen from: `PlainTensors` or `LinearLayers`."""
+
+    model: nn.Module
+    space: ParameterSpace
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+
+    def theta(self, number: int) -> Tensor:
+        """Return a tensor of the space, at θ_pre."""
+
+    def is_frozen(self, number: int) -> bool:
+        """Return whether a user has frozen a tensor."""
+
+    def gradients(self, receive: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
+        """Give the gradients to ``receive`` in backward passes inside: number of the tensor, and gradient."""
+
+
 def choose(
     source: Saliency,
-    model: nn.Module,
-    space: ParameterSpace,
+    graftable: Graftable,
     count: int,
     *,
     batches: Sequence[Any] = (),
@@ -165,8 +228,7 @@ def choose(
 
     Args:
         source: which scores; ``movement``: |θ_ft − θ_pre| (paper, §2); ``random``: numbers that are drawn.
-        model: holds θ_pre, in evaluation mode; the same afterwards.
-        space: its parameter space.
+        graftable: the tensors of a model that holds θ_pre, in evaluation mode; the same afterwards.
         count: the most entries.
         batches: for scores of gradients: what ``loss`` reads; for ``fisher``, each has one row.
         loss: of all batches, through ``model``.
@@ -179,6 +241,7 @@ def choose(
     Raises:
         TrainingError: the loss or the gradient is not finite.
     """
+    space = graftable.space
     best = _Highest(space, count, taken, frozen)
     if source == "random":
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -186,19 +249,19 @@ def choose(
             # float32 has too few numbers: entries would be alike.
             best.add(number, torch.rand(spec.size, generator=generator, dtype=torch.float64, device="cpu"))
     elif source == "movement":
-        for number, (pre, tuned) in enumerate(zip(space.parameters(model), fine_tuned, strict=True)):
-            best.add(number, moves(pre.detach(), tuned.to(pre.device)).abs_())
+        for number, tuned in enumerate(fine_tuned):
+            pre = graftable.theta(number)
+            best.add(number, moves(pre, tuned.to(pre.device)).abs_())
     else:
         assert loss is not None  # of gradients
-        tensors = [tensor.detach() for tensor in space.parameters(model)]
 
         def take(number: int, gradient: Tensor) -> None:
-            best.add(number, saliency(source, gradient, tensors[number]))
+            best.add(number, saliency(source, gradient, graftable.theta(number)))
 
         whole = len(batches) == 1 and source != "fisher" and not processes
-        if not (whole and each_gradient(model, space, batches, loss, take)):
+        if not (whole and each_gradient(graftable, batches, loss, take)):
             best = _Highest(space, count, taken, frozen)
-            each_mean_gradient(model, space, batches, loss, take, squared=source == "fisher", processes=processes)
+            each_mean_gradient(graftable, batches, loss, take, squared=source == "fisher", processes=processes)
     return best.region()
 
 
@@ -255,15 +318,14 @@ def saliency(source: Saliency, gradient: Tensor, theta: Tensor) -> Tensor:
 
 
 def each_gradient(
-    model: nn.Module, space: ParameterSpace, batch: Sequence[Any], loss: BatchLoss, take: Callable[[int, Tensor], None]
+    graftable: Graftable, batch: Sequence[Any], loss: BatchLoss, take: Callable[[int, Tensor], None]
 ) -> bool:
     """Give each tensor's gradient to ``take`` within one backward pass, and free it; return whether each is a whole one.
 
     It is not where reentrant checkpoints read a tensor several times: then each gives a part, and none is to be used.
 
     Args:
-        model: holds θ, in evaluation mode; the same afterwards.
-        space: its parameter space.
+        graftable: the tensors of a model that holds θ, in evaluation mode; the same afterwards.
         batch: what ``loss`` reads.
         loss: through ``model``.
         take: gets the number of a tensor and its gradient, in float32, which it may change. A tensor that no row reaches has
@@ -282,14 +344,13 @@ def each_gradient(
         given[number] = gradient.sum()
         take(number, gradient)
 
-    _backward(model, space, batch, loss, receive)
+    _backward(graftable, batch, loss, receive)
     _check_finite(given.values())
     return is_whole
 
 
 def each_mean_gradient(
-    model: nn.Module,
-    space: ParameterSpace,
+    graftable: Graftable,
     batches: Sequence[Any],
     loss: BatchLoss,
     take: Callable[[int, Tensor], None],
@@ -302,16 +363,14 @@ def each_mean_gradient(
     The sum has 4 bytes an entry. Up to `ON_DEVICE` entries it lies where the model lies, else in the host's memory.
 
     Args:
-        model: holds θ, in evaluation mode; the same afterwards.
-        space: its parameter space.
+        graftable: the tensors of a model that holds θ, in evaluation mode; the same afterwards.
         batches: what ``loss`` reads.
         loss: of all of them, through ``model``.
         take: gets the number of a tensor and its gradient, in float32, which it may change.
         squared: give the mean over batches, of one row each, of the squared gradients.
         processes: give the mean over the batches of all processes of a group, which have as many tensors.
     """
-    tensors = space.parameters(model)
-    device = tensors[0].device
+    space, device = graftable.space, graftable.device
     sums: dict[int, Tensor] = {}
 
     def receive(number: int, gradient: Tensor) -> None:
@@ -320,13 +379,13 @@ def each_mean_gradient(
             sums[number] = torch.zeros(gradient.shape, device=where)
         sums[number].add_((gradient.float().square() if squared else gradient).to(sums[number].device))
 
-    _backward(model, space, batches, loss, receive)
+    _backward(graftable, batches, loss, receive)
     divisor = float(len(batches) if squared else loss.scale)
     if processes:
         dist.all_reduce(counted := torch.tensor(divisor, device=device))
         divisor = float(counted)
-        for number, tensor in enumerate(tensors):
-            sums.setdefault(number, torch.zeros(tensor.shape, device="cpu"))
+        for number, spec in enumerate(space.tensors):
+            sums.setdefault(number, torch.zeros(spec.shape, device="cpu"))
         sums = dict(sorted(sums.items()))
     sizes = []
     for number in list(sums):
@@ -340,26 +399,10 @@ def each_mean_gradient(
 
 
 def _backward(
-    model: nn.Module,
-    space: ParameterSpace,
-    batches: Sequence[Any],
-    loss: BatchLoss,
-    receive: Callable[[int, Tensor], None],
+    graftable: Graftable, batches: Sequence[Any], loss: BatchLoss, receive: Callable[[int, Tensor], None]
 ) -> None:
     """Compute the loss of batches and its gradients, which are given to ``receive`` as they come, and freed."""
-    tensors = space.parameters(model)
-    numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-
-    @torch.no_grad()
-    def free(tensor: Tensor) -> None:
-        if (gradient := tensor.grad) is not None:
-            receive(numbers[id(tensor)], gradient.to_dense() if gradient.is_sparse else gradient)
-            tensor.grad = None
-
-    with trainable(model, tensors), ExitStack() as hooks:
-        for tensor in tensors:
-            tensor.grad = None  # of an earlier pass of somebody's
-            hooks.callback(tensor.register_post_accumulate_grad_hook(free).remove)  # type: ignore[no-untyped-call]
+    with graftable.gradients(receive):
         check_loss(loss(batches), 1)
 
 

@@ -323,7 +323,7 @@ class Taps:
         """Let a layer read its parameters themselves, whose gradients its tap gives."""
         for piece in layer.pieces:
             if module._parameters[piece.places[0][1]] is not piece.tensor:
-                raise _no_transforms()
+                raise no_transforms()
             piece.take_part(None)
             if self._is_watched:
                 piece.tensor.requires_grad_(False)
@@ -339,7 +339,7 @@ class Taps:
         if not torch.is_grad_enabled():
             return None
         if torch._C._are_functorch_transforms_active():
-            raise _no_transforms()
+            raise no_transforms()
         (x,) = inputs or named.values()
         return _Tap.apply(y, x, layer, self._layout, False, *(piece.leaf for piece in layer.pieces))
 
@@ -399,7 +399,8 @@ class Taps:
             )
 
 
-def _no_transforms() -> TrainingError:
+def no_transforms() -> TrainingError:
+    """Return the error of a trainer that computes within a transform of ``torch.func``."""
     return TrainingError(
         "The trainer computes within a transform of torch.func (vmap, grad, jvp, functional_call), which hands no gradients on "
         "to a region. Compute by backward(), or under torch.no_grad() where no gradient of the weights is wanted."

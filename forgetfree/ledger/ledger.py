@@ -8,8 +8,8 @@ Its file is a `forgetfree.tensor_file.TaskFile`, with a record a task:
     readout/… the tensors of its readout
     buffer/…  the buffers that training changed
 
-The metadata name the composition, the parameter space's layout, the base model's fingerprint, a language model's head and the
-binding (see `forgetfree.ledger.binding`).
+The metadata name the composition, the parameter space's layout, the base model's fingerprint, a language model's head, the
+binding (see `forgetfree.ledger.binding`), and the effect where values are differences beside the weights.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.core.fingerprint import body_fingerprint
+from forgetfree.core.linear_layers import is_quantised, space_of_layers
 from forgetfree.core.parameters import ParameterSpace, not_finite
 from forgetfree.core.readout_model import BY_WORDS, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
 from forgetfree.display import brief
-from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
+from forgetfree.errors import LedgerError, ModelError, RegionError, TaskError, UnknownNameError, nearest
 from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
 from forgetfree.json_file import check, checked
@@ -45,6 +46,10 @@ from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 #: some tasks stand alone, and each of the others is inferred with the union of theirs up to its own.
 Composition = Literal["union", "selection", "alone", "auto"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
+#: How tasks take effect: their values are ``written`` into the weights; or what is kept are differences, which linear layers
+#: add to their outputs ``beside`` the weights (see `forgetfree.core.beside`).
+Effect = Literal["written", "beside"]
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
         head: where the space is of a language model's body: its head, see `forgetfree.ledger.binding.head_digest`; empty
             where no task had one.
+        effect: how the tasks take effect.
     """
 
     kind = "ledger"
@@ -198,12 +204,14 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         composition: Composition = "union",
         binding: Binding | None = None,
         head: str = "",
+        effect: Effect = "written",
     ) -> None:
         self.space = space
         self.fingerprint = fingerprint
         self.composition: Composition = composition
         self.binding = binding
         self.head = head
+        self.effect: Effect = effect
         self._records: list[Record] = []
         self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
         self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
@@ -212,21 +220,44 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self._owners = Owners()
 
     @classmethod
-    def of_model(cls, model: nn.Module, *, graftable: str | None = None) -> Ledger:
+    def of_model(
+        cls, model: nn.Module, *, graftable: str | None = None, effect: Effect | Literal["auto"] = "auto"
+    ) -> Ledger:
         """Return an empty ledger of a model, for tasks that are learned inside `forgetfree.learning`; the model holds θ_pre.
 
         Tasks of one such ledger may stand on the union of the earlier ones or alone. Names are those of the model's body, so
         that the ledger is the same with any head.
 
+        >>> ledger = Ledger.of_model(AutoModelForCausalLM.from_pretrained(DIR))  # doctest: +SKIP
+
         Args:
             model: a model of transformers, with a head or without; or any module.
             graftable: regular expression over names; only such tensors may be trained.
+            effect: ``written``: tasks are written into the weights, exactly and without cost when they answer. ``beside``:
+                weights and biases of linear layers have differences beside them, in float32, and the weights are only read.
+                ``auto``: ``beside`` where weights are quantised, and else ``written``.
 
         Raises:
             RegionError: no tensor is left.
+            ModelError: nothing can be written into quantised weights; or a module reads a weight past the layer's ``forward``,
+                so that nothing can take effect beside it.
         """
-        space = ParameterSpace.of(body_of(model), include=(graftable or ".",))
-        return cls(space, body_fingerprint(model), "auto", head=head_digest(model))
+        if effect not in (*EFFECTS, "auto"):
+            raise UnknownNameError("effect", effect, (*EFFECTS, "auto"))
+        body = body_of(model)
+        quantised = is_quantised(body)
+        if quantised and effect == "written":
+            raise ModelError(
+                f"The weights of this {type(body).__name__} are quantised, so nothing can be written into them. Let tasks take "
+                "effect beside them: effect='beside', the default here."
+            )
+        if quantised or effect == "beside":
+            effect = "beside"
+            space = space_of_layers(body, graftable or ".")
+        else:
+            effect = "written"
+            space = ParameterSpace.of(body, include=(graftable or ".",))
+        return cls(space, body_fingerprint(model), "auto", head=head_digest(model), effect=effect)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -318,6 +349,11 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         it is region and values alone.
         """
         last = self.position(task)
+        if self.effect == "beside":
+            raise LedgerError(
+                "A graft has values that are written into weights, and this ledger has differences beside them. Answer by "
+                "forgetfree.answering, TaskSwitch or Predictor; forgetfree export writes a model of a task."
+            )
         record = self._records[last]
         if self.stands_alone(task):
             graft = record.owned
@@ -441,7 +477,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             TaskError: the ledger does not hold one of them.
             LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
         """
-        ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding, self.head)
+        ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding, self.head, self.effect)
         for position in sorted(map(self.position, tasks)):
             ledger.append(self._records[position])
         return ledger
@@ -468,6 +504,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
         about = {"composition": self.composition, "layout": self.space.layout, "fingerprint": self.fingerprint}
         known = {"binding": self.binding.json if self.binding else "", "head": self.head}
+        known |= {"effect": self.effect if self.effect != "written" else ""}
         FILE.write_tasks(Path(path), self._tensors(), about | {key: value for key, value in known.items() if value})
 
     @classmethod
@@ -502,8 +539,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             binding = Binding.of_json(about["binding"]) if "binding" in about else None
         except ValueError as error:
             raise ValueError(f"its binding cannot be read ({error})") from error
+        if (effect := about.get("effect", "written")) not in EFFECTS:
+            raise ValueError(f"its effect is {brief(effect)}, expected one of {', '.join(EFFECTS)}")
         space = ParameterSpace.of_layout(about["layout"])
-        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""))
+        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""), effect)
         records, nothing = [record_of(space, each) for each in stored], Region.empty()
         ledger._owners, before = Owners.of([nothing if each.alone else each.region for each in records])
         for record, owners in zip(records, before, strict=True):

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.beside import added
+from forgetfree.core.linear_layers import LinearLayers, is_conv1d, is_linear
 from forgetfree.core.readout_model import ReadoutModel, in_evaluation_mode, part_named
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.switch import LedgerSwitch
 
 #: Above this share of the space, a row's corrections cost more than a pass of its own.
@@ -58,7 +60,7 @@ class MixedBatchModel:
     ) -> None:
         self._model, self._switch, self._ledger = model, switch, switch.ledger
         self._pad, self._smallest_group = pad, smallest_group
-        self._corrections = Corrections(switch.ledger.space, model.backbone)
+        self._corrections = Corrections(switch.ledger, model.backbone)
         self._changes: dict[int, Change | None] = {}
         self._labels: dict[str, int] = {}
         self._proven: set[tuple[str, int]] = set()  # tasks, and the changes that they were corrected by
@@ -242,34 +244,45 @@ class Entries:
 class Corrections:
     """Finds what can be corrected in a model, and corrects it.
 
-    That is each weight and bias of a linear layer (GPT-2's ``Conv1D``, too) or a LayerNorm, in single or double precision.
+    That is each weight and bias of a linear layer (GPT-2's ``Conv1D``, too) or a LayerNorm, in single or double precision; and
+    what takes effect beside the weights in any case.
 
     Args:
-        space: the parameter space of ``backbone``.
+        ledger: the records.
         backbone: the model.
     """
 
-    def __init__(self, space: ParameterSpace, backbone: nn.Module) -> None:
-        self._space, self._backbone = space, (backbone := part_named(backbone, space))
-        parameters = space.parameters(backbone)
-        numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    def __init__(self, ledger: Ledger, backbone: nn.Module) -> None:
+        self._space, self._backbone = (space := ledger.space), part_named(backbone, ledger.space)
+        self._is_beside = ledger.effect == "beside"
         #: Modules that can be corrected, with the numbers of their tensors in the space, by name.
-        self._sites: list[tuple[nn.Module, dict[str, int]]] = []
-        for module in backbone.modules():
+        self._sites = self._sites_beside() if self._is_beside else self._sites_written()
+        reached = {number for _, own in self._sites for number in own.values()}
+        turned = {own.get("weight") for module, own in self._sites if is_conv1d(module) and not self._is_beside}
+        exact = (torch.float32, torch.float64)
+        self._reached, self._turned, self._columns = (
+            torch.tensor(each, device="cpu")
+            for each in (
+                [number in reached and spec.dtype in exact for number, spec in enumerate(space.tensors)],
+                [number in turned for number in range(len(space.tensors))],
+                [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in space.tensors],
+            )
+        )
+
+    def _sites_beside(self) -> list[tuple[nn.Module, dict[str, int]]]:
+        layers = LinearLayers(self._backbone, self._space).layers
+        numbers = ((layer.module, {"weight": layer.weight, "bias": layer.bias}) for layer in layers)
+        return [(module, {name: i for name, i in own.items() if i is not None}) for module, own in numbers]
+
+    def _sites_written(self) -> list[tuple[nn.Module, dict[str, int]]]:
+        numbers = {id(parameter): number for number, parameter in enumerate(self._space.parameters(self._backbone))}
+        sites = []
+        for module in self._backbone.modules():
             own = {name: numbers[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in numbers}
             normalizes = isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
-            if own and (normalizes or isinstance(module, nn.Linear) or _is_conv1d(module)):
-                self._sites.append((module, own))
-        reached = {number for _, own in self._sites for number in own.values()}
-        exact = (torch.float32, torch.float64)
-        self._reached = torch.tensor(
-            [i in reached and p.dtype in exact for i, p in enumerate(parameters)], device="cpu"
-        )
-        turned = {own.get("weight") for module, own in self._sites if _is_conv1d(module)}
-        self._turned = torch.tensor([number in turned for number in range(len(parameters))], device="cpu")
-        self._columns = torch.tensor(
-            [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in space.tensors], device="cpu"
-        )
+            if own and (normalizes or is_linear(module)):
+                sites.append((module, own))
+        return sites
 
     @torch.no_grad()
     def change(self, graft: Graft) -> Change | None:
@@ -278,6 +291,8 @@ class Corrections:
         cuts = torch.searchsorted(indices, self._space.boundaries)
         if bool((cuts.diff()[~self._reached] > 0).any()):
             return None
+        if self._is_beside:
+            return Change(indices, graft.values.to(next(self._backbone.parameters()).device), cuts.int())
         pre = self._space.gather(self._backbone, indices)
         return Change(indices, graft.values.to(pre) - pre, cuts.int())
 
@@ -331,23 +346,22 @@ class Corrections:
         waiting = set(entries)
         numbers = {id(module): own for module, own in self._sites if not waiting.isdisjoint(own.values())}
 
-        def correct(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def correct(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             own = numbers[id(module)]
             weight, bias = (entries.get(own.get(name, -1)) for name in ("weight", "bias"))
             rows = len(entries[next(number for number in own.values() if number in entries)].delta)
             if not inputs or inputs[0].dim() not in (2, 3) or len(inputs[0]) != rows or output.dim() != inputs[0].dim():
                 raise NotCorrected
             x, y = (tensor if tensor.dim() == 3 else tensor.unsqueeze(1) for tensor in (inputs[0], output))
-            span = (-1, x.shape[1], -1)
             if weight is not None and isinstance(module, nn.LayerNorm):
                 scale = x.new_zeros(rows, 1, x.shape[-1]).scatter_add_(2, weight.output, weight.delta.to(x))
-                y.addcmul_(F.layer_norm(x, module.normalized_shape, eps=module.eps), scale)
+                y = y.addcmul(F.layer_norm(x, module.normalized_shape, eps=module.eps), scale)
             elif weight is not None:
-                moved = x.gather(2, weight.input.expand(span)).mul_(weight.delta)
-                y.scatter_add_(2, weight.output.expand(span), moved)
+                y = added(y, weight.output, x.gather(2, weight.input.expand(-1, x.shape[1], -1)) * weight.delta)
             if bias is not None:
-                y.scatter_add_(2, bias.output.expand(span), bias.delta.to(x).expand(span))
+                y = added(y, bias.output, bias.delta)
             waiting.difference_update(own.values())
+            return y.view(output.shape)
 
         handles = [module.register_forward_hook(correct) for module, _ in self._sites if id(module) in numbers]
         try:
@@ -357,8 +371,3 @@ class Corrections:
                 handle.remove()
         if waiting:
             raise NotCorrected
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is GPT-2's linear layer, of transformers, which stores its weight as (in, out)."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")

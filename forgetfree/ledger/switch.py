@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from forgetfree.core.beside import Differences
 from forgetfree.core.fingerprint import fingerprint_of, restored
+from forgetfree.core.linear_layers import LinearLayers
 from forgetfree.core.parameters import (
+    ParameterSpace,
     check_buffers,
     digest_of,
     entries,
@@ -43,76 +46,36 @@ class _Piece(NamedTuple):
     values: Tensor
 
 
-class LedgerSwitch:
-    """Changes one model, bit for bit, between θ_pre and what the tasks of a ledger are inferred with.
-
-    In a union, owned regions are disjoint, so going from one task to a later one writes the records between them, and going
-    back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
-    union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
+class _Written:
+    """Entries whose values are written into a model's tensors.
 
     Args:
-        ledger: the records.
-        model: the base model, or any with its body where the ledger is of that; it must hold θ_pre now.
-        check: first compare layout, configuration and fingerprint with the ledger's (reads the whole model once).
-        fingerprint: the model's, if it is known already.
-
-    Raises:
-        LedgerError: the ledger belongs to another model.
+        model: that the space is of.
+        space: its parameter space.
     """
 
-    def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
-        self.ledger = ledger
-        self._model, self._backbone = model, part_named(model, ledger.space)
-        backbone = self._backbone
+    def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
+        self._model, self._space = model, space
         #: Of each part (see `Ledger.parts`) that was ever written.
         self._pieces: dict[int, list[_Piece]] = {}
-        self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
-        self._stage = 0
-        if check:
-            check_weights(ledger, model, fingerprint)
 
-    @property
-    def stage(self) -> int:
-        """The number of records that the model carries now."""
-        return self._stage
+    def change(self, old: Sequence[int], new: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
+        """Write the parts ``new`` where the parts ``old`` are; one of the two begins with the other, or one is empty."""
+        common = min(len(old), len(new))
+        for part in old[common:]:
+            self._write(part, pre=True)
+        for part in new[common:]:
+            if part not in self._pieces:
+                graft = graft_of(part)
+                self.keep(part, graft, self.values(graft.region))  # the model holds θ_pre there
+        for part in new[common:]:
+            self._write(part)
+        torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
 
-    def to(self, stage: int) -> None:
-        """Make the model infer the task of record ``stage``, counted from 1; 0 is θ_pre.
-
-        In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
-
-        Raises:
-            LedgerError: there is no such record.
-        """
-        records = self.ledger.records
-        if not 0 <= stage <= len(records):
-            raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
-        if stage != self._stage:
-            old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
-            common = min(len(old), len(new)) if old[:1] == new[:1] else 0
-            undone, added = old[common:], new[common:]
-            for part in undone:
-                self._write(part, pre=True)
-            if undone and added:  # they have nothing in common: nothing is half applied where a new part cannot be read
-                self._stage = 0
-            for part in added:
-                if part not in self._pieces:
-                    graft = self._graft(part)
-                    self._keep(part, graft, self._gather(graft.region.indices))  # the model holds θ_pre there
-            for part in added:
-                self._write(part)
-            self._stage = stage
-            torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
-        if stage:
-            _IN_PLACE[self._backbone] = records[stage - 1].task
-        else:
-            _IN_PLACE.pop(self._backbone, None)
-        self._restore_buffers()
-
-    def _keep(self, part: int, graft: Graft, pre: Tensor) -> None:
+    def keep(self, part: int, graft: Graft, pre: Tensor) -> None:
         """Keep what a part writes, and θ_pre at the same entries, cut by tensor."""
         pieces = []
-        for number, local, where in self.ledger.space.split(graft.region.indices):
+        for number, local, where in self._space.split(graft.region.indices):
             tensor = self._tensor(number)
             pieces.append(
                 _Piece(number, local.to(tensor.device), pre[where].to(tensor), graft.values[where].to(tensor))
@@ -140,9 +103,127 @@ class LedgerSwitch:
     @cached_property
     def _owners(self) -> list[tuple[dict[str, nn.Parameter | None], str]]:
         """The place of each tensor of the space in the model."""
-        self.ledger.space.parameters(self._backbone)  # refuses a model that lacks one
-        places = [spec.name.rpartition(".") for spec in self.ledger.space.tensors]
-        return [(self._backbone.get_submodule(module)._parameters, name) for module, _, name in places]
+        self._space.parameters(self._model)  # refuses a model that lacks one
+        places = [spec.name.rpartition(".") for spec in self._space.tensors]
+        return [(self._model.get_submodule(module)._parameters, name) for module, _, name in places]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a task needs to be what they are."""
+        return [self._tensor(number) for number in range(len(self._space.tensors))]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the tensors that are written."""
+        return {spec.name for spec in self._space.tensors}
+
+    def values(self, region: Region) -> Tensor:
+        """Return the values ``(s,)`` that the model has at the entries of a region."""
+        return self._space.gather(self._model, region.indices)
+
+    def put(self, region: Region, values: Tensor) -> None:
+        """Write values ``(s,)`` at the entries of a region."""
+        self._space.scatter_(self._model, region.indices, values)
+
+
+class _Beside:
+    """Entries whose differences linear layers add to their outputs: the model's tensors are only read.
+
+    Args:
+        model: that the space is of.
+        space: its parameter space.
+    """
+
+    names: frozenset[str] = frozenset()
+
+    def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
+        self._layers = LinearLayers(model, space)
+        self._present = ExitStack()
+
+    def change(self, old: Sequence[int], new: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
+        """Let the layers add the parts ``new``, and no others."""
+        grafts = [graft_of(part) for part in new]
+        self._present.close()
+        if grafts:
+            indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
+            values = torch.cat([graft.values for graft in grafts])[order].to(self._layers.device)
+            self._present.enter_context(Differences(self._layers, Region(indices), values).applied())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a task needs to be what they are."""
+        return list(self._layers.model.parameters())
+
+    def keep(self, part: int, graft: Graft, pre: Tensor) -> None:
+        """Do nothing: the ledger keeps the differences."""
+
+    def values(self, region: Region) -> Tensor:
+        """Return the differences ``(s,)`` of a model without a task at the entries of a region: zeros."""
+        return torch.zeros(len(region), device=self._layers.device)
+
+    def put(self, region: Region, values: Tensor) -> None:
+        """Do nothing: nothing was written."""
+
+
+class LedgerSwitch:
+    """Changes one model, bit for bit, between θ_pre and what the tasks of a ledger are inferred with.
+
+    In a union, owned regions are disjoint, so going from one task to a later one writes the records between them, and going
+    back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
+    union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
+
+    Args:
+        ledger: the records.
+        model: the base model, or any with its body where the ledger is of that; it must hold θ_pre now.
+        check: first compare layout, configuration and fingerprint with the ledger's (reads the whole model once).
+        fingerprint: the model's, if it is known already.
+
+    Raises:
+        LedgerError: the ledger belongs to another model.
+    """
+
+    def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
+        self.ledger = ledger
+        self._model, self._backbone = model, part_named(model, ledger.space)
+        backbone = self._backbone
+        self._entries = (
+            _Beside(backbone, ledger.space) if ledger.effect == "beside" else _Written(backbone, ledger.space)
+        )
+        self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
+        self._stage = 0
+        if check:
+            check_weights(ledger, model, fingerprint)
+
+    @property
+    def stage(self) -> int:
+        """The number of records that the model carries now."""
+        return self._stage
+
+    def to(self, stage: int) -> None:
+        """Make the model infer the task of record ``stage``, counted from 1; 0 is θ_pre.
+
+        In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
+
+        Raises:
+            LedgerError: there is no such record.
+        """
+        records = self.ledger.records
+        if not 0 <= stage <= len(records):
+            raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
+        if stage != self._stage:
+            old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
+            if (
+                old and old[:1] != new[:1]
+            ):  # they have nothing in common: nothing is half applied where one cannot be read
+                self._entries.change(old, (), self._graft)
+                old, self._stage = (), 0
+            self._entries.change(old, new, self._graft)
+            self._stage = stage
+        if stage:
+            _IN_PLACE[self._backbone] = records[stage - 1].task
+        else:
+            _IN_PLACE.pop(self._backbone, None)
+        self._restore_buffers()
 
     def _graft(self, part: int) -> Graft:
         """Return what a part writes."""
@@ -184,7 +265,7 @@ class LedgerSwitch:
         digests = self._digests() if check and not moves_anything else []
 
         def read() -> tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]]]:
-            values = space.flatten(self._backbone, "cpu") if moves_anything else self._gather(region.indices)
+            values = space.flatten(self._backbone, "cpu") if moves_anything else self._entries.values(region)
             buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._backbone).items()}
             return values, buffers, [tensors_of(module) for module in modules]
 
@@ -202,7 +283,7 @@ class LedgerSwitch:
             if moves_anything:
                 space.load_(self._backbone, values)
             else:
-                self._scatter(region.indices, values)
+                self._entries.put(region, values)
 
         with Transaction(read, write) as change:
             yield change
@@ -220,7 +301,7 @@ class LedgerSwitch:
                 self._check_outside(record.task, digests)
             change.commit()
             if ledger.composition == "union":
-                self._keep(learned, record.owned, self._gather(region.indices))
+                self._entries.keep(learned, record.owned, self._entries.values(region))
                 self.to(learned + 1)
             else:
                 self._restore_buffers()
@@ -246,7 +327,7 @@ class LedgerSwitch:
             TrainingError: an optimiser is about to step the model inside.
             LedgerError: something has changed its weights inside.
         """
-        written = {spec.name for spec in self.ledger.space.tensors} | self._buffers_pre.keys()
+        written = self._entries.names | self._buffers_pre.keys()
         with in_evaluation_mode(self._model), refusing_steps(self._model, task), restored(self._backbone, written):
             self.to_task(task)
             versions = self._versions()
@@ -262,14 +343,7 @@ class LedgerSwitch:
 
     def _versions(self) -> list[int]:
         """What PyTorch counts of changes of the tensors."""
-        tensors = (self._tensor(number) for number in range(len(self.ledger.space.tensors)))
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-    def _gather(self, indices: Tensor) -> Tensor:
-        return self.ledger.space.gather(self._backbone, indices)
-
-    def _scatter(self, indices: Tensor, values: Tensor) -> None:
-        self.ledger.space.scatter_(self._backbone, indices, values)
+        return [0 if tensor.is_inference() else tensor._version for tensor in self._entries.tensors]
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:
@@ -323,7 +397,10 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
     """
     backbone = part_named(model, ledger.space)
     try:
-        ledger.space.check_dtypes(backbone)
+        if ledger.effect == "beside":
+            LinearLayers(backbone, ledger.space)
+        else:
+            ledger.space.check_dtypes(backbone)
         buffers = persistent_buffers(backbone)
         for record in ledger.records:
             check_buffers(buffers, record.buffers)
@@ -341,10 +418,12 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
             "are not. Load the very weights the tasks were learned from."
         )
-    if not has_weights(ledger, backbone, fingerprint if backbone is model else None, anew=anew):
-        if (task := _IN_PLACE.get(backbone)) is not None:
+    task = _IN_PLACE.get(backbone)
+    changed = not has_weights(ledger, backbone, fingerprint if backbone is model else None, anew=anew)
+    if changed or (task is not None and ledger.effect == "beside"):  # which changes no weight
+        if task is not None:
             raise LedgerError(
-                f"The model holds the weights of task {task!r} now, expected θ_pre. End the block of answering(…) first, or "
+                f"The model answers task {task!r} now, expected θ_pre. End the block of answering(…) first, or "
                 "switch to no task: TaskSwitch.to(None)."
             )
         raise LedgerError(

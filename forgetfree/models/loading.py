@@ -23,6 +23,7 @@ from forgetfree.deferred import deferred
 from forgetfree.display import listed
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.heads import HeadModel, classifier_class
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import (
@@ -282,6 +283,7 @@ def load_model(
     dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
     architecture: str = "",
+    as_stored: bool = False,
 ) -> LoadedModel:
     """Load a pre-trained model.
 
@@ -297,6 +299,7 @@ def load_model(
         dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
         tasks: that it is to learn; ``auto`` looks at their label words.
         architecture: for the readout ``classifier``, the class that its heads are of.
+        as_stored: take the weights as the files have them, in their own dtype, and quantised ones too.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the five.
@@ -312,13 +315,14 @@ def load_model(
     with _files_of(name, tokenizer, graftable) as (path, called):
         with deferred("scipy.optimize"):  # for losses of object detection alone
             from transformers import PreTrainedModel  # noqa: F401
-        config = read_config(path, called)
+        config = read_config(path, called, quantised=as_stored)
         kind = choose_readout(config, "linear" if headed else readout, called)
         tokenizer = read_tokenizer(path, called)
         if note := _words_note(tokenizer, readout, kind, tasks):
             kind = "linear"
         loader = loader_of(config, kind, called)
-        backbone, missing = read_weights(path, loader, called, DTYPES[dtype], **loader_arguments(config, kind))
+        stored = None if as_stored else DTYPES[dtype]
+        backbone, missing = read_weights(path, loader, called, stored, **loader_arguments(config, kind))
     check_weights(backbone, missing, tokenizer, kind, called)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
@@ -339,19 +343,19 @@ def load_model(
     return LoadedModel(called, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
-def load_bound(name: str, binding: Binding | None, space: ParameterSpace) -> LoadedModel:
+def load_bound(name: str, ledger: Ledger) -> LoadedModel:
     """Return the model of a ledger, as its binding says that it is read; without one, as any model is.
+
+    >>> load_bound("DIR", Ledger.load("skills.safetensors"))  # doctest: +SKIP
 
     Args:
         name: see `load_model`.
-        binding: the ledger's.
-        space: its parameter space, which says in which dtype.
+        ledger: its space says in which dtype; tasks beside the weights are those of the weights as they are stored.
     """
-    dtype = dtype_of(space)
-    if binding is None:
-        return load_model(name, dtype=dtype)
-    architecture, max_length = binding.architecture, binding.max_length
-    return load_model(name, binding.readout, max_length=max_length, dtype=dtype, architecture=architecture)
+    how: dict[str, Any] = {"dtype": dtype_of(ledger.space), "as_stored": ledger.effect == "beside"}
+    if (binding := ledger.binding) is None:
+        return load_model(name, **how)
+    return load_model(name, binding.readout, max_length=binding.max_length, architecture=binding.architecture, **how)
 
 
 @contextmanager

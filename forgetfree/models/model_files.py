@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forgetfree.core.linear_layers import is_plain
 from forgetfree.core.parameters import HEADS
 from forgetfree.core.readout_model import LINEAR, POOLER
 from forgetfree.display import counted
@@ -38,8 +39,13 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.
 MOST_LAYERS, MOST_LABELS = 1000, 100_000
 
 
-def read_config(path: str, name: str) -> Any:
+def read_config(path: str, name: str, *, quantised: bool = False) -> Any:
     """Read the Hugging Face configuration of a directory or hub name.
+
+    Args:
+        path: directory or hub name.
+        name: the model's name, for messages.
+        quantised: whether weights may be quantised.
 
     Raises:
         ModelError: it cannot be read, or is of a network without layers, of quantized weights, or of weights in files of
@@ -60,7 +66,7 @@ def read_config(path: str, name: str) -> Any:
                 f"from elsewhere, such as a kernel of the hub, and forgetfree runs none. Known: {', '.join(_ATTENTION)}. Take "
                 "attn_implementation out of it."
             )
-    if quantization := getattr(config, "quantization_config", None):
+    if not quantised and (quantization := getattr(config, "quantization_config", None)):
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise _quantized(name, f"its config.json has a quantization_config{f' ({method})' if method else ''}")
     if files := getattr(config, "transformers_weights", None):
@@ -115,7 +121,7 @@ def read_tokenizer(path: str, name: str) -> Any:
 
 
 def read_weights(
-    path: str, loader: str, name: str, dtype: torch.dtype = torch.float32, **extra: Any
+    path: str, loader: str, name: str, dtype: torch.dtype | None = torch.float32, **extra: Any
 ) -> tuple[Any, list[str]]:
     """Read a Hugging Face model, and list the names of its tensors that the files lack.
 
@@ -135,10 +141,10 @@ def read_weights(
     dtypes = _dtypes(files, name)
     with explained(name), quiet(transformers):
         if hasattr(kind, "from_config"):
-            _check_size(kind.from_config, read_config(path, name), files, name)
+            _check_size(kind.from_config, read_config(path, name, quantised=dtype is None), files, name)
         backbone, info = kind.from_pretrained(
             path,
-            dtype=dtype,
+            dtype=dtype or "auto",
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,
@@ -195,6 +201,15 @@ def weight_files(path: str, name: str) -> list[str]:
     )
 
 
+def model_files(path: str, name: str) -> list[str]:
+    """Return the files of a model itself, without its tokenizer: its weights, and what says how they are read.
+
+    Args, Raises: as `weight_files`.
+    """
+    others = (_find(path, file) for file in ("config.json", "generation_config.json", INDEX))
+    return [*weight_files(path, name), *filter(None, others)]
+
+
 def _find(path: str, file: str) -> str | None:
     """Return the path of a file of a directory or hub name, if there is one."""
     from transformers.utils.hub import cached_file
@@ -233,8 +248,9 @@ def _dtypes(files: Iterable[str], name: str) -> dict[str, str]:
 
 def _quantized(name: str, reason: str) -> ModelError:
     return ModelError(
-        f"The weights of model {name!r} are quantized: {reason}; expected float32, float16 or bfloat16. A graft is a choice of "
-        "entries that training can move, so give the model as it was before it was quantized."
+        f"The weights of model {name!r} are quantized: {reason}; expected float32, float16 or bfloat16. A graft is written "
+        "into entries, so give the model as it was before it was quantized; or let tasks take effect beside its weights, by "
+        "forgetfree.learning."
     )
 
 
@@ -245,7 +261,7 @@ def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterabl
     In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
     """
     prefix, tensors = f"{backbone.base_model_prefix}.", backbone.state_dict(keep_vars=True)
-    floats = {key.removeprefix(prefix) for key, tensor in tensors.items() if tensor.is_floating_point()}
+    floats = {key.removeprefix(prefix) for key, tensor in tensors.items() if is_plain(tensor)}
     for key, dtype in dtypes.items():
         if dtype not in _FLOATS and key.removeprefix(prefix) in floats:
             raise _quantized(name, f"{key!r} is of type {dtype}")
@@ -260,7 +276,7 @@ def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterabl
         )
     for key, tensor in {id(tensor): (key, tensor) for key, tensor in tensors.items()}.values():
         # Both ends are finite if everything between them is: NaN is an end of anything.
-        if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
+        if is_plain(tensor) and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise ModelError(
                 f"The weights of model {name!r} are damaged: {key!r} holds NaN or infinity. Save the model again, or download "
                 "it again."

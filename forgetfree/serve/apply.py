@@ -15,7 +15,7 @@ from torch import Tensor
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.readout_model import body_of, body_prefix
 from forgetfree.display import escaped
-from forgetfree.errors import GraftError, ModelError
+from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, check_empty, new_directory, write_atomically
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import READOUT, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Parts, TaskNetwork
@@ -25,7 +25,10 @@ from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_m
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.results.report.page import in_markdown
+from forgetfree.results.unit_folder import LEDGER
+from forgetfree.serve.beside import merged, write_beside
 from forgetfree.serve.inference import Predictor
+from forgetfree.serve.weights import LedgerWeights
 from forgetfree.tasks import TaskDefinition
 
 
@@ -88,11 +91,18 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
 
 
 def export_task(
-    predictor: Predictor, task: str, out: StrPath, strategy: str = "", facts: Mapping[str, str] | None = None
+    predictor: Predictor,
+    task: str,
+    out: StrPath,
+    strategy: str = "",
+    facts: Mapping[str, str] | None = None,
+    *,
+    merge: bool = False,
 ) -> WrittenModel:
     """Write the model that a run answers a task with to ``out``, as `apply_graft` does.
 
-    Adapters are added to the weights, so their model answers as in the run up to rounding.
+    Adapters are added to the weights, so their model answers as in the run up to rounding. A task beside the weights is
+    written as its base, unchanged, with the ledger.
 
     Args:
         predictor: of the run, or of a ledger.
@@ -100,6 +110,8 @@ def export_task(
         out: a directory that does not exist or is empty; it is written whole or not at all.
         strategy: its name, for the model card.
         facts: what else the card says, by name, such as the score.
+        merge: write a task beside the weights as a plain model: quantised weights are dequantised, and its differences added,
+            so that it answers up to rounding.
 
     Raises:
         TaskError: the task was not learned.
@@ -112,7 +124,21 @@ def export_task(
     if isinstance(loaded.model, HeadModel):
         classes = tuple(range(len(definition.labels)))
         origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
-    with predictor.lock, predictor.weights.merged(definition.name):
+    weights = predictor.weights
+    if isinstance(weights, LedgerWeights) and weights.ledger.effect == "beside":
+        with predictor.lock:
+            if not merge:
+                write_beside(loaded, weights.ledger, definition.name, Path(out))
+                kind = type(loaded.model.backbone).__name__
+                note = f"the base is as it was, and {LEDGER} is beside it; --merge writes a plain model."
+                return WrittenModel(Path(out), kind, kind, note=note)
+            with merged(loaded, weights.ledger, definition.name) as plain:
+                dtype = f"{plain.model.backbone.dtype}".removeprefix("torch.")
+                said = {"weights": f"dequantised to {dtype}, with the task's differences added: equal up to rounding"}
+                return write_model(plain, origin, predictor.readout(task), out, strategy, {**(facts or {}), **said})
+    if merge:
+        raise UsageError("Nothing is to be merged: the task is in the weights themselves. Leave --merge out.")
+    with predictor.lock, weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, strategy, facts)
 
 

@@ -120,7 +120,7 @@ class Predictor:
     @classmethod
     def of_ledger(cls, ledger: Ledger, model: str, device: str = "auto") -> Predictor:
         """Return the predictor of a ledger, for its base model; ``device`` as for `of_run`."""
-        loaded = load_bound(model, ledger.binding, ledger.space)
+        loaded = load_bound(model, ledger)
         loaded.model.to(find_device(device))
         return cls(loaded, ledger)
 
@@ -130,7 +130,7 @@ class Predictor:
         weights: TaskWeights
         if source.is_ledger:
             ledger = Ledger.load(source.file)
-            loaded = load_bound(source.model, ledger.binding, ledger.space)
+            loaded = load_bound(source.model, ledger)
         else:
             assert source.binding is not None
             readout, length = source.binding.readout, source.binding.max_length

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from forgetfree.core.beside import BesideParameters
+from forgetfree.core.linear_layers import LinearLayers
 from forgetfree.core.parameters import ParameterSpace, embeddings_of, values_at
 from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
 from forgetfree.core.taps import Hook
 from forgetfree.core.trained import RegionParameters, trainable
 from forgetfree.errors import TrainingError
+from forgetfree.ledger.ledger import Effect
 
 #: The name of the values among the model's parameters.
 NAME = "region_values"
@@ -37,6 +40,7 @@ class AttachedRegion:
         body: its part that the space is of; the model itself, if it has no head.
         space: the parameter space of the body.
         region: what is trained of it; its values are those of the body now.
+        effect: ``beside``: the values are differences beside the weights, and begin at zero.
 
     Attributes:
         region: the values.
@@ -44,12 +48,21 @@ class AttachedRegion:
         passes: the number of the model's forward passes with gradients.
     """
 
-    def __init__(self, model: nn.Module, body: nn.Module, space: ParameterSpace, region: Region) -> None:
-        self.region = RegionParameters(body, space, region, model)
+    def __init__(
+        self, model: nn.Module, body: nn.Module, space: ParameterSpace, region: Region, effect: Effect = "written"
+    ) -> None:
+        self.region = (
+            BesideParameters(LinearLayers(body, space), region)
+            if effect == "beside"
+            else RegionParameters(body, space, region, model)
+        )
         self.values = self.region.values
         self.steps = self.passes = 0
-        self._model, self._body = model, body
-        self._names = [body_prefix(model, body) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._model, self._body, self._is_beside = model, body, effect == "beside"
+        prefix, pieces = body_prefix(model, body), list(space.split(region.indices))
+        self._names = [prefix + space.tensors[number].name for number, _, _ in pieces]
+        self._locals = [local for _, local, _ in pieces]
+        self._space, self._region = space, region
         self._reached = torch.zeros_like(self.values, dtype=torch.bool)  # entries that have had a gradient other than 0
         self._written = -1  # the version of the values that the tensors hold
         self._refusal: TrainingError | None = None
@@ -77,6 +90,9 @@ class AttachedRegion:
                 stack.callback(embeddings.register_forward_hook(Hook(self._reach_embeddings)).remove)
             stack.callback(self.values.register_hook(Hook(self._note_gradient)).remove)  # type: ignore[no-untyped-call]
             stack.enter_context(self.region.sampling())
+            if getattr(model, "is_quantized", False):  # by which a Trainer decides whether there is anything to train
+                stack.callback(setattr, model, "is_quantized", True)
+                model.is_quantized = False
             self._remember({id(each) for each in heads})
             stack.callback(self._put_back)
             frozen = {id(each) for each in self._body.parameters()} - {id(each) for each in heads} - {id(self.values)}
@@ -98,8 +114,19 @@ class AttachedRegion:
     @property
     def reached(self) -> dict[str, bool]:
         """Whether an entry of a tensor has had a gradient other than 0, by the tensor's name in the model."""
-        parts = torch.split(self._reached.cpu(), [len(piece.local) for piece in self.region.taps.pieces])
-        return {piece.name: bool(part.any()) for piece, part in zip(self.region.taps.pieces, parts, strict=True)}
+        parts = torch.split(self._reached.cpu(), self.sizes)
+        return {name: bool(part.any()) for name, part in zip(self._names, parts, strict=True)}
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of entries in each tensor that has any."""
+        return [len(local) for local in self._locals]
+
+    def trained(self) -> Tensor:
+        """Return what was trained ``(s,)``: the tensors' values there, in the space's dtype, or the differences."""
+        if self._is_beside:
+            return self.values.detach().clone()
+        return self._space.gather(self._body, self._region.indices)
 
     def _write(self, always: bool = False) -> None:
         """Write the values into the model's tensors, if they are others now."""
@@ -119,7 +146,7 @@ class AttachedRegion:
         """Remember the tensors of the model and where they lie."""
         modules = list(self._model.modules())
         self._tensors = [
-            (home, name, each, each.data)
+            (home, name, each, each.data, type(each))
             for home in (module._parameters for module in modules)
             for name, each in home.items()
             if each is not None and id(each) not in heads
@@ -139,23 +166,23 @@ class AttachedRegion:
         """Follow the model to where the trainer moved it; refuse it if its weights are not what they were before."""
         if self._memory_now() == self._memory or self._is_cast():  # of a cast the next pass tells
             return
-        if not all(torch.equal(each.data.to(data.device), data) for _, _, each, data in self._tensors):
+        if not all(torch.equal(each.data.to(data.device), data) for _, _, each, data, _ in self._tensors):
             self._refuse(
                 "the trainer changed weights when it moved the model, as by model.half().float(). Load the model with the "
                 "dtype wanted before Ledger.of_model, and let nothing else write into its weights."
             )
-        self._tensors = [(home, name, each, each.data) for home, name, each, _ in self._tensors]
+        self._tensors = [(home, name, each, each.data, kind) for home, name, each, _, kind in self._tensors]
         self._memory, self._written = self._memory_now(), -1
         self.region.renew()
 
     def _is_cast(self) -> bool:
         """Return whether the trainer changed the dtype of a tensor of the model."""
-        return any(each.dtype != data.dtype for _, _, each, data in self._tensors)
+        return any(each.dtype != data.dtype for _, _, each, data, _ in self._tensors)
 
     def _put_back(self) -> None:
         """Give the model the tensors back that a trainer replaced, changed or cast."""
         if self._refusal is not None or self._is_cast():
-            for home, name, tensor, data in self._tensors:
+            for home, name, tensor, data, _ in self._tensors:
                 home[name], tensor.data = tensor, data
             for buffers, name, buffer in self._buffers:
                 buffers[name] = buffer
@@ -197,6 +224,8 @@ class AttachedRegion:
     # -- Before a forward pass ------------------------------------------------------------------------------
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
+        if self._is_beside and self.values.dtype != torch.float32:  # TRL casts what is trained beside quantised weights
+            self.values.data = self.values.data.float()
         self._check()
         self.passes += torch.is_grad_enabled()
         self._write()
@@ -210,8 +239,8 @@ class AttachedRegion:
                 "torch_compile out."
             )
         elif self._model._parameters.get(NAME) is not self.values or any(
-            type(each) is not nn.Parameter or home.get(name) is not each or each.shape != data.shape
-            for home, name, each, data in self._tensors
+            type(each) is not kind or home.get(name) is not each or each.shape != data.shape
+            for home, name, each, data, kind in self._tensors
         ):
             self._refuse(
                 "the trainer replaced the model's parameters, as FSDP, DeepSpeed's ZeRO-3 and torchao do, and a region needs "
@@ -252,16 +281,16 @@ class AttachedRegion:
 
     def _leave_out(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """Leave the values out where the tensors hold them without rounding, so that a file of them is enough."""
-        if all(each.dtype == self.values.dtype for each in self.region.touched):
+        if not self._is_beside and all(each.dtype == self.values.dtype for each in self.region.touched):
             state.pop(prefix + NAME, None)
 
     def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
         """Take the values from the tensors of a state that lacks them."""
-        if prefix + NAME in state or not all(prefix + name in state for name in self._names):
+        if self._is_beside or prefix + NAME in state or not all(prefix + name in state for name in self._names):
             return
-        pairs = zip(self._names, self.region.taps.pieces, strict=True)
+        pairs = zip(self._names, self._locals, strict=True)
         state[prefix + NAME] = torch.cat(
-            [values_at(state[prefix + name], piece.local).to(self.values) for name, piece in pairs]
+            [values_at(state[prefix + name], local).to(self.values) for name, local in pairs]
         )
 
 

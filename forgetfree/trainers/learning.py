@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from forgetfree.core.linear_layers import LinearLayers, is_quantised
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import ROWS, budget, choose
+from forgetfree.core.selection import ROWS, Graftable, PlainTensors, budget, choose
 from forgetfree.core.trained import trainable
 from forgetfree.display import brief, counted, listed, tell_note
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNameError, UsageError, nearest
@@ -24,6 +25,7 @@ from forgetfree.kinds.networks import naming_labels
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.binding import head_digest
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Effect
 from forgetfree.ledger.switch import has_weights
 from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion
@@ -148,7 +150,8 @@ def learning(
     """
     ledger.check_new(task)
     body = check_model(model, ledger, anew=True)
-    frozen = _frozen(body, ledger.space)
+    graftable = LinearLayers(body, ledger.space) if ledger.effect == "beside" else PlainTensors(body, ledger.space)
+    frozen = _frozen(graftable)
     named = _heads(model, body, heads)
     meaning = None
     if labels is not None or kind is not None or tokenizer is not None or settings:
@@ -162,7 +165,7 @@ def learning(
         region = _choose_region(
             model,
             body,
-            ledger.space,
+            graftable,
             task,
             source=region_from,
             sparsity=sparsity,
@@ -195,13 +198,13 @@ def learning(
             stack.enter_context(keeping_mode(model))
             stack.callback(switch.to, 0)
             stack.enter_context(switch.learning(free, alone=alone, check=False))
-            start = ledger.space.gather(body, free.indices)
-            attached = AttachedRegion(model, body, ledger.space, free)
+            attached = AttachedRegion(model, body, ledger.space, free, ledger.effect)
+            start = attached.trained()
             with attached.attached([each for head in named.values() for each in head.parameters()]):
                 yield Skill(task, region, free, attached.values, tuple(named))
             changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
             state = _state(model, {*own, *kept.values()})
-            values = ledger.space.gather(body, free.indices)
+            values = attached.trained()
     finally:
         _load(model, before)
     if not has_weights(ledger, body, anew=True):
@@ -212,7 +215,7 @@ def learning(
         )
     moved = (values != start).cpu()
     if attached.steps:  # an optimiser's decay moves what no row reaches, too
-        sizes = torch.tensor([len(piece.local) for piece in attached.region.taps.pieces], device="cpu")
+        sizes = torch.tensor(attached.sizes, device="cpu")
         moved &= torch.tensor(list(attached.reached.values()), device="cpu").repeat_interleave(sizes)
     if not bool(moved.any()):
         weights = {f"{name}.{key}" for name, head in named.items() for key, _ in head.named_parameters()}
@@ -301,14 +304,14 @@ def check_model(model: nn.Module, ledger: Ledger, *, anew: bool = False) -> nn.M
         raise UsageError(
             "A task is being learned on this model. End that block first; one model learns one task at a time."
         )
-    check_plain(model)
+    check_plain(model, ledger.effect)
     check_weights(ledger, model, anew=anew)
     align_(model)
     return part_named(model, ledger.space)
 
 
-def check_plain(model: nn.Module) -> None:
-    """Raise ``ModelError`` for a model whose weights are wrapped, quantised, or on several devices, with the remedy."""
+def check_plain(model: nn.Module, effect: Effect = "written") -> None:
+    """Raise ``ModelError`` for a model whose weights are wrapped, on several devices, or not to be written, with the remedy."""
     reason = ""
     if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
         reason = "it is wrapped for several devices. Give model.module, and wrap that inside the block"
@@ -316,8 +319,11 @@ def check_plain(model: nn.Module) -> None:
         reason = "it is compiled, and its compiled code does not see which entries are trained. Give the model as it was before"
     elif hasattr(model, "peft_config"):
         reason = "it carries adapters of PEFT. Give merge_and_unload() of it, or the model without them"
-    elif getattr(model, "is_quantized", False) or getattr(getattr(model, "config", None), "quantization_config", None):
-        reason = "its weights are quantised, so there are no entries to own. Load it without quantization_config"
+    elif effect == "written" and is_quantised(model):
+        reason = (
+            "its weights are quantised, so nothing can be written into them. Begin a ledger of tasks beside the weights: "
+            "Ledger.of_model(model, effect='beside')"
+        )
     elif len(devices := {str(each.device) for each in model.parameters()}) > 1 or "meta" in devices:
         reason = f"it lies on {', '.join(sorted(devices))}. Put it on one device: load it without device_map"
     if reason:
@@ -336,10 +342,11 @@ def _stands_alone(composition: str, ledger: Ledger) -> bool:
     return composition == "alone" and ledger.composition == "auto"
 
 
-def _frozen(body: nn.Module, space: ParameterSpace) -> list[TensorSpec]:
+def _frozen(graftable: Graftable) -> list[TensorSpec]:
     """Return the tensors of a space that are frozen in a model, which own nothing; none where all are frozen."""
-    frozen = [spec for spec, each in zip(space.tensors, space.parameters(body), strict=True) if not each.requires_grad]
-    if len(frozen) < len(space.tensors):
+    tensors = graftable.space.tensors
+    frozen = [spec for number, spec in enumerate(tensors) if graftable.is_frozen(number)]
+    if len(frozen) < len(tensors):
         return frozen
     tell_note("all graftable tensors of the model are frozen (requires_grad=False), so any of them may be trained.")
     return []
@@ -362,14 +369,17 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
         for name, child in model.named_children()
         if child is not body and any(id(each) not in inside for each in child.parameters())
     }
-    if names is None:
+    if names is None and not (model is body or output is not None):
+        _check_heads(outside)
         trained = any(each.requires_grad for each in model.parameters())
         heads = {
             name: head
             for name, head in outside.items()
             if any(each.requires_grad for each in head.parameters()) or not trained
         }
-        return {} if model is body or output is not None else heads
+        return heads
+    if names is None:
+        return {}
     modules = dict(model.named_modules())
     graftable = {id(each) for name, each in body.named_parameters()}
     for name in names:
@@ -379,7 +389,19 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
                 f"heads names {name!r}, expected modules outside of the body: {', '.join(outside) or 'none'}."
                 f"{nearest(name, outside)} Of the body, a task trains its region."
             )
-    return {name: modules[name] for name in names}
+    heads = {name: modules[name] for name in names}
+    _check_heads(heads)
+    return heads
+
+
+def _check_heads(heads: Mapping[str, nn.Module]) -> None:
+    """Raise ``UsageError`` where a head is quantised."""
+    if packed := [name for name, head in heads.items() if is_quantised(head)]:
+        raise UsageError(
+            f"The head {packed[0]!r} is quantised, so it cannot be trained, and of a new model it holds random numbers. Load "
+            f"the model with the head as it is: BitsAndBytesConfig(…, llm_int8_skip_modules={packed!r}), or TorchAoConfig(…, "
+            f"modules_to_not_convert={packed!r})."
+        )
 
 
 def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
@@ -430,7 +452,7 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def _choose_region(
     model: nn.Module,
     body: nn.Module,
-    space: ParameterSpace,
+    graftable: Graftable,
     task: str,
     *,
     source: Source,
@@ -449,6 +471,12 @@ def _choose_region(
     """
     if source not in get_args(Source):
         raise UnknownNameError("region_from", source, get_args(Source))
+    space = graftable.space
+    if source == "movement" and isinstance(graftable, LinearLayers):
+        raise UsageError(
+            "region_from='movement' compares fine-tuned weights with those of the model, and a ledger of tasks beside the "
+            "weights writes none. Choose by 'snip' or 'gradient', or give region=… itself."
+        )
     read, tuned = list[Any](), list[Tensor]()
     if source == "movement":
         if not isinstance(fine_tuned, Mapping):
@@ -468,8 +496,7 @@ def _choose_region(
         model.eval()
         region = choose(
             source,
-            body,
-            space,
+            graftable,
             budget(len(space), sparsity),
             batches=read,
             loss=_MeanLoss(model, loss),

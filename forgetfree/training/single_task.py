@@ -26,7 +26,7 @@ from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
 from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of
 from forgetfree.core.readout_model import Precision, ReadoutModel, body_of, body_prefix, body_space, evaluating
 from forgetfree.core.regions import Region, graft_theta
-from forgetfree.core.selection import ROWS, budget, choose, floor_share, most_moved
+from forgetfree.core.selection import ROWS, PlainTensors, budget, choose, floor_share, most_moved
 from forgetfree.core.trained import (
     Batch,
     CrossEntropy,
@@ -241,8 +241,7 @@ class SingleTask:
         ):
             region = choose(
                 kind,
-                self.model.backbone,
-                self.space,
+                PlainTensors(self.model.backbone, self.space),
                 budget(len(self.space), options.sparsity),
                 batches=batches,
                 loss=loss,

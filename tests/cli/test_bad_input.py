@@ -412,6 +412,7 @@ CASES = [
     ),
     # -- export --------------------------------------------------------------------------------------------
     Case("export run", "The following arguments are required: --task, --out.", bare=True),
+    Case("export run --merge", "Nothing is to be merged: the task is in the weights themselves. Leave --merge out."),
     Case("export run --model other", "The ledger belongs to a model of another layout: GPT2Model does not fit", 1),
     # -- serve ---------------------------------------------------------------------------------------------
     Case("serve run --port 70000", 'Invalid value "70000" for --port. Must be < 65536.'),

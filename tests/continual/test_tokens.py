@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.continual.stream import Stream, make_stream
-from forgetfree.core.selection import each_mean_gradient
+from forgetfree.core.selection import PlainTensors, each_mean_gradient
 from forgetfree.core.trained import CrossEntropy
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
@@ -210,7 +210,11 @@ def test_fisher_information_is_that_of_a_whole_sentence() -> None:
     loss = CrossEntropy(model, torch.device("cpu"), summed=True)
     batches, views = [rows.batch([row]) for row in range(2)], space.views(got)
     each_mean_gradient(
-        model.backbone, space, batches, loss, lambda number, squares: views[number].copy_(squares), squared=True
+        PlainTensors(model.backbone, space),
+        batches,
+        loss,
+        lambda number, squares: views[number].copy_(squares),
+        squared=True,
     )
     expected = torch.zeros(len(model.space()))
     for i in range(2):

@@ -23,7 +23,7 @@ def network() -> Any:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is hashed from now on."""
     hashed, compute = list[Any](), fingerprint._digest
-    monkeypatch.setattr(fingerprint, "_digest", lambda tensors: hashed.append(1) or compute(tensors))
+    monkeypatch.setattr(fingerprint, "_digest", lambda *of: hashed.append(1) or compute(*of))
     return hashed
 
 

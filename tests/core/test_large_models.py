@@ -16,7 +16,7 @@ from forgetfree.core import products, selection
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import budget, each_gradient, saliency
+from forgetfree.core.selection import PlainTensors, budget, each_gradient, saliency
 from forgetfree.core.trained import RegionParameters, trainable
 from forgetfree.training.step import layer_checkpoints
 
@@ -80,7 +80,12 @@ def test_eight_billion_fit_on_one_card(llama: Any) -> None:
     tensors = space.parameters(body)
     checkpoints: Any = layer_checkpoints(SimpleNamespace(backbone=llama), True)  # type: ignore[arg-type]
     with checkpoints, peak_with_weights(llama) as choosing:
-        each_gradient(body, space, [None], Loss(), lambda number, gradient: saliency("snip", gradient, tensors[number]))
+        each_gradient(
+            PlainTensors(body, space),
+            [None],
+            Loss(),
+            lambda number, gradient: saliency("snip", gradient, tensors[number]),
+        )
     best, scores = selection._Highest(space, count, None, ()), torch.rand(largest.size)
     with PeakMemory(scores) as ranking:  # which has to read values
         best.add(space.tensors.index(largest), scores)

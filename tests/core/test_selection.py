@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import choose, each_gradient, each_mean_gradient, most_moved, saliency
+from forgetfree.core.selection import PlainTensors, choose, each_gradient, each_mean_gradient, most_moved, saliency
 from forgetfree.core.trained import CrossEntropy
 from forgetfree.errors import TrainingError
 
@@ -60,7 +60,7 @@ def test_the_highest_are_taken_of_all_tensors_but_none_without_a_score_and_none_
     def chosen(
         count: int, batches: Sequence[Any] = (([3.0, 0.0, -5.0], [3.0, 1.0, 9.0]),), **left_out: Any
     ) -> list[int]:
-        found = choose("gradient", model, space, count, batches=batches, loss=Loss(), **left_out)
+        found = choose("gradient", PlainTensors(model, space), count, batches=batches, loss=Loss(), **left_out)
         return found.indices.tolist()
 
     assert chosen(3) == [0, 2, 5]  # of equal ones the first
@@ -77,7 +77,7 @@ def test_small_moves_of_half_precision_count() -> None:
     pre = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     ft = (pre.float() + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))).bfloat16()
     model = Tensors(pre[:300].tolist(), pre[300:].tolist(), torch.bfloat16)
-    chosen = choose("movement", model, ParameterSpace.of(model), 50, fine_tuned=[ft[:300], ft[300:]])
+    chosen = choose("movement", PlainTensors(model, ParameterSpace.of(model)), 50, fine_tuned=[ft[:300], ft[300:]])
     assert chosen == most_moved(pre, ft, 50)
 
 
@@ -98,7 +98,12 @@ def gradient_of(layer: Any, rows: list[tuple[list[float], int]], size: int) -> t
     batches = [(x[i : i + size], y[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     loss, found = CrossEntropy(forward, torch.device("cpu"), "fp32"), list[torch.Tensor]()
     read: Any = each_gradient if len(batches) == 1 else each_mean_gradient
-    read(layer, ParameterSpace.of(layer), batches, loss, lambda number, gradient: found.append(gradient.view(-1)))
+    read(
+        PlainTensors(layer, ParameterSpace.of(layer)),
+        batches,
+        loss,
+        lambda number, gradient: found.append(gradient.view(-1)),
+    )
     return found[0]
 
 
@@ -127,7 +132,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     loss = CrossEntropy(lambda x, t: layer(x).abs().sqrt(), torch.device("cpu"), "fp32")
     y = torch.tensor([0])
     with pytest.raises(TrainingError, match="gradients by which a region is chosen add up to nan"):
-        choose("snip", layer, ParameterSpace.of(layer), 1, batches=[(torch.ones(1, 2), y, y)], loss=loss)
+        choose("snip", PlainTensors(layer, ParameterSpace.of(layer)), 1, batches=[(torch.ones(1, 2), y, y)], loss=loss)
 
 
 class Shared(nn.Module):
@@ -151,8 +156,7 @@ def test_parts_of_a_gradient_are_added_before_they_are_scored() -> None:
     regions = [
         choose(
             "gradient",
-            model,
-            ParameterSpace.of(model),
+            PlainTensors(model, ParameterSpace.of(model)),
             5,
             batches=[(x, y, y)],
             loss=CrossEntropy(lambda x, t, model=model: model(x), torch.device("cpu")),  # type: ignore[misc]
@@ -170,7 +174,7 @@ def test_nothing_of_the_size_of_the_model_is_made_but_the_sum_of_several_batches
     batches = [(torch.randn(1, 256, dtype=torch.bfloat16), *[torch.zeros(1, dtype=torch.int64)] * 2)] * rows
     with peak:
         loss = CrossEntropy(lambda x, t: model(x), torch.device("cpu"))
-        choose("snip", model, space, len(space) // 1000, batches=batches, loss=loss)
+        choose("snip", PlainTensors(model, space), len(space) // 1000, batches=batches, loss=loss)
     assert (peak.bytes - 2 * 256 * 256) / len(space) < most
 
 
@@ -190,8 +194,12 @@ def test_fisher_information_is_the_mean_of_squared_gradients() -> None:
     batches = [(torch.tensor([x]), torch.tensor([y]), torch.tensor([y])) for x, y in (([2.0, 0.0], 1), ([4.0, 6.0], 0))]
     loss = CrossEntropy(forward, torch.device("cpu"), summed=True)
     each_mean_gradient(
-        layer, ParameterSpace.of(layer), batches, loss, lambda _, squares: found.append(squares), squared=True
+        PlainTensors(layer, ParameterSpace.of(layer)),
+        batches,
+        loss,
+        lambda _, squares: found.append(squares),
+        squared=True,
     )
     assert found[0][1].tolist() == [2.5, 4.5]
-    chosen = choose("fisher", layer, ParameterSpace.of(layer), 1, batches=batches[1:], loss=loss)
+    chosen = choose("fisher", PlainTensors(layer, ParameterSpace.of(layer)), 1, batches=batches[1:], loss=loss)
     assert chosen == Region.of([3])  # (−2, −3)

@@ -135,7 +135,7 @@ def test_what_cannot_be_done_while_a_model_answers(name: str) -> None:
             lambda: answering(model, ledger, "one").__enter__(),
             lambda: LedgerSwitch(ledger, model),
         ):
-            refused(action, LedgerError, "holds the weights of task 'one' now", "End the block of answering(…) first")
+            refused(action, LedgerError, "answers task 'one' now", "End the block of answering(…) first")
     assert_same(model, before)
     with learning(model, ledger, "two", batches=batches, sparsity=0.3):
         train(model, batches * 3)
@@ -259,7 +259,7 @@ def test_an_export_waits_for_answers(skills: tuple[Any, Any, Ledger, str], tmp_p
 def test_ten_answers_read_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error inside they are read once more. `learning` reads them before it trains, and after."""
     hashed, compute = list[int](), fingerprint._digest
-    monkeypatch.setattr(fingerprint, "_digest", lambda tensors: hashed.append(1) or compute(tensors))
+    monkeypatch.setattr(fingerprint, "_digest", lambda *of: hashed.append(1) or compute(*of))
 
     def counted(block: Callable[[], None]) -> int:
         hashed.clear()

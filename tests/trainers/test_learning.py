@@ -336,7 +336,8 @@ def test_what_cannot_be_learned() -> None:
     with torch.no_grad():
         other.transformer.h[0].mlp.c_fc.bias += 1
     quantised, offloaded = language_model(), language_model()
-    quantised.is_quantized = True
+    codes = torch.zeros(quantised.transformer.h[0].mlp.c_fc.weight.shape, dtype=torch.int8)
+    quantised.transformer.h[0].mlp.c_fc.weight = nn.Parameter(codes, requires_grad=False)
     offloaded.transformer.ln_f.to_empty(device="meta")
     refused(lambda: Ledger.of_model(offloaded), ModelError, "is not in memory")
     for action, error, words in (
@@ -355,7 +356,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(heads=["transformer.h.0"]), UsageError, ("expected modules outside of the body",)),
         (learn(on=other), LedgerError, ("belongs to other weights",)),
         (learn(on=torch.compile(model)), ModelError, ("compiled",)),
-        (learn(on=quantised), ModelError, ("its weights are quantised",)),
+        (learn(on=quantised), ModelError, ("its weights are quantised", "effect='beside'")),
         (learn(on=offloaded), ModelError, ("lies on cpu, meta",)),
     ):
         refused(action, error, *words)

@@ -1,0 +1,235 @@
+"""A region that takes effect beside the weights: linear layers add its differences δ to their outputs, y + x Δᵀ.
+
+No weight is read or written, so they may be quantised, sharded or compiled. An entry of W at row r and column c adds δ x_c to
+y_r, an entry of the bias at r adds δ. The gradient of δ needs x and ∂L/∂y alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from forgetfree.core.linear_layers import LinearLayer, LinearLayers
+from forgetfree.core.products import FlatProducts
+from forgetfree.core.regions import Region
+from forgetfree.core.taps import Hook, no_transforms
+
+
+class _Places:
+    """The entries of one layer: those of its weight, and after them those of its bias.
+
+    Attributes:
+        rows, columns: of the weight's entries ``(n,)``.
+        bias_rows: of the bias's entries ``(m,)``.
+    """
+
+    def __init__(self, rows: Tensor, columns: Tensor, bias_rows: Tensor) -> None:
+        self.rows, self.columns, self.bias_rows = rows, columns, bias_rows
+        self.sizes = [len(rows), len(bias_rows)]
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def to(self, device: torch.device) -> _Places:
+        """Return the same on a device."""
+        return _Places(*(each.to(device) for each in (self.rows, self.columns, self.bias_rows)))
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Return rows and columns of all entries, as `FlatProducts` expects them."""
+        return torch.cat([self.rows, self.bias_rows]), torch.cat([self.columns, torch.full_like(self.bias_rows, -1)])
+
+
+class Differences:
+    """The differences of a region's entries, which a model's linear layers add to their outputs inside `applied`.
+
+    >>> with Differences(LinearLayers(model, space), region, deltas).applied():  # doctest: +SKIP
+    ...     logits = model(**batch).logits
+
+    Args:
+        layers: of the model.
+        region: the entries.
+        values: δ ``(s,)`` in float32; they have gradients if they require them.
+    """
+
+    def __init__(self, layers: LinearLayers, region: Region, values: Tensor) -> None:
+        self.values = values
+        self._modules: list[nn.Module] = []
+        self._places: list[_Places] = []
+        found = {number: local for number, local, _ in layers.space.split(region.indices)}
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        for layer in layers.layers:  # in the order of the space, where a bias follows its weight
+            if (places := _places_of(layer, layers, found, none)) is not None:
+                self._modules.append(layer.module)
+                self._places.append(places)
+        self._sizes = [len(places) for places in self._places]
+        self._on: torch.device | None = None
+        self._leaves: tuple[Tensor, ...] = ()
+        self._flat: FlatProducts | None = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Let the layers add the differences inside."""
+        with ExitStack() as hooks:
+            for number, module in enumerate(self._modules):
+                add = partial(self._add, number)
+                # A copy of a model answers as the model does, and one of a model in training is the base.
+                hook = Hook(add) if self.values.requires_grad else add
+                # Before hooks of others, who see the output as the task has it.
+                hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
+            hooks.callback(setattr, self, "_on", None)
+            yield
+
+    def renew(self) -> None:
+        """Follow the values to where they lie now."""
+        device = self.values.device
+        self._places = [places.to(device) for places in self._places]
+        with torch.inference_mode(False), torch.enable_grad():
+            if self.values.requires_grad:
+                self._flat = FlatProducts([places.all() for places in self._places], self.values.dtype)
+                self._leaves = _Leaves.apply(self.values, self)
+            else:
+                self._leaves = torch.split(self.values, self._sizes)
+        self._on = device
+
+    def _add(self, number: int, module: nn.Module, inputs: Sequence[Any], named: Any, y: Tensor) -> Tensor:
+        """Return the output of a layer with what the differences add."""
+        if torch._C._are_functorch_transforms_active():
+            raise no_transforms()
+        if self._on != self.values.device:
+            self.renew()
+        (x,) = inputs or named.values()
+        added: Tensor = _Add.apply(y, x, self._leaves[number], number, self)
+        return added
+
+    def leaves(self) -> list[Tensor]:
+        """Return the values of each layer, in the memory of the vector."""
+        return [part.data for part in torch.split(self.values.detach(), self._sizes)]
+
+    def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Return the gradient ``(s,)`` of the vector, from the products of this backward pass and what leaves got beside."""
+        assert self._flat is not None
+        sums = self._flat.sums()
+        total = torch.zeros_like(self.values) if sums is None else sums
+        if any(each is not None for each in gradients):
+            parts = [
+                total.new_zeros(size) if each is None else each
+                for each, size in zip(gradients, self._sizes, strict=True)
+            ]
+            total = total + torch.cat(parts)
+        return total
+
+
+def _places_of(layer: LinearLayer, layers: LinearLayers, found: dict[int, Tensor], none: Tensor) -> _Places | None:
+    """Return where the entries of a layer are; ``None`` if it has none."""
+    weight, bias = (none if each is None else found.get(each, none) for each in (layer.weight, layer.bias))
+    if not len(weight) and not len(bias):
+        return None
+    width = 1 if layer.weight is None else layers.space.tensors[layer.weight].shape[1]
+    return _Places(weight // width, weight % width, bias)
+
+
+class _Leaves(torch.autograd.Function):
+    """The values ``(s,)`` as one leaf a layer, which hand their gradients on: any number of passes may use them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, differences: Differences) -> tuple[Tensor, ...]:
+        """Return the leaves."""
+        ctx.set_materialize_grads(False)
+        ctx.differences = differences
+        return tuple(differences.leaves())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """Return the gradient ``(s,)``."""
+        return ctx.differences.gradient(gradients), None
+
+
+class _Add(torch.autograd.Function):
+    """y + x Δᵀ for the entries of one layer."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, delta: Tensor, number: int, differences: Differences) -> Tensor:
+        """Return the sum, in the dtype of ``y``."""
+        ctx.save_for_backward(x)
+        ctx.of = delta, number, differences
+        places = differences._places[number]
+        weights, biases = torch.split(delta, places.sizes)
+        if len(weights):
+            y = added(y, places.rows, x.index_select(-1, places.columns) * weights)
+        if len(biases):
+            y = added(y, places.bias_rows, biases)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        """Return the gradients of ``y``, of ``x`` by way of the differences, and of these."""
+        (x,), (delta, number, differences) = ctx.saved_tensors, ctx.of
+        places, dx, ddelta = differences._places[number], None, None
+        weights = delta[: len(places.rows)]
+        if ctx.needs_input_grad[1] and len(weights):
+            terms = dy.index_select(-1, places.rows) * weights
+            dx = torch.zeros_like(x).index_add_(-1, places.columns, terms.to(x.dtype))
+        if ctx.needs_input_grad[2]:
+            left, right = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+            if not differences._flat.add(number, left, right):
+                products = left.index_select(1, places.rows).to(delta.dtype) * right.index_select(1, places.columns)
+                ddelta = torch.cat([products.sum(0), left.index_select(1, places.bias_rows).to(delta.dtype).sum(0)])
+        return dy, dx, ddelta, None, None
+
+
+def added(y: Tensor, rows: Tensor, terms: Tensor) -> Tensor:
+    """Return ``y (…, out)`` with terms added at rows, of which some may be the same; bits repeat on any device.
+
+    Args:
+        y: the output of a layer.
+        rows: ``(n,)``; or ``(B, 1, n)``, where each of the ``B`` first items of ``y (B, L, out)`` has its own.
+        terms: ``(n,)`` or ``(…, n)``, in any dtype.
+    """
+    terms = terms.to(y.dtype).expand(*y.shape[:-1], -1)
+    if rows.dim() > 1:
+        return y.scatter_add(-1, rows.expand_as(terms), terms)
+    if y.device.type == "cpu":
+        return y.index_add(-1, rows, terms)
+    # CUDA's index_add adds in any order; this sorts the rows first.
+    flat: Tensor = torch.ops.aten.index_put(
+        y.reshape(-1, y.shape[-1]), [None, rows], terms.reshape(-1, len(rows)), True
+    )
+    return flat.view(y.shape)
+
+
+class BesideParameters:
+    """The differences of a region as one trainable vector ``(s,)``, from zero on: `RegionParameters` beside the weights.
+
+    Args:
+        layers: of the model.
+        region: what is trained.
+
+    Attributes:
+        values: the vector, in float32.
+        touched: the model's tensors that an update moves: none.
+    """
+
+    def __init__(self, layers: LinearLayers, region: Region) -> None:
+        self.values = nn.Parameter(torch.zeros(len(region), device=layers.device))
+        self.parameters, self.touched = [self.values], list[nn.Parameter]()
+        self._differences = Differences(layers, region, self.values)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Let the model's passes add the differences inside, and give their gradients to the vector."""
+        with self._differences.applied():
+            yield
+
+    def renew(self) -> None:
+        """Follow the values to where they lie now."""
+        self._differences.renew()
+
+    def write(self) -> None:
+        """Do nothing: passes read the vector itself."""

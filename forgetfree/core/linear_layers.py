@@ -1,0 +1,251 @@
+"""The linear layers of a model, whatever their weights are stored as: those beside which a region can take effect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from forgetfree.core.parameters import NOT_GRAFTABLE, ParameterSpace, TensorSpec, outside_of_the_body
+from forgetfree.core.taps import Hook
+from forgetfree.core.trained import trainable
+from forgetfree.errors import ModelError, RegionError
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module computes ``x Wᵀ + b``: a subclass of `nn.Linear`, ``Conv1D``, or a quantised layer like these."""
+    if isinstance(module, nn.Linear) or is_conv1d(module):
+        return True
+    sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
+    return all(isinstance(size, int) for size in sizes) and next(module.children(), None) is None
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Return whether a module is GPT-2's linear layer, from transformers, which stores its weight as ``(in, out)``."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def shape_of(module: Any) -> tuple[int, int]:
+    """Return ``(out, in)`` of a linear layer."""
+    return (module.nf, module.nx) if is_conv1d(module) else (module.out_features, module.in_features)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor's own entries are its numbers: it is not quantised, sharded or elsewhere."""
+    is_packed = type(tensor) not in (Tensor, nn.Parameter) or is_traceable_wrapper_subclass(tensor)
+    return tensor.is_floating_point() and not is_packed and not tensor.is_meta
+
+
+def keep_scales_(model: nn.Module) -> None:
+    """Let layers of bitsandbytes in 4 bits keep their scales: on some CPUs, they round them when they first answer.
+
+    They would also compute otherwise in evaluation than in training from then on.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Return whether a linear layer of a model has a weight that cannot be written."""
+    return any(
+        not isinstance(weight := getattr(module, "weight", None), Tensor) or not is_plain(weight)
+        for module in model.modules()
+        if is_linear(module)
+    )
+
+
+@torch.no_grad()
+def dense_weight(module: nn.Module) -> Tensor:
+    """Return W ``(out, in)`` of a linear layer as plain numbers; a quantised one is dequantised.
+
+    Raises:
+        ModelError: nothing is known of how it is stored.
+    """
+    layer: Any = module
+    weight: Any = getattr(module, "weight", None)
+    dense: Tensor
+    if isinstance(weight, Tensor) and is_plain(weight):
+        return weight.detach().t() if is_conv1d(module) else weight.detach()
+    if type(weight).__name__ == "Params4bit":
+        from bitsandbytes.functional import dequantize_4bit
+
+        dense = dequantize_4bit(weight.data, weight.quant_state)
+    elif type(weight).__name__ == "Int8Params":
+        scales = layer.state.SCB if weight.SCB is None else weight.SCB
+        dense = (weight.data if weight.CB is None else weight.CB).float() * (scales.float() / 127).unsqueeze(1)
+    elif hasattr(weight, "dequantize"):
+        dense = weight.dequantize()
+    else:
+        dense = _weight_by_answers(layer)
+    return dense
+
+
+def _weight_by_answers(layer: Any) -> Tensor:
+    """Return the weight of a layer from a library that is not known: its answers to the rows of the identity."""
+    width = shape_of(layer)[1]
+    device = next((each.device for each in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
+    identity = torch.eye(width, device=device)
+    try:
+        dense = torch.cat([layer(identity[first : first + 1024]) for first in range(0, width, 1024)]).t()
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"The weight of a {type(layer).__name__} cannot be read: {error}.") from error
+    bias = getattr(layer, "bias", None)
+    return dense - bias.unsqueeze(1) if isinstance(bias, Tensor) else dense
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A linear layer of a space, with the numbers of its weight and its bias there."""
+
+    module: nn.Module
+    weight: int | None
+    bias: int | None
+
+
+class LinearLayers:
+    """The linear layers of a model whose weights and biases a space consists of.
+
+    Args:
+        model: the body that the space is of.
+        space: made by `space_of_layers`.
+
+    Raises:
+        RegionError: the model lacks a layer, or has it in another size.
+    """
+
+    def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
+        self.model, self.space = model, space
+        keep_scales_(model)
+        modules = dict(model.named_modules())
+        places: dict[str, dict[str, int]] = {}
+        for number, spec in enumerate(space.tensors):
+            name, _, role = spec.name.rpartition(".")
+            places.setdefault(name, {})[role] = number
+        self.layers: list[LinearLayer] = []
+        self._modules: dict[int, nn.Module] = {}
+        for name, own in places.items():
+            module = modules.get(name)
+            got = "no such layer" if module is None or not is_linear(module) else shape_of(module)
+            for number in own.values():
+                shape = space.tensors[number].shape
+                if module is None or got not in (shape, (*shape, shape_of(module)[1])):
+                    raise RegionError(
+                        f"{type(model).__name__} does not fit this parameter space: expected {space.tensors[number].name!r} of "
+                        f"shape {shape}, got {got}. Use the model the space was made from."
+                    )
+                self._modules[number] = module
+            assert module is not None
+            self.layers.append(LinearLayer(module, own.get("weight"), own.get("bias")))
+
+    def module(self, number: int) -> nn.Module:
+        """Return the layer that a tensor of the space is of."""
+        return self._modules[number]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.model.parameters()).device
+
+    def theta(self, number: int) -> Tensor:
+        """Return a tensor of the space as plain numbers."""
+        module: Any = self._modules[number]
+        return dense_weight(module) if len(self.space.tensors[number].shape) == 2 else module.bias.detach()
+
+    def is_frozen(self, number: int) -> bool:
+        """Return whether a user has frozen a tensor; quantised ones have no gradients in any case."""
+        name = "weight" if len(self.space.tensors[number].shape) == 2 else "bias"
+        tensor = getattr(self._modules[number], name, None)
+        return isinstance(tensor, Tensor) and is_plain(tensor) and not tensor.requires_grad
+
+    @contextmanager
+    def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Give the gradient of each weight ``(out, in)`` and bias ``(out,)`` to ``receive`` in backward passes inside."""
+        with trainable(self.model, []), ExitStack() as hooks:
+            leaf = torch.zeros((), device=self.device, requires_grad=True)
+            for layer in self.layers:
+                hook = Hook(partial(_watch, leaf, layer, receive))
+                hooks.callback(layer.module.register_forward_hook(hook, with_kwargs=True).remove)
+            yield
+
+
+def _watch(
+    leaf: Tensor,
+    layer: LinearLayer,
+    receive: Callable[[int, Tensor], None],
+    module: nn.Module,
+    inputs: Sequence[Any],
+    named: Any,
+    y: Tensor,
+) -> Any:
+    (x,) = inputs or named.values()
+    return _Gradients.apply(y, x, leaf, layer, receive)
+
+
+class _Gradients(torch.autograd.Function):
+    """The identity of a linear layer's output, which gives the gradients of its weight and its bias away."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, leaf: Tensor, layer: LinearLayer, receive: Any) -> Tensor:
+        """Return ``y``."""
+        ctx.save_for_backward(x)
+        ctx.of = layer, receive
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        """Return ``dy`` for ``y``, and nothing else."""
+        (x,), (layer, receive) = ctx.saved_tensors, ctx.of
+        rows = dy.reshape(-1, dy.shape[-1])
+        if layer.weight is not None:
+            receive(layer.weight, rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype))
+        if layer.bias is not None:
+            receive(layer.bias, rows.sum(0))
+        return dy, None, None, None, None
+
+
+def space_of_layers(model: nn.Module, graftable: str = ".") -> ParameterSpace:
+    """Return the space of the linear layers of a model: weights ``(out, in)`` and biases ``(out,)``, of differences in float32.
+
+    Args:
+        model: the body.
+        graftable: regular expression; only tensors whose names it matches in are in the space. Embeddings, heads and poolers
+            never are.
+
+    Raises:
+        RegionError: no layer is left.
+        ModelError: a module reads the weight of such a layer past its ``forward``.
+    """
+    keep_scales_(model)
+    outside = outside_of_the_body(model)
+    specs: list[TensorSpec] = []
+    offset = 0
+    for name, module in model.named_modules():
+        if not is_linear(module) or any(id(each) in outside for each in module.parameters()):
+            continue
+        shape = shape_of(module)
+        roles = {"weight": shape} | ({"bias": shape[:1]} if isinstance(getattr(module, "bias", None), Tensor) else {})
+        for role, size in roles.items():
+            full = f"{name}.{role}"
+            if any(re.search(pattern, full) for pattern in NOT_GRAFTABLE) or not re.search(graftable, full):
+                continue
+            if type(module).__name__ == "NonDynamicallyQuantizableLinear":
+                raise ModelError(
+                    f"{full!r} is read by its nn.MultiheadAttention past the layer's forward, so nothing can take effect "
+                    "beside it. Leave it out by graftable=…, a regular expression, or write into the weights: effect='written'."
+                )
+            specs.append(TensorSpec(full, tuple(size), torch.float32, offset))
+            offset += torch.Size(size).numel()
+    if not specs:
+        raise RegionError(
+            f"No linear layer in {type(model).__name__}, beside which a region could take effect: expected a name matching "
+            f"{graftable!r} outside of embeddings and heads."
+        )
+    return ParameterSpace(tuple(specs))

@@ -1,0 +1,501 @@
+"""Tasks beside the weights: bases in 8 and 4 bits learn in anybody's trainer, and no bit of base or earlier tasks moves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compared import different, state_of
+from datasets import Dataset
+from loops import Ended, begun, classifier, labelled, language_model, logits, refused, texts, train
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TorchAoConfig,
+)
+
+from forgetfree import Ledger
+from forgetfree.benchmarks.gpu.operations import Launches
+from forgetfree.benchmarks.speed.measurement import PeakMemory
+from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear
+from forgetfree.core.readout_model import body_of
+from forgetfree.core.regions import Region
+from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
+from forgetfree.testing.tiny import pre_trained
+from forgetfree.trainers.attachment import NAME
+from forgetfree.trainers.learning import answering, learning
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(vocab_size=60, num_key_value_heads=2, **SIZES))
+
+
+def qwen2() -> Any:  # whose attention has biases
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=60, num_key_value_heads=2, **SIZES))
+
+
+def nf4() -> Any:
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+
+
+def int8() -> Any:
+    return BitsAndBytesConfig(load_in_8bit=True)
+
+
+def weights_in_int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+QUANTISATIONS: dict[str, Callable[[], Any]] = {"nf4": nf4, "int8": int8, "torchao int8": weights_in_int8}
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], Any], str], Any]:
+    """Loads a tiny model as users do."""
+
+    def load(make: Callable[[], Any], how: str) -> Any:
+        place = tmp_path_factory.getbasetemp() / make.__name__
+        model = pre_trained(make)
+        if not place.exists():
+            model.save_pretrained(place)
+        return type(model).from_pretrained(place, quantization_config=QUANTISATIONS[how](), dtype=torch.float32)
+
+    return load
+
+
+def dense(model: Any, make: Callable[[], Any]) -> Any:
+    """The same model with its weights dequantised."""
+    plain = pre_trained(make).eval()
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if is_linear(module):
+                plain.get_submodule(name).weight.copy_(dense_weight(module))
+    return plain
+
+
+def random_region(space: Any, share: float = 0.02) -> Region:
+    return Region.from_mask(torch.rand(len(space), generator=torch.Generator().manual_seed(0)) < share)
+
+
+def gradients(model: Any, space: Any, region: Region) -> list[Tensor]:
+    """The entries of a region in the gradients of a plain model, tensor by tensor."""
+    return [
+        grad.reshape(-1)[local]
+        for number, local, _ in space.split(region.indices)
+        for grad in [body_of(model).get_parameter(space.tensors[number].name).grad]
+    ]
+
+
+# -- What is trained ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["nf4", "torchao int8"])
+@pytest.mark.parametrize("make", [llama, qwen2])
+def test_gradients_are_those_of_the_dequantised_weights(quantised: Any, make: Any, how: str) -> None:
+    """Three descents on two batches: SGD moves the differences, and the same entries of the dense weights."""
+    model, plain = quantised(make, how).eval(), dense(quantised(make, how), make)
+    ledger = Ledger.of_model(model)
+    assert ledger.effect == "beside" and {spec.dtype for spec in ledger.space.tensors} == {torch.float32}
+    region = random_region(ledger.space)
+    with learning(model, ledger, "one", region=region) as skill:
+        for _ in range(3):
+            for batch in texts(1, 2):
+                model(**batch).loss.backward()
+                plain(**batch).loss.backward()
+            expected = torch.cat(gradients(plain, ledger.space, region))
+            assert float((skill.values.grad - expected).norm() / expected.norm()) <= 1e-5
+            torch.optim.SGD([skill.values], lr=1.0).step()
+            with torch.no_grad():
+                for number, local, where in ledger.space.split(region.indices):
+                    body_of(plain).get_parameter(ledger.space.tensors[number].name).view(-1)[local] -= expected[where]
+            skill.values.grad = None
+            plain.zero_grad()
+
+
+def test_the_gradient_of_a_layer_in_8_bits(quantised: Any) -> None:
+    """bitsandbytes rounds the inputs of such a layer, too, so a whole model has no dense one beside it; a layer has."""
+    model = quantised(llama, "int8")
+    layer, name = model.model.layers[0].mlp.up_proj, "layers.0.mlp.up_proj.weight"
+    ledger = Ledger.of_model(model, graftable=name)
+    region, seen = random_region(ledger.space), dict[str, Tensor]()
+    with learning(model, ledger, "one", region=region) as skill:
+        layer.register_forward_hook(
+            lambda module, inputs, y: (
+                seen.update(x=inputs[0]) or (y.register_hook(lambda dy: seen.update(dy=dy)) and None)
+            )
+        )
+        model(**texts(1)[0]).loss.backward()
+        expected = (seen["dy"].flatten(0, 1).T @ seen["x"].flatten(0, 1)).view(-1)[region.indices]
+        assert float((skill.values.grad - expected).norm() / expected.norm()) <= 1e-5
+        torch.optim.SGD([skill.values], lr=1.0).step()
+
+
+@pytest.mark.parametrize("make", [language_model, classifier])
+def test_beside_is_written_within_rounding(make: Callable[[], Any]) -> None:
+    """GPT-2, whose weights stand as (in, out), and BERT, in float32: the same entries, trained and answered in both ways."""
+    models = {"written": make().eval(), "beside": make().eval()}
+    ledgers = {effect: Ledger.of_model(model, effect=effect) for effect, model in models.items()}
+    beside, written = ledgers["beside"].space, {spec.name: spec for spec in ledgers["written"].space.tensors}
+    region = random_region(beside)
+    entries, turned = list[Tensor](), make is language_model
+    for number, local, _ in beside.split(region.indices):
+        spec = beside.tensors[number]
+        if turned and len(spec.shape) == 2:
+            local = torch.arange(spec.size).view(spec.shape).T.reshape(-1).argsort()[local]
+        entries.append(local + written[spec.name].offset)
+    indices, order = torch.cat(entries).sort()
+    batches = (texts if turned else labelled)(2)
+    found = {}
+    for effect, model in models.items():
+        with learning(
+            model, ledgers[effect], "one", region=region if effect == "beside" else Region(indices), heads=[]
+        ) as skill:
+            start = skill.values.detach().clone()
+            optimizer = torch.optim.SGD([skill.values], lr=0.1)
+            for batch in batches:
+                model(**batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            moved = skill.values.detach() - start
+        found[effect] = moved if effect == "beside" else torch.zeros_like(moved).index_copy_(0, order, moved)
+    distance = (found["beside"] - found["written"]).norm() / found["written"].norm()
+    assert 0 < float(distance) < 1e-4  # another order of sums, and θ + δ rounds δ
+    answers = [logits(models[effect], ledgers[effect], "one", batches[0]) for effect in models]
+    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpoints_and_accumulation(quantised: Any, reentrant: bool) -> None:
+    found = []
+    for checkpoints in (False, True):
+        model = quantised(llama, "nf4").train()
+        ledger = Ledger.of_model(model)
+        with pytest.raises(Ended), learning(model, ledger, "one", region=random_region(ledger.space)) as skill:
+            if checkpoints:
+                model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            for batch in texts(3, 2):
+                model(**batch).loss.backward()
+            found.append(skill.values.grad)
+            raise Ended
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("source", ["gradient", "snip"])
+def test_the_region_is_that_of_the_dequantised_weights(quantised: Any, source: Any) -> None:
+    model, plain = quantised(llama, "nf4"), dense(quantised(llama, "nf4"), llama)
+    ledger = Ledger.of_model(model)
+    for count in (1, 2):  # one backward pass, and the sum over several batches
+        region = begun(model, ledger, batches=texts(1, count), sparsity=0.01, region_from=source).region
+        for batch in texts(1, count):
+            plain(**batch).loss.backward()
+        body = body_of(plain)
+        scores = torch.cat(
+            [
+                (p.grad * (p if source == "snip" else 1)).abs().reshape(-1)
+                for p in (body.get_parameter(spec.name) for spec in ledger.space.tensors)
+            ]
+        )
+        plain.zero_grad()
+        expected = scores.topk(len(region)).indices
+        assert len(region) == len(ledger.space) // 100
+        assert len(region & Region(expected.sort().values)) >= len(region) - 3  # of which the last are nearly alike
+    drawn = begun(model, ledger, region_from="random", sparsity=0.01).region
+    assert len(drawn) == len(region) and drawn != region
+
+
+class Unknown(nn.Module):
+    """A quantised layer of a library that nobody knows: 8 bits a row, with its scale, and a bias."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = width, out
+        dense = torch.randn(out, width, generator=torch.Generator().manual_seed(out))
+        self.register_buffer("scale", dense.abs().amax(1, keepdim=True) / 127)
+        self.register_buffer("codes", (dense / self.scale).round().to(torch.int8))
+        self.bias = nn.Parameter(torch.randn(out, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.codes * self.scale, self.bias)
+
+
+def test_a_layer_of_any_library(tmp_path: Path) -> None:
+    model, x = nn.Sequential(Unknown(6, 5), nn.Tanh(), Unknown(5, 3)), torch.randn(8, 6)
+    torch.testing.assert_close(dense_weight(model[0]), model[0].codes * model[0].scale)
+    ledger, before = Ledger.of_model(model), state_of(model)
+    assert [(spec.name, spec.shape) for spec in ledger.space.tensors] == [
+        *(("0.weight", (5, 6)), ("0.bias", (5,)), ("2.weight", (3, 5)), ("2.bias", (3,)))
+    ]
+    loss = lambda model, x: model(x).square().mean()  # noqa: E731
+    answers = {}
+    for task in ("one", "two"):
+        with learning(model, ledger, task, batches=[x], loss=loss, sparsity=0.3) as skill:
+            optimizer = torch.optim.AdamW([skill.values], lr=0.05)
+            for _ in range(3):
+                loss(model, x).backward()
+                optimizer.step()
+        with answering(model, ledger, task):
+            answers[task] = model(x)
+    assert different(model.state_dict(), before) == []
+    ledger.save(tmp_path / "skills.safetensors")
+    for task, answer in answers.items():
+        with answering(model, Ledger.load(tmp_path / "skills.safetensors"), task):
+            assert torch.equal(model(x), answer)
+
+
+# -- Three tasks in a trainer, and a new process -------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of libraries that call one another
+@pytest.mark.parametrize("how", QUANTISATIONS)
+@pytest.mark.parametrize("make", [llama, qwen2])
+def test_sft_on_a_quantised_base(quantised: Any, make: Any, how: str, tmp_path: Path) -> None:
+    """The loss falls as with LoRA of PEFT, which trains more values at the same rate; tasks keep their bits ever after."""
+    from peft import LoraConfig
+
+    rows = {task: _counting(step) for step, task in ((1, "one"), (2, "two"), (3, "three"))}
+    model = quantised(make, how)
+    ledger, seen, fell = Ledger.of_model(model), dict[str, Tensor](), {}
+    before, x = _codes(model), texts(9)[0]
+    for task, data in rows.items():
+        with learning(model, ledger, task, batches=texts(1), sparsity=0.02):
+            fell[task] = _sft(model, data, tmp_path)
+        seen[task] = logits(model, ledger, task, x)
+        assert all(torch.equal(logits(model, ledger, name, x), answer) for name, answer in seen.items())
+    assert different(_codes(model), before) == [] and model.is_quantized
+    assert not any(module._forward_hooks for module in model.modules() if is_linear(module))
+    lora = _sft(
+        quantised(make, how),
+        rows["one"],
+        tmp_path,
+        peft_config=LoraConfig(r=1, lora_alpha=1, target_modules="all-linear"),
+    )
+    print(make.__name__, how, {"beside": fell, "LoRA": lora})
+    assert fell["one"][0] - fell["one"][-1] >= 0.8 * (lora[0] - lora[-1]) > 0
+    ledger.save(tmp_path / "skills.safetensors")
+    model.save_pretrained(tmp_path / "base")
+    torch.save((x, seen), tmp_path / "seen.pt")
+    script = f"""
+        import torch
+        from transformers import AutoModelForCausalLM
+        from forgetfree import Ledger, answering, learning
+        torch.set_num_threads({torch.get_num_threads()})
+        x, seen = torch.load("seen.pt")
+        model, ledger = AutoModelForCausalLM.from_pretrained("base").eval(), Ledger.load("skills.safetensors")
+        def check():
+            for task, answer in seen.items():
+                with answering(model, ledger, task), torch.no_grad():
+                    assert torch.equal(model(input_ids=x["input_ids"]).logits, answer), task
+        check()
+        with learning(model, ledger, "four", batches=[x]) as skill:
+            model(**x).loss.backward()
+            torch.optim.SGD([skill.values], lr=0.1).step()
+        check()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=tmp_path)
+
+
+def _codes(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model, of which a quantised one consists."""
+    from forgetfree.core.fingerprint import _plain
+
+    return {name: tensor.clone() for name, tensor in _plain(model.state_dict())}
+
+
+def _words() -> PreTrainedTokenizerFast:
+    """A tokenizer of the numbers below 57."""
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *map(str, range(57))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def _counting(step: int) -> Dataset:
+    """Texts that count by a step."""
+    return Dataset.from_list(
+        [{"text": " ".join(str((first + step * i) % 57) for i in range(12))} for first in range(0, 57, 3)]
+    )
+
+
+def _sft(model: Any, rows: Any, place: Path, **more: Any) -> list[float]:
+    """The losses of TRL's trainer."""
+    from trl import SFTConfig, SFTTrainer
+
+    args = SFTConfig(
+        str(place / "out"),
+        max_steps=20,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        logging_steps=5,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=_words(), **more)
+    trainer.train()
+    return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
+
+
+# -- What is left behind, and what is refused ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_leaves_nothing_behind(quantised: Any, error: type[BaseException]) -> None:
+    model = quantised(llama, "nf4")
+    ledger, before, attributes = Ledger.of_model(model), _codes(model), set(vars(model))
+    with pytest.raises(error), learning(model, ledger, "one", batches=texts(1)):
+        train(model, texts(2))
+        raise error
+    assert different(_codes(model), before) == [] and ledger.tasks == [] and model.is_quantized
+    assert set(vars(model)) == attributes and NAME not in dict(model.named_parameters())
+    hooks = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+    )
+    assert not any(getattr(module, each) for module in model.modules() for each in hooks)
+    assert not any(parameter.requires_grad for parameter in model.model.layers[0].mlp.parameters())
+
+
+def test_a_copy_of_a_model_answers_as_it_does() -> None:
+    """As DPO's reference is made; a copy of one in training is the base."""
+    import copy
+
+    model, x = language_model().eval(), texts(9)[0]
+    ledger = Ledger.of_model(model, effect="beside")
+    base = model(**x).logits
+    with learning(model, ledger, "one", batches=texts(1), sparsity=0.05):
+        train(model, texts(2))
+        assert torch.equal(copy.deepcopy(model).eval()(**x).logits, base)
+    with answering(model, ledger, "one"):
+        reference = copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(reference(**x).logits, logits(model, ledger, "one", x))
+
+
+def test_what_is_refused(quantised: Any, tmp_path: Path) -> None:
+    model = quantised(llama, "nf4")
+    ledger = Ledger.of_model(model)
+
+    def learn(**arguments: Any) -> Callable[[], Any]:
+        return lambda: learning(model, ledger, "new", **{"batches": texts(1)} | arguments).__enter__()
+
+    refused(learn(region_from="movement", fine_tuned={}), UsageError, "beside the weights writes none", "'snip'")
+    refused(lambda: Ledger.of_model(model, effect="written"), ModelError, "quantised", "effect='beside'")
+    refused(lambda: Ledger.of_model(model, effect="besides"), UsageError, "Did you mean 'beside'?")
+    with learning(model, ledger, "one", batches=texts(1)):
+        train(model, texts(2))
+    refused(lambda: ledger.graft("one"), LedgerError, "differences beside them")
+    with answering(model, ledger, "one"):
+        refused(learn(), LedgerError, "answers task 'one' now")
+    ledger.save(tmp_path / "skills.safetensors")
+    other = quantised(llama, "int8")
+    refused(
+        lambda: answering(other, Ledger.load(tmp_path / "skills.safetensors"), "one").__enter__(),
+        LedgerError,
+        "other weights",
+    )
+    attention = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "up": nn.Linear(8, 8)})
+    refused(
+        lambda: Ledger.of_model(attention, effect="beside"), ModelError, "'attention.out_proj.weight'", "graftable="
+    )
+    assert len(Ledger.of_model(attention, effect="beside", graftable="^up").space) == 72
+    plain = language_model()
+    ledger = Ledger.of_model(plain, effect="beside")
+    layer = LinearLayers(plain.transformer, ledger.space).module(0)
+    begins = learning(plain, ledger, "one", region=Region.of([0]))
+    with pytest.raises(TrainingError, match=r"transform of torch\.func"), begins:
+        torch.func.vmap(layer)(torch.randn(2, 3, 16))
+
+
+def test_frozen_layers_own_nothing_and_a_step_without_a_gradient_is_none() -> None:
+    model = language_model()
+    ledger = Ledger.of_model(model, effect="beside")
+    for parameter in model.transformer.h[0].parameters():
+        parameter.requires_grad_(False)
+    region = begun(model, ledger, batches=texts(1), sparsity=0.05).region
+    assert {number for number, _, _ in ledger.space.split(region.indices)} and all(
+        ledger.space.tensors[number].name.startswith("h.1.") for number, _, _ in ledger.space.split(region.indices)
+    )
+    with pytest.raises(TrainingError, match="has learned nothing"), learning(model, ledger, "one", batches=texts(1)):
+        pass
+
+
+# -- What it costs -----------------------------------------------------------------------------------------
+
+
+def test_no_copy_of_the_base_is_made(quantised: Any) -> None:
+    """10⁷ entries in 4 bits, 5.6 MB: γ, training and answering need less beside them, and most of it is of one layer."""
+    from bitsandbytes.nn import Linear4bit
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = Linear4bit(256, 256, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(x)
+
+    model, x = nn.Sequential(*(Residual() for _ in range(160))).to("cpu"), torch.randn(4, 256)
+    held = sum(tensor.nbytes for tensor in model.state_dict().values())
+    ledger = Ledger.of_model(model)
+    assert len(ledger.space) > 10**7 and held < 0.6 * len(ledger.space)
+    with PeakMemory(*model.state_dict().values()) as peak:
+        how: dict[str, Any] = {"loss": lambda model, x: model(x).square().mean().log(), "sparsity": 1e-4}
+        with learning(model, ledger, "one", batches=[x], **how) as skill:
+            optimizer = torch.optim.AdamW([skill.values], lr=1e-2)
+            for _ in range(2):
+                how["loss"](model, x).backward()
+                optimizer.step()
+        with answering(model, ledger, "one"):
+            model(x)
+    print(peak.bytes, held)
+    assert peak.bytes < 0.5 * held
+
+
+def test_a_step_has_fewer_operations_than_one_of_lora(quantised: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    def count(model: Any, trained: list[Any]) -> int:
+        optimizer, counts = torch.optim.AdamW(trained, lr=1e-3, fused=True), []
+        for _ in range(3):
+            with Launches() as launches:
+                model(**texts(1)[0]).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            counts.append(launches.count)
+        return counts[-1]
+
+    model = quantised(qwen2, "nf4").train()
+    ledger = Ledger.of_model(model)
+    ends = torch.tensor([spec.offset for spec in ledger.space.tensors])  # every weight and bias has an entry
+    region = random_region(ledger.space) | Region(ends)
+    with pytest.raises(Ended), learning(model, ledger, "one", region=region) as skill:
+        beside = count(model, [skill.values])
+        raise Ended
+    lora = get_peft_model(quantised(qwen2, "nf4").train(), LoraConfig(r=8, target_modules="all-linear"))
+    other = count(lora, [each for each in lora.parameters() if each.requires_grad])
+    print({"beside": beside, "LoRA": other})
+    assert beside <= other
