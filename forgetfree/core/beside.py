@@ -6,6 +6,7 @@ y_r, an entry of the bias at r adds δ. The gradient of δ needs x and ∂L/∂y
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -39,6 +40,13 @@ class _Places:
     def to(self, device: torch.device) -> _Places:
         """Return the same on a device."""
         return _Places(*(each.to(device) for each in (self.rows, self.columns, self.bias_rows)))
+
+    def add(self, y: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        """Return y + x Δᵀ, in the dtype of ``y``."""
+        weights, biases = torch.split(delta, self.sizes)
+        if len(weights):
+            y = added(y, self.rows, x.index_select(-1, self.columns) * weights)
+        return added(y, self.bias_rows, biases) if len(biases) else y
 
     def all(self) -> tuple[Tensor, Tensor]:
         """Return rows and columns of all entries, as `FlatProducts` expects them."""
@@ -75,7 +83,9 @@ class Differences:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let the layers add the differences inside."""
+        _guard_hooks()
         with ExitStack() as hooks:
+            hooks.callback(_guard_hooks)
             for number, module in enumerate(self._modules):
                 add = partial(self._add, number)
                 # A copy of a model answers as the model does, and one of a model in training is the base.
@@ -99,13 +109,16 @@ class Differences:
 
     def _add(self, number: int, module: nn.Module, inputs: Sequence[Any], named: Any, y: Tensor) -> Tensor:
         """Return the output of a layer with what the differences add."""
+        (x,) = inputs or named.values()
+        if torch.compiler.is_compiling():  # which differentiates and fuses operations itself, and follows no others
+            start = sum(self._sizes[:number])
+            return self._places[number].to(y.device).add(y, x, self.values[start : start + self._sizes[number]])
         if torch._C._are_functorch_transforms_active():
             raise no_transforms()
         if self._on != self.values.device:
             self.renew()
-        (x,) = inputs or named.values()
-        added: Tensor = _Add.apply(y, x, self._leaves[number], number, self)
-        return added
+        result: Tensor = _Add.apply(y, x, self._leaves[number], number, self)
+        return result
 
     def leaves(self) -> list[Tensor]:
         """Return the values of each layer, in the memory of the vector."""
@@ -134,6 +147,14 @@ def _places_of(layer: LinearLayer, layers: LinearLayers, found: dict[int, Tensor
     return _Places(weight // width, weight % width, bias)
 
 
+def _guard_hooks() -> None:
+    """Let compiled models notice hooks that come and go; those that were compiled before are compiled again."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.config.skip_nnmodule_hook_guards:
+        dynamo.config.skip_nnmodule_hook_guards = False
+        dynamo.reset()
+
+
 class _Leaves(torch.autograd.Function):
     """The values ``(s,)`` as one leaf a layer, which hand their gradients on: any number of passes may use them."""
 
@@ -158,13 +179,7 @@ class _Add(torch.autograd.Function):
         """Return the sum, in the dtype of ``y``."""
         ctx.save_for_backward(x)
         ctx.of = delta, number, differences
-        places = differences._places[number]
-        weights, biases = torch.split(delta, places.sizes)
-        if len(weights):
-            y = added(y, places.rows, x.index_select(-1, places.columns) * weights)
-        if len(biases):
-            y = added(y, places.bias_rows, biases)
-        return y
+        return differences._places[number].add(y, x, delta)
 
     @staticmethod
     @once_differentiable

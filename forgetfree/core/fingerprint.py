@@ -39,29 +39,27 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool =
         without: regular expression; tensors in whose name it is found do not count.
         anew: read the weights, even if nothing is known to have changed them since.
 
-    Of a quantised tensor the bytes are those of its codes and scales, and of the model also how it was quantised.
+    Of a quantised tensor the bytes are those of its codes and scales, and of the model also how it was quantised. Sharded
+    tensors are gathered one by one, in all processes at once.
 
     Raises:
-        ModelError: a tensor is sharded or offloaded, and so has no bytes of its own.
+        ModelError: a tensor is offloaded, and so has no bytes of its own.
     """
     tensors = {
         name: tensor
         for name, tensor in sorted(model.state_dict(keep_vars=True).items())
         if not (without and re.search(without, name))
     }
-    for name, tensor in tensors.items():
-        if tensor.is_meta or type(tensor).__name__ == "DTensor":  # whose import takes two seconds
-            got = "is not in memory" if tensor.is_meta else "is sharded"
-            raise ModelError(
-                f"The tensor {name!r} {got}, expected a whole one on one device: the model is sharded or offloaded. Load it "
-                "whole and on one device."
-            )
+    if elsewhere := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise ModelError(
+            f"The tensor {elsewhere[0]!r} is not in memory: the model is offloaded. Load it whole and on one device."
+        )
     return digest_of_tensors(model, tensors, anew=anew, settings=_quantisation(model))
 
 
 def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
     digest = hashlib.sha256()
-    for name, tensor in _plain(tensors):
+    for name, tensor in _plain(tensors, gathered=True):
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
         digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
@@ -69,10 +67,15 @@ def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
     return digest.hexdigest()
 
 
-def _plain(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors by name; of one that consists of others, such as codes and scales, these with what it says of them."""
+def _plain(tensors: Mapping[str, Any], *, gathered: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by name; of one that consists of others, such as codes and scales, these with what it says of them.
+
+    A sharded one is its part in this process, or ``gathered``.
+    """
     for name, tensor in tensors.items():
-        if is_traceable_wrapper_subclass(tensor):
+        if hasattr(tensor, "full_tensor"):
+            yield name, tensor.full_tensor() if gathered else tensor.to_local()
+        elif is_traceable_wrapper_subclass(tensor):
             parts, how = tensor.__tensor_flatten__()
             yield from _plain(
                 {f"{name}.{part} of {type(tensor).__name__} {how}": getattr(tensor, part) for part in parts}

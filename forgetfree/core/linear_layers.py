@@ -53,24 +53,33 @@ def keep_scales_(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
+def gathered(tensor: Any) -> Any:
+    """Return a tensor with all its entries, where FSDP2 keeps a part of it in each process: all of them call this at once."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def is_quantised(model: nn.Module) -> bool:
-    """Return whether a linear layer of a model has a weight that cannot be written."""
+    """Return whether a linear layer of a model has a weight that is packed in fewer bits."""
+    weights = (getattr(module, "weight", None) for module in model.modules() if is_linear(module))
     return any(
-        not isinstance(weight := getattr(module, "weight", None), Tensor) or not is_plain(weight)
-        for module in model.modules()
-        if is_linear(module)
+        not isinstance(weight, Tensor) or not (is_plain(weight) or hasattr(weight, "full_tensor")) for weight in weights
     )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 has taken a model's weights apart (``torch.distributed.fsdp.fully_shard``)."""
+    return any("FSDPModule" in (kind.__name__ for kind in type(module).__mro__) for module in model.modules())
 
 
 @torch.no_grad()
 def dense_weight(module: nn.Module) -> Tensor:
-    """Return W ``(out, in)`` of a linear layer as plain numbers; a quantised one is dequantised.
+    """Return W ``(out, in)`` of a linear layer as plain numbers: quantised ones dequantised, sharded ones gathered.
 
     Raises:
         ModelError: nothing is known of how it is stored.
     """
     layer: Any = module
-    weight: Any = getattr(module, "weight", None)
+    weight: Any = gathered(getattr(module, "weight", None))
     dense: Tensor
     if isinstance(weight, Tensor) and is_plain(weight):
         return weight.detach().t() if is_conv1d(module) else weight.detach()
@@ -157,13 +166,18 @@ class LinearLayers:
     def theta(self, number: int) -> Tensor:
         """Return a tensor of the space as plain numbers."""
         module: Any = self._modules[number]
-        return dense_weight(module) if len(self.space.tensors[number].shape) == 2 else module.bias.detach()
+        if len(self.space.tensors[number].shape) == 2:
+            return dense_weight(module)
+        bias: Tensor = gathered(module.bias).detach()
+        return bias
 
     def is_frozen(self, number: int) -> bool:
         """Return whether a user has frozen a tensor; quantised ones have no gradients in any case."""
         name = "weight" if len(self.space.tensors[number].shape) == 2 else "bias"
         tensor = getattr(self._modules[number], name, None)
-        return isinstance(tensor, Tensor) and is_plain(tensor) and not tensor.requires_grad
+        if not isinstance(tensor, Tensor) or tensor.requires_grad:
+            return False
+        return is_plain(tensor) or hasattr(tensor, "full_tensor")
 
     @contextmanager
     def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:

@@ -439,7 +439,8 @@ def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def align_(module: nn.Module) -> None:
     """Let each parameter on the CPU begin at a multiple of `ALIGNMENT`, as those of a file may not."""
     for parameter in module.parameters():
-        if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+        plain = type(parameter) is nn.Parameter and parameter.device.type == "cpu"
+        if plain and parameter.data_ptr() % ALIGNMENT:
             parameter.data = parameter.data.clone()
 
 

@@ -238,13 +238,14 @@ def in_training(
 def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let only ``parameters`` have gradients inside the block; restore flags, modes and gradients afterwards."""
     wanted = {id(parameter) for parameter in parameters}
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with keeping_mode(model):
         try:
-            for parameter, _ in before:
+            for parameter in model.parameters():
                 parameter.requires_grad_(id(parameter) in wanted)
             yield
         finally:
-            for parameter, flag in before:
-                parameter.requires_grad_(flag)
-                parameter.grad = None
+            for name, parameter in model.named_parameters():  # others by now, if FSDP has taken them apart
+                if name in before:
+                    parameter.requires_grad_(before[name])
+                    parameter.grad = None

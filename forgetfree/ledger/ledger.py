@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.core.fingerprint import body_fingerprint
-from forgetfree.core.linear_layers import is_quantised, space_of_layers
+from forgetfree.core.linear_layers import is_quantised, is_sharded, space_of_layers
 from forgetfree.core.parameters import ParameterSpace, not_finite
 from forgetfree.core.readout_model import BY_WORDS, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
@@ -235,23 +235,23 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             graftable: regular expression over names; only such tensors may be trained.
             effect: ``written``: tasks are written into the weights, exactly and without cost when they answer. ``beside``:
                 weights and biases of linear layers have differences beside them, in float32, and the weights are only read.
-                ``auto``: ``beside`` where weights are quantised, and else ``written``.
+                ``auto``: ``beside`` where weights are quantised or sharded, and else ``written``.
 
         Raises:
             RegionError: no tensor is left.
-            ModelError: nothing can be written into quantised weights; or a module reads a weight past the layer's ``forward``,
-                so that nothing can take effect beside it.
+            ModelError: nothing is written into quantised or sharded weights; or a module reads a weight past the layer's
+                ``forward``, so that nothing can take effect beside it.
         """
         if effect not in (*EFFECTS, "auto"):
             raise UnknownNameError("effect", effect, (*EFFECTS, "auto"))
         body = body_of(model)
-        quantised = is_quantised(body)
-        if quantised and effect == "written":
+        apart = is_quantised(body) or is_sharded(body)
+        if apart and effect == "written":
             raise ModelError(
-                f"The weights of this {type(body).__name__} are quantised, so nothing can be written into them. Let tasks take "
-                "effect beside them: effect='beside', the default here."
+                f"The weights of this {type(body).__name__} are quantised or sharded, so nothing is written into them. Let "
+                "tasks take effect beside them: effect='beside', the default here."
             )
-        if quantised or effect == "beside":
+        if apart or effect == "beside":
             effect = "beside"
             space = space_of_layers(body, graftable or ".")
         else:

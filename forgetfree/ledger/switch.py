@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from forgetfree.core.beside import Differences
 from forgetfree.core.fingerprint import fingerprint_of, restored
-from forgetfree.core.linear_layers import LinearLayers
+from forgetfree.core.linear_layers import LinearLayers, is_sharded
 from forgetfree.core.parameters import (
     ParameterSpace,
     check_buffers,
@@ -152,7 +152,8 @@ class _Beside:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that a task needs to be what they are."""
-        return list(self._layers.model.parameters())
+        model = self._layers.model  # where it is sharded, each pass gathers others anew
+        return [] if is_sharded(model) else list(model.parameters())
 
     def keep(self, part: int, graft: Graft, pre: Tensor) -> None:
         """Do nothing: the ledger keeps the differences."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from forgetfree.core.beside import BesideParameters
-from forgetfree.core.linear_layers import LinearLayers
+from forgetfree.core.linear_layers import LinearLayers, is_sharded
 from forgetfree.core.parameters import ParameterSpace, embeddings_of, values_at
 from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
@@ -30,6 +31,13 @@ from forgetfree.ledger.ledger import Effect
 
 #: The name of the values among the model's parameters.
 NAME = "region_values"
+#: By these, transformers refuses to train a model without adapters of PEFT, and TRL casts what is trained to bfloat16.
+_QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit")
+_APART = (
+    "the trainer replaced the model's parameters, as FSDP, DeepSpeed's ZeRO-3 and torchao do, and a region that is written "
+    "needs them whole. Train with DistributedDataParallel (accelerate's MULTI_GPU), on one device, or with a ledger of tasks "
+    "beside the weights: Ledger.of_model(model, effect='beside')."
+)
 
 
 class AttachedRegion:
@@ -90,9 +98,10 @@ class AttachedRegion:
                 stack.callback(embeddings.register_forward_hook(Hook(self._reach_embeddings)).remove)
             stack.callback(self.values.register_hook(Hook(self._note_gradient)).remove)  # type: ignore[no-untyped-call]
             stack.enter_context(self.region.sampling())
-            if getattr(model, "is_quantized", False):  # by which a Trainer decides whether there is anything to train
-                stack.callback(setattr, model, "is_quantized", True)
-                model.is_quantized = False
+            for mark in _QUANTISED:
+                if getattr(model, mark, False):
+                    stack.callback(setattr, model, mark, True)
+                    setattr(model, mark, False)
             self._remember({id(each) for each in heads})
             stack.callback(self._put_back)
             frozen = {id(each) for each in self._body.parameters()} - {id(each) for each in heads} - {id(self.values)}
@@ -102,14 +111,26 @@ class AttachedRegion:
             stack.callback(model.register_state_dict_pre_hook(Hook(lambda *_: self._write())).remove)
             stack.callback(model.register_state_dict_post_hook(Hook(self._leave_out)).remove)
             stack.callback(model.register_load_state_dict_pre_hook(Hook(self._take_in)).remove)
-            yield
+            try:
+                yield
+            except Exception:
+                if self._refusal is None and not self._is_beside and is_sharded(model):  # which fails before `_begin`
+                    self._refuse(_APART)
+                raise
             if self._refusal is not None:
                 raise self._refusal
             if not self._is_cast():
                 self._write(always=True)
 
-    def _note_gradient(self, gradient: Tensor) -> None:
+    def _note_gradient(self, gradient: Tensor) -> Tensor:
+        if self._is_beside and is_sharded(
+            self._model
+        ):  # FSDP averages what it has taken apart, which the values are not
+            gradient = gradient.clone()
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
         self._reached = self._reached.to(gradient.device) | (gradient != 0)
+        return gradient
 
     @property
     def reached(self) -> dict[str, bool]:
@@ -224,8 +245,12 @@ class AttachedRegion:
     # -- Before a forward pass ------------------------------------------------------------------------------
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
-        if self._is_beside and self.values.dtype != torch.float32:  # TRL casts what is trained beside quantised weights
-            self.values.data = self.values.data.float()
+        if self._is_beside and torch.compiler.is_compiling():  # what follows is no arithmetic
+            return
+        if self._is_beside and is_sharded(
+            self._model
+        ):  # the ledger's fingerprint tells at the end whether they are the same
+            self._tensors, self._buffers = [], []
         self._check()
         self.passes += torch.is_grad_enabled()
         self._write()
@@ -236,17 +261,20 @@ class AttachedRegion:
         if torch.compiler.is_compiling():
             self._refuse(
                 "the trainer compiles the model, and a compiled model does not see which entries are trained. Leave "
-                "torch_compile out."
+                "torch_compile out, or begin a ledger of tasks beside the weights: Ledger.of_model(model, effect='beside')."
+            )
+        elif self._is_beside and self._model._parameters.get(NAME) is not self.values:
+            self._refuse(
+                "the trainer took the values of the region apart, as FSDP does with all that it is not told to leave. Give "
+                "fully_shard(…, ignored_params={skill.values}); in a Trainer, before train(), "
+                "trainer.accelerator.state.fsdp_plugin.ignored_modules = [nn.ParameterList([skill.values])]. FSDP1 and ZeRO-3 "
+                "are not supported."
             )
         elif self._model._parameters.get(NAME) is not self.values or any(
             type(each) is not kind or home.get(name) is not each or each.shape != data.shape
             for home, name, each, data, kind in self._tensors
         ):
-            self._refuse(
-                "the trainer replaced the model's parameters, as FSDP, DeepSpeed's ZeRO-3 and torchao do, and a region needs "
-                "them whole. Train with DistributedDataParallel (accelerate's MULTI_GPU), or on one device, and quantise no "
-                "weights."
-            )
+            self._refuse(_APART)
         elif self._is_cast():
             self._refuse(
                 "the trainer changed the dtype of the weights, which the ledger's values belong to. Load the model with the "
@@ -269,6 +297,8 @@ class AttachedRegion:
 
     def _reach_embeddings(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Let a reentrant checkpoint back-propagate: it needs an input that has a gradient."""
+        if self._is_beside and torch.compiler.is_compiling():  # it has no reentrant checkpoints
+            return
         if torch.is_grad_enabled() and isinstance(output, Tensor) and not output.requires_grad and self._is_reentrant():
             output.requires_grad_(True)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from forgetfree.core.linear_layers import LinearLayers, is_quantised
+from forgetfree.core.linear_layers import LinearLayers, gathered, is_quantised, is_sharded
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region
@@ -315,13 +315,18 @@ def check_plain(model: nn.Module, effect: Effect = "written") -> None:
     reason = ""
     if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
         reason = "it is wrapped for several devices. Give model.module, and wrap that inside the block"
-    elif hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-        reason = "it is compiled, and its compiled code does not see which entries are trained. Give the model as it was before"
+    elif hasattr(model, "_orig_mod"):
+        reason = "it is compiled. Give the model itself, model._orig_mod, and compile it inside the block"
+    elif effect == "written" and getattr(model, "_compiled_call_impl", None) is not None:
+        reason = (
+            "it is compiled, and its compiled code does not see which entries are trained. Give the model as it was before, or "
+            "begin a ledger of tasks beside the weights: Ledger.of_model(model, effect='beside')"
+        )
     elif hasattr(model, "peft_config"):
         reason = "it carries adapters of PEFT. Give merge_and_unload() of it, or the model without them"
-    elif effect == "written" and is_quantised(model):
+    elif effect == "written" and (is_quantised(model) or is_sharded(model)):
         reason = (
-            "its weights are quantised, so nothing can be written into them. Begin a ledger of tasks beside the weights: "
+            "its weights are quantised or sharded, so nothing can be written into them. Begin a ledger of tasks beside them: "
             "Ledger.of_model(model, effect='beside')"
         )
     elif len(devices := {str(each.device) for each in model.parameters()}) > 1 or "meta" in devices:
@@ -433,17 +438,24 @@ def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
 
 
 def _state(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return copies of tensors of a model, on the CPU."""
-    own = model.state_dict()
-    return {name: own[name].cpu().clone() for name in names}
+    """Return copies of tensors of a model, on the CPU; of sharded ones, all of them."""
+    own: dict[str, Any] = model.state_dict()
+    return {name: gathered(own[name]).cpu().clone() for name in sorted(names)}  # in one order in all processes
 
 
 @torch.no_grad()
 def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors with these names into a model."""
-    own = model.state_dict()
+    own: dict[str, Any] = model.state_dict()
     for name, tensor in tensors.items():
-        own[name].copy_(tensor)
+        there = own[name]
+        if hasattr(there, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor
+
+            # Each process has the whole tensor, and takes its part.
+            where = there.device_mesh, there.placements
+            tensor = distribute_tensor(tensor.to(there.device), *where, src_data_rank=None)
+        there.copy_(tensor)
 
 
 # -- Choosing the region -------------------------------------------------------------------------------------

@@ -12,20 +12,10 @@ from typing import Any
 import pytest
 import torch
 from compared import different, state_of
-from datasets import Dataset
 from loops import Ended, begun, classifier, labelled, language_model, logits, refused, texts, train
-from tokenizers import Tokenizer, models, pre_tokenizers
+from quantised import QUANTISATIONS, counting, llama, load, numbers, qwen2
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    BitsAndBytesConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    TorchAoConfig,
-)
 
 from forgetfree import Ledger
 from forgetfree.benchmarks.gpu.operations import Launches
@@ -38,46 +28,11 @@ from forgetfree.testing.tiny import pre_trained
 from forgetfree.trainers.attachment import NAME
 from forgetfree.trainers.learning import answering, learning
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def llama() -> Any:
-    return LlamaForCausalLM(LlamaConfig(vocab_size=60, num_key_value_heads=2, **SIZES))
-
-
-def qwen2() -> Any:  # whose attention has biases
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=60, num_key_value_heads=2, **SIZES))
-
-
-def nf4() -> Any:
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-
-
-def int8() -> Any:
-    return BitsAndBytesConfig(load_in_8bit=True)
-
-
-def weights_in_int8() -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return TorchAoConfig(Int8WeightOnlyConfig())
-
-
-QUANTISATIONS: dict[str, Callable[[], Any]] = {"nf4": nf4, "int8": int8, "torchao int8": weights_in_int8}
-
 
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], Any], str], Any]:
-    """Loads a tiny model as users do."""
-
-    def load(make: Callable[[], Any], how: str) -> Any:
-        place = tmp_path_factory.getbasetemp() / make.__name__
-        model = pre_trained(make)
-        if not place.exists():
-            model.save_pretrained(place)
-        return type(model).from_pretrained(place, quantization_config=QUANTISATIONS[how](), dtype=torch.float32)
-
-    return load
+    place = tmp_path_factory.mktemp("bases")
+    return lambda make, how: load(make, how, place / make.__name__)
 
 
 def dense(model: Any, make: Callable[[], Any]) -> Any:
@@ -271,7 +226,7 @@ def test_sft_on_a_quantised_base(quantised: Any, make: Any, how: str, tmp_path: 
     """The loss falls as with LoRA of PEFT, which trains more values at the same rate; tasks keep their bits ever after."""
     from peft import LoraConfig
 
-    rows = {task: _counting(step) for step, task in ((1, "one"), (2, "two"), (3, "three"))}
+    rows = {task: counting(step) for step, task in ((1, "one"), (2, "two"), (3, "three"))}
     model = quantised(make, how)
     ledger, seen, fell = Ledger.of_model(model), dict[str, Tensor](), {}
     before, x = _codes(model), texts(9)[0]
@@ -320,21 +275,6 @@ def _codes(model: Any) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in _plain(model.state_dict())}
 
 
-def _words() -> PreTrainedTokenizerFast:
-    """A tokenizer of the numbers below 57."""
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *map(str, range(57))])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-
-
-def _counting(step: int) -> Dataset:
-    """Texts that count by a step."""
-    return Dataset.from_list(
-        [{"text": " ".join(str((first + step * i) % 57) for i in range(12))} for first in range(0, 57, 3)]
-    )
-
-
 def _sft(model: Any, rows: Any, place: Path, **more: Any) -> list[float]:
     """The losses of TRL's trainer."""
     from trl import SFTConfig, SFTTrainer
@@ -351,7 +291,7 @@ def _sft(model: Any, rows: Any, place: Path, **more: Any) -> list[float]:
         save_strategy="no",
         disable_tqdm=True,
     )
-    trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=_words(), **more)
+    trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=numbers(), **more)
     trainer.train()
     return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
 

@@ -309,8 +309,8 @@ def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     said = dict(line.split(" refused: ") for line in done.stdout.splitlines() if " refused: " in line)
-    assert "is a DTensor, expected a plain one" in said["between"]
-    assert "a region needs them whole" in said["inside"]
+    assert "quantised or sharded" in said["between"] and "effect='beside'" in said["between"]
+    assert "a region that is written needs them whole" in said["inside"]
 
 
 # -- Two processes -----------------------------------------------------------------------------------------

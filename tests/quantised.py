@@ -1,0 +1,72 @@
+"""Tiny language models in 4 and 8 bits, as users load them, and what they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TorchAoConfig,
+)
+
+from forgetfree.testing.tiny import pre_trained
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(vocab_size=60, num_key_value_heads=2, **SIZES))
+
+
+def qwen2() -> Any:  # whose attention has biases
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=60, num_key_value_heads=2, **SIZES))
+
+
+def nf4() -> Any:
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+
+
+def int8() -> Any:
+    return BitsAndBytesConfig(load_in_8bit=True)
+
+
+def weights_in_int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+QUANTISATIONS: dict[str, Callable[[], Any]] = {"nf4": nf4, "int8": int8, "torchao int8": weights_in_int8}
+
+
+def load(make: Callable[[], Any], how: str, place: Path) -> Any:
+    """A model of `QUANTISATIONS`, read from a directory where it stands whole."""
+    model = pre_trained(make)
+    if not place.exists():
+        model.save_pretrained(place)
+    return type(model).from_pretrained(place, quantization_config=QUANTISATIONS[how](), dtype=torch.float32)
+
+
+def numbers() -> PreTrainedTokenizerFast:
+    """A tokenizer of the numbers below 57."""
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *map(str, range(57))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def counting(step: int) -> Dataset:
+    """Texts that count by a step."""
+    return Dataset.from_list(
+        [{"text": " ".join(str((first + step * i) % 57) for i in range(12))} for first in range(0, 57, 3)]
+    )
