@@ -82,9 +82,9 @@ def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Pat
 
 @pytest.mark.sampled(share=0.34)
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["trl_sft", "trainer"])
+@pytest.mark.parametrize("name", ["trl_sft", "qlora_like", "trainer"])
 def test_grafting_in_trainers_of_others(name: str, tmp_path: Path) -> None:
-    """Both learn task after task, and what the first one says stays as it was."""
+    """They learn task after task, and what the first one says stays as it was."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600)

@@ -1,4 +1,4 @@
-"""Trainers of others: three tasks in TRL's SFTTrainer, by `learning` and by one LoRA for all, on SmolLM2."""
+"""Trainers of others: three tasks in TRL's SFTTrainer, by `learning` and by one LoRA, on SmolLM2 and on it in 4 bits."""
 
 from __future__ import annotations
 
@@ -26,27 +26,39 @@ TASKS = ("a", "b", "c")
 
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
-    """Yield both ways."""
+    """Yield both ways on both bases."""
     if find_spec("trl") is None:
         yield Measurement("three tasks", 1, lambda: [Value("SFTTrainer", "left out: trl is not installed", shown=True)])
         return
-    for way in ("learning", "LoRA (PEFT)"):
-        yield Measurement(f"three tasks in SFTTrainer, {way}", 60, partial(three_tasks, bench, way))
+    for base in ("", *([", 4 bits"] if find_spec("bitsandbytes") else [])):
+        for way in ("learning", "LoRA (PEFT)"):
+            name = f"three tasks in SFTTrainer, {way}{base}"
+            yield Measurement(name, 60, partial(three_tasks, bench, way, in_4_bits=bool(base)))
 
 
-def model_of(bench: Bench) -> tuple[Any, Any]:
+def model_of(bench: Bench, *, in_4_bits: bool) -> tuple[Any, Any]:
     """Return SmolLM2 and its tokenizer, or a tiny Llama."""
     if bench.tiny:
         loaded = bench.llama("tiny", "generate", "float32")
     else:
         unpack_smollm2(bench)
         loaded = load_model("smollm2", "generate")
-    return loaded.model.backbone.to(bench.device), loaded.tokenizer
+    model: Any = loaded.model.backbone
+    if not in_4_bits:
+        return model.to(bench.device), loaded.tokenizer
+    from transformers import BitsAndBytesConfig
+
+    options: Any = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
+    how = BitsAndBytesConfig(**options)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as place:
+        model.save_pretrained(place)
+        packed = type(model).from_pretrained(place, quantization_config=how, device_map={"": bench.device})
+    return packed, loaded.tokenizer
 
 
-def three_tasks(bench: Bench, way: str) -> Iterator[Value]:
+def three_tasks(bench: Bench, way: str, *, in_4_bits: bool) -> Iterator[Value]:
     """Learn three tasks, each with random texts of its own to remember, and look at the first one's loss before and after."""
-    model, tokenizer = model_of(bench)
+    model, tokenizer = model_of(bench, in_4_bits=in_4_bits)
     rows, tokens, steps = (16, 12, 3) if bench.tiny else (ROWS, TOKENS, STEPS)
     draw = random.Random(0)
     texts = {

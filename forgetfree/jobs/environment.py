@@ -98,7 +98,8 @@ def caller_untouched() -> Iterator[None]:
 
 def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
-    for library in ("huggingface_hub", "datasets", "matplotlib"):
+    # The last two: of torchao, which peft imports where it is installed, and of bitsandbytes.
+    for library in ("huggingface_hub", "datasets", "matplotlib", "torch.utils._pytree", "bitsandbytes"):
         logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
