@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 from forgetfree import Ledger, answering, learning
-from forgetfree.errors import ForgetfreeError
+from forgetfree.errors import ForgetfreeError, LedgerError
 from forgetfree.testing.tiny import pre_trained
 
 
@@ -51,6 +51,12 @@ def learn(model: Any, rows: Any, out: str, rank: int, several: int) -> None:
     if several > 1:
         again = Ledger.of_model(model)
         assert again.effect == "beside" and again.fingerprint == ledger.fingerprint
+        try:
+            with answering(model, ledger, "one"), torch.no_grad():
+                next(model.parameters()).add_(1)
+        except LedgerError:
+            return
+        raise AssertionError("nobody noticed that the weights changed")
 
 
 def refuse(model: Any, rank: int) -> None:

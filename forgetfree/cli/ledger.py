@@ -109,6 +109,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "bytes": Path(path).stat().st_size,
         "fingerprint": ledger.fingerprint,
         "composition": ledger.composition,
+        "effect": ledger.effect,
         "graftable": len(ledger.space),
         "tensors": len(ledger.space.tensors),
         "owned": len(ledger.owned()),
@@ -148,6 +149,6 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
     title = f"{path}: {counted(len(tasks), 'task')}, {told['bytes']:,} bytes"
     notes = (
         f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {told['tensors']} tensors",
-        f"composition {ledger.composition}",
+        f"composition {ledger.composition}" + (", beside the weights" if ledger.effect == "beside" else ""),
     )
     return render_page(Page(title, notes, tuple(tables)), "rich").rstrip()

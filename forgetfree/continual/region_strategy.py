@@ -400,6 +400,11 @@ class LedgerModel:
                 f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
                 "Load it by the strategy that wrote it."
             )
+        if ledger.effect != "written":
+            raise LedgerError(
+                f"{path} has tasks beside the weights, and a run writes into them: expected effect 'written', got "
+                f"{ledger.effect!r}. Go on with it by forgetfree.learning."
+            )
         check_binding(ledger, self._binding, str(path))
         check_definitions(ledger, {task.name: task.definition for task in strategy.stream.tasks}, "the stream")
         learned = tasks_named(strategy.stream, ledger.tasks, path)

@@ -7,19 +7,19 @@ y_r, an entry of the bias at r adds δ. The gradient of δ needs x and ∂L/∂y
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from forgetfree.core.linear_layers import LinearLayer, LinearLayers
+from forgetfree.core.linear_layers import LinearLayer, LinearLayers, input_of
 from forgetfree.core.products import FlatProducts
 from forgetfree.core.regions import Region
 from forgetfree.core.taps import Hook, no_transforms
+from forgetfree.errors import TrainingError
 
 
 class _Places:
@@ -48,9 +48,28 @@ class _Places:
             y = added(y, self.rows, x.index_select(-1, self.columns) * weights)
         return added(y, self.bias_rows, biases) if len(biases) else y
 
-    def all(self) -> tuple[Tensor, Tensor]:
+    def of_products(self) -> tuple[Tensor, Tensor]:
         """Return rows and columns of all entries, as `FlatProducts` expects them."""
         return torch.cat([self.rows, self.bias_rows]), torch.cat([self.columns, torch.full_like(self.bias_rows, -1)])
+
+
+class Adder:
+    """A forward hook of a linear layer, which adds the differences of a task that a model answers.
+
+    A copy of the model has it, too, and answers as the model does.
+    """
+
+    def __init__(self, differences: Differences, number: int) -> None:
+        self._differences, self._number = differences, number
+
+    def __call__(self, module: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], y: Tensor) -> Tensor:
+        """Return the output of the layer with what the differences add."""
+        return self._differences.add(self._number, module, inputs, named, y)
+
+
+def answers_beside(model: nn.Module) -> bool:
+    """Return whether layers of a model add the differences of a task that it answers."""
+    return any(isinstance(hook, Adder) for module in model.modules() for hook in module._forward_hooks.values())
 
 
 class Differences:
@@ -76,7 +95,7 @@ class Differences:
                 self._modules.append(layer.module)
                 self._places.append(places)
         self._sizes = [len(places) for places in self._places]
-        self._on: torch.device | None = None
+        self._memory: tuple[torch.device, int] | None = None  # in which the leaves are
         self._leaves: tuple[Tensor, ...] = ()
         self._flat: FlatProducts | None = None
 
@@ -87,12 +106,12 @@ class Differences:
         with ExitStack() as hooks:
             hooks.callback(_guard_hooks)
             for number, module in enumerate(self._modules):
-                add = partial(self._add, number)
-                # A copy of a model answers as the model does, and one of a model in training is the base.
-                hook = Hook(add) if self.values.requires_grad else add
+                # A copy of a model in training is the base.
+                training = self.values.requires_grad
+                hook: Any = Hook(partial(self.add, number)) if training else Adder(self, number)
                 # Before hooks of others, who see the output as the task has it.
                 hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
-            hooks.callback(setattr, self, "_on", None)
+            hooks.callback(setattr, self, "_memory", None)
             yield
 
     def renew(self) -> None:
@@ -101,22 +120,24 @@ class Differences:
         self._places = [places.to(device) for places in self._places]
         with torch.inference_mode(False), torch.enable_grad():
             if self.values.requires_grad:
-                self._flat = FlatProducts([places.all() for places in self._places], self.values.dtype)
+                self._flat = FlatProducts([places.of_products() for places in self._places], self.values.dtype)
                 self._leaves = _Leaves.apply(self.values, self)
             else:
                 self._leaves = torch.split(self.values, self._sizes)
-        self._on = device
+        self._memory = device, self.values.data_ptr()
 
-    def _add(self, number: int, module: nn.Module, inputs: Sequence[Any], named: Any, y: Tensor) -> Tensor:
-        """Return the output of a layer with what the differences add."""
-        (x,) = inputs or named.values()
+    def add(self, number: int, module: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], y: Tensor) -> Tensor:
+        """Return the output of a layer with what the differences add, by what a forward hook gets."""
+        x = input_of(module, inputs, named, y)
         if torch.compiler.is_compiling():  # which differentiates and fuses operations itself, and follows no others
             start = sum(self._sizes[:number])
             return self._places[number].to(y.device).add(y, x, self.values[start : start + self._sizes[number]])
         if torch._C._are_functorch_transforms_active():
             raise no_transforms()
-        if self._on != self.values.device:
+        if self._memory != (self.values.device, self.values.data_ptr()):
             self.renew()
+        if self._flat is not None:
+            self._flat.forget_unread()
         result: Tensor = _Add.apply(y, x, self._leaves[number], number, self)
         return result
 
@@ -168,6 +189,8 @@ class _Leaves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """Return the gradient ``(s,)``."""
+        if torch.is_grad_enabled():
+            raise no_second_derivatives()
         return ctx.differences.gradient(gradients), None
 
 
@@ -182,9 +205,10 @@ class _Add(torch.autograd.Function):
         return differences._places[number].add(y, x, delta)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         """Return the gradients of ``y``, of ``x`` by way of the differences, and of these."""
+        if torch.is_grad_enabled():
+            raise no_second_derivatives()
         (x,), (delta, number, differences) = ctx.saved_tensors, ctx.of
         places, dx, ddelta = differences._places[number], None, None
         weights = delta[: len(places.rows)]
@@ -199,8 +223,18 @@ class _Add(torch.autograd.Function):
         return dy, dx, ddelta, None, None
 
 
+def no_second_derivatives() -> TrainingError:
+    """Return the error of a trainer that differentiates gradients."""
+    return TrainingError(
+        "The trainer differentiates gradients (create_graph=True, a gradient penalty), which differences beside the weights do "
+        "not follow. Let tasks be written: Ledger.of_model(model, effect='written'), on a model in float32 or bfloat16."
+    )
+
+
 def added(y: Tensor, rows: Tensor, terms: Tensor) -> Tensor:
-    """Return ``y (…, out)`` with terms added at rows, of which some may be the same; bits repeat on any device.
+    """Return ``y (…, out)`` with terms added at rows, of which some may be the same.
+
+    Bits repeat on any device where all items have the same rows.
 
     Args:
         y: the output of a layer.

@@ -144,13 +144,12 @@ def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     """
     with _LOCK:
         of_model = _KNOWN.setdefault(model, {})
-    before = _marks(model.state_dict(keep_vars=True))
+    before = _marks(_named(model))
     known = [each for each in of_model.values() if each.marks.items() <= before.items()]
     yield
     if _KNOWN.get(model) is not of_model:  # an optimiser has stepped it
         return
-    tensors = model.state_dict(keep_vars=True)
-    after = _marks(tensors)
+    tensors, after = model.state_dict(keep_vars=True), _marks(_named(model))
     same = {name for name in before if before[name] == after.get(name)}
     same |= {name for name in names if name in before and before[name][1:] == after.get(name, ())[1:]}
     with _LOCK:
@@ -160,25 +159,31 @@ def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
                 of_model[each.names] = _Known(own, _held(model, own), each.digest)
 
 
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a model itself holds."""
+    return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+
+
 def _held(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those tensors that a model holds: of a quantised one, a state dictionary has some that were made for it."""
-    ids = {id(each) for each in (*model.parameters(), *model.buffers())}
-    return {name: tensor for name, tensor in tensors.items() if id(tensor) in ids}
+    """Return the tensors that say whether a model still has these: themselves, or all of its own where some are not.
+
+    A state dictionary may have some that were made for it, such as copies, or the scales of quantised weights.
+    """
+    own = _named(model)
+    return dict(tensors) if all(own.get(name) is each for name, each in tensors.items()) else own
 
 
 def _marks(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
-    """Return of each tensor its version, and after it where and how it lies in memory."""
-    return {
-        name: (
-            0 if each.is_inference() else each._version,
-            each.untyped_storage()._cdata,
-            each.data_ptr(),
-            each.shape,
-            each.stride(),
-            each.dtype,
-        )
-        for name, each in _plain(tensors)
-    }
+    """Return of each tensor its version, and after it where and how it lies in memory; also of those that it consists of."""
+    marks = {}
+    for name, tensor in tensors.items():
+        parts = [each for _, each in _plain({name: tensor})]
+        versions = [0 if each.is_inference() else each._version for each in (tensor, *parts)]
+        memory = [
+            (each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride(), each.dtype) for each in parts
+        ]
+        marks[name] = (versions, *memory)
+    return marks
 
 
 def _forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:

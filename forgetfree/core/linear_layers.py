@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,17 @@ from forgetfree.core.taps import Hook
 from forgetfree.core.trained import trainable
 from forgetfree.errors import ModelError, RegionError
 
+#: Parameters of bitsandbytes, whose dtype is that of what their codes are stored in.
+_PACKED = ("Params4bit", "Int8Params")
+
 
 def is_linear(module: nn.Module) -> bool:
     """Return whether a module computes ``x Wᵀ + b``: a subclass of `nn.Linear`, ``Conv1D``, or a quantised layer like these."""
     if isinstance(module, nn.Linear) or is_conv1d(module):
         return True
     sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
-    return all(isinstance(size, int) for size in sizes) and next(module.children(), None) is None
+    own = [gathers_or_is_plain(each) and each.dim() > 1 for each in module._parameters.values() if each is not None]
+    return not any(own) and all(isinstance(size, int) for size in sizes) and next(module.children(), None) is None
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -39,8 +43,13 @@ def shape_of(module: Any) -> tuple[int, int]:
 
 def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor's own entries are its numbers: it is not quantised, sharded or elsewhere."""
-    is_packed = type(tensor) not in (Tensor, nn.Parameter) or is_traceable_wrapper_subclass(tensor)
+    is_packed = is_traceable_wrapper_subclass(tensor) or type(tensor).__name__ in _PACKED
     return tensor.is_floating_point() and not is_packed and not tensor.is_meta
+
+
+def gathers_or_is_plain(tensor: Any) -> bool:
+    """Return whether a tensor's numbers are floats that it holds itself, or together with other processes."""
+    return hasattr(tensor, "full_tensor") or (isinstance(tensor, Tensor) and is_plain(tensor))
 
 
 def keep_scales_(model: nn.Module) -> None:
@@ -61,9 +70,12 @@ def gathered(tensor: Any) -> Any:
 def is_quantised(model: nn.Module) -> bool:
     """Return whether a linear layer of a model has a weight that is packed in fewer bits."""
     weights = (getattr(module, "weight", None) for module in model.modules() if is_linear(module))
-    return any(
-        not isinstance(weight, Tensor) or not (is_plain(weight) or hasattr(weight, "full_tensor")) for weight in weights
-    )
+    return any(not gathers_or_is_plain(weight) for weight in weights)
+
+
+def dtype_of_rest(model: nn.Module) -> torch.dtype:
+    """Return the dtype of what is not quantised in a model: of its first tensor of floats."""
+    return next((each.dtype for each in model.parameters() if gathers_or_is_plain(each)), torch.float32)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -175,9 +187,7 @@ class LinearLayers:
         """Return whether a user has frozen a tensor; quantised ones have no gradients in any case."""
         name = "weight" if len(self.space.tensors[number].shape) == 2 else "bias"
         tensor = getattr(self._modules[number], name, None)
-        if not isinstance(tensor, Tensor) or tensor.requires_grad:
-            return False
-        return is_plain(tensor) or hasattr(tensor, "full_tensor")
+        return tensor is not None and gathers_or_is_plain(tensor) and not tensor.requires_grad
 
     @contextmanager
     def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
@@ -190,17 +200,31 @@ class LinearLayers:
             yield
 
 
+def input_of(module: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], y: Any) -> Tensor:
+    """Return the input of a linear layer, by what its forward hook gets.
+
+    Raises:
+        ModelError: the layer returns no tensor.
+    """
+    if not isinstance(y, Tensor):
+        raise ModelError(
+            f"A layer {type(module).__name__} returns a {type(y).__name__}, expected a tensor, to which differences can be "
+            "added. Leave its kind out by graftable=…, a regular expression over names."
+        )
+    x: Tensor = inputs[0] if inputs else next(iter(named.values()))
+    return x
+
+
 def _watch(
     leaf: Tensor,
     layer: LinearLayer,
     receive: Callable[[int, Tensor], None],
     module: nn.Module,
     inputs: Sequence[Any],
-    named: Any,
+    named: Mapping[str, Any],
     y: Tensor,
 ) -> Any:
-    (x,) = inputs or named.values()
-    return _Gradients.apply(y, x, leaf, layer, receive)
+    return _Gradients.apply(y, input_of(module, inputs, named, y), leaf, layer, receive)
 
 
 class _Gradients(torch.autograd.Function):
@@ -211,7 +235,7 @@ class _Gradients(torch.autograd.Function):
         """Return ``y``."""
         ctx.save_for_backward(x)
         ctx.of = layer, receive
-        return y.view_as(y)
+        return y.detach()  # the model may change it in place
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
@@ -230,17 +254,23 @@ def space_of_layers(model: nn.Module, graftable: str = ".") -> ParameterSpace:
 
     Args:
         model: the body.
-        graftable: regular expression; only tensors whose names it matches in are in the space. Embeddings, heads and poolers
+        graftable: regular expression; only tensors in whose names it is found are in the space. Embeddings, heads and poolers
             never are.
 
     Raises:
         RegionError: no layer is left.
-        ModelError: a module reads the weight of such a layer past its ``forward``.
+        ModelError: a module reads the weight of such a layer past its ``forward``; two layers have one weight; or the model is
+            scripted.
     """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ModelError(
+            f"This {type(model).__name__} is scripted (torch.jit.script), and reads its weights by itself. Give the model as "
+            "it was before."
+        )
     keep_scales_(model)
     outside = outside_of_the_body(model)
     specs: list[TensorSpec] = []
-    offset = 0
+    offset, weights = 0, dict[int, str]()
     for name, module in model.named_modules():
         if not is_linear(module) or any(id(each) in outside for each in module.parameters()):
             continue
@@ -254,6 +284,12 @@ def space_of_layers(model: nn.Module, graftable: str = ".") -> ParameterSpace:
                 raise ModelError(
                     f"{full!r} is read by its nn.MultiheadAttention past the layer's forward, so nothing can take effect "
                     "beside it. Leave it out by graftable=…, a regular expression, or write into the weights: effect='written'."
+                )
+            tensor = getattr(module, role, None)
+            if tensor is not None and weights.setdefault(id(tensor), full) != full:
+                raise ModelError(
+                    f"{weights[id(tensor)]!r} and {full!r} are one tensor, and differences stand beside one layer. Leave both "
+                    "out by graftable=…, a regular expression, or write into the weights: effect='written'."
                 )
             specs.append(TensorSpec(full, tuple(size), torch.float32, offset))
             offset += torch.Size(size).numel()

@@ -98,6 +98,11 @@ class FlatProducts:
         current.bytes += bytes_
         return True
 
+    def forget_unread(self) -> None:
+        """Forget passes that have ended without asking for their entries: of other gradients, or after an error."""
+        if self._passes and torch._C._current_graph_task_id() == -1:  # no backward pass is going on
+            self._passes.clear()
+
     def sums(self) -> Tensor | None:
         """Return the entries ``(s,)`` of all products of this backward pass, by product; ``None`` if there was none."""
         task = torch._C._current_graph_task_id()

@@ -341,6 +341,8 @@ class Taps:
         if torch._C._are_functorch_transforms_active():
             raise no_transforms()
         (x,) = inputs or named.values()
+        if self._layout is not None and self._layout.flat is not None:
+            self._layout.flat.forget_unread()
         return _Tap.apply(y, x, layer, self._layout, False, *(piece.leaf for piece in layer.pieces))
 
     # -- In the first pass: does the model read a tensor by a reference of its own? --------------------------

@@ -9,7 +9,8 @@ Its file is a `forgetfree.tensor_file.TaskFile`, with a record a task:
     buffer/…  the buffers that training changed
 
 The metadata name the composition, the parameter space's layout, the base model's fingerprint, a language model's head, the
-binding (see `forgetfree.ledger.binding`), and the effect where values are differences beside the weights.
+binding (see `forgetfree.ledger.binding`); where values are differences beside the weights, also the effect and the weights'
+dtype.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.core.fingerprint import body_fingerprint
-from forgetfree.core.linear_layers import is_quantised, is_sharded, space_of_layers
-from forgetfree.core.parameters import ParameterSpace, not_finite
+from forgetfree.core.linear_layers import dtype_of_rest, is_quantised, is_sharded, space_of_layers
+from forgetfree.core.parameters import DTYPES, ParameterSpace, not_finite
 from forgetfree.core.readout_model import BY_WORDS, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
 from forgetfree.display import brief
@@ -187,6 +188,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         head: where the space is of a language model's body: its head, see `forgetfree.ledger.binding.head_digest`; empty
             where no task had one.
         effect: how the tasks take effect.
+        dtype: of the weights that tasks stand beside; empty where tasks are written, whose space says it.
     """
 
     kind = "ledger"
@@ -205,6 +207,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         binding: Binding | None = None,
         head: str = "",
         effect: Effect = "written",
+        dtype: str = "",
     ) -> None:
         self.space = space
         self.fingerprint = fingerprint
@@ -212,6 +215,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self.binding = binding
         self.head = head
         self.effect: Effect = effect
+        self.dtype = dtype
         self._records: list[Record] = []
         self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
         self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
@@ -257,7 +261,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         else:
             effect = "written"
             space = ParameterSpace.of(body, include=(graftable or ".",))
-        return cls(space, body_fingerprint(model), "auto", head=head_digest(model), effect=effect)
+        dtype = str(dtype_of_rest(body)).removeprefix("torch.") if effect == "beside" else ""
+        return cls(space, body_fingerprint(model), "auto", head=head_digest(model), effect=effect, dtype=dtype)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -477,7 +482,9 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             TaskError: the ledger does not hold one of them.
             LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
         """
-        ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding, self.head, self.effect)
+        ledger = Ledger(
+            self.space, self.fingerprint, self.composition, self.binding, self.head, self.effect, self.dtype
+        )
         for position in sorted(map(self.position, tasks)):
             ledger.append(self._records[position])
         return ledger
@@ -504,7 +511,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
         about = {"composition": self.composition, "layout": self.space.layout, "fingerprint": self.fingerprint}
         known = {"binding": self.binding.json if self.binding else "", "head": self.head}
-        known |= {"effect": self.effect if self.effect != "written" else ""}
+        known |= {"effect": self.effect, "dtype": self.dtype} if self.effect != "written" else {}
         FILE.write_tasks(Path(path), self._tensors(), about | {key: value for key, value in known.items() if value})
 
     @classmethod
@@ -541,8 +548,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             raise ValueError(f"its binding cannot be read ({error})") from error
         if (effect := about.get("effect", "written")) not in EFFECTS:
             raise ValueError(f"its effect is {brief(effect)}, expected one of {', '.join(EFFECTS)}")
-        space = ParameterSpace.of_layout(about["layout"])
-        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""), effect)
+        space, dtype = ParameterSpace.of_layout(about["layout"]), about.get("dtype", "")
+        if dtype not in (("",) if effect == "written" else DTYPES):
+            raise ValueError(f"the dtype of its weights is {brief(dtype)}, expected one such as float32")
+        ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""), effect, dtype)
         records, nothing = [record_of(space, each) for each in stored], Region.empty()
         ledger._owners, before = Owners.of([nothing if each.alone else each.region for each in records])
         for record, owners in zip(records, before, strict=True):

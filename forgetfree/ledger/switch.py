@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from forgetfree.core.beside import Differences
+from forgetfree.core.beside import Differences, answers_beside
 from forgetfree.core.fingerprint import fingerprint_of, restored
 from forgetfree.core.linear_layers import LinearLayers, is_sharded
 from forgetfree.core.parameters import (
@@ -142,18 +142,21 @@ class _Beside:
 
     def change(self, old: Sequence[int], new: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
         """Let the layers add the parts ``new``, and no others."""
-        grafts = [graft_of(part) for part in new]
-        self._present.close()
+        grafts, present = [graft_of(part) for part in new], ExitStack()
         if grafts:
             indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
             values = torch.cat([graft.values for graft in grafts])[order].to(self._layers.device)
-            self._present.enter_context(Differences(self._layers, Region(indices), values).applied())
+            present.enter_context(Differences(self._layers, Region(indices), values).applied())
+        self._present.close()  # not before the others are there
+        self._present = present
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that a task needs to be what they are."""
-        model = self._layers.model  # where it is sharded, each pass gathers others anew
-        return [] if is_sharded(model) else list(model.parameters())
+        model = self._layers.model
+        if is_sharded(model):  # whose passes gather others for a moment
+            return [each for each in model.state_dict(keep_vars=True).values() if hasattr(each, "full_tensor")]
+        return list(model.parameters())
 
     def keep(self, part: int, graft: Graft, pre: Tensor) -> None:
         """Do nothing: the ledger keeps the differences."""
@@ -419,14 +422,15 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
             "are not. Load the very weights the tasks were learned from."
         )
+    is_same = has_weights(ledger, backbone, fingerprint if backbone is model else None, anew=anew)
     task = _IN_PLACE.get(backbone)
-    changed = not has_weights(ledger, backbone, fingerprint if backbone is model else None, anew=anew)
-    if changed or (task is not None and ledger.effect == "beside"):  # which changes no weight
-        if task is not None:
-            raise LedgerError(
-                f"The model answers task {task!r} now, expected θ_pre. End the block of answering(…) first, or "
-                "switch to no task: TaskSwitch.to(None)."
-            )
+    if answers_beside(backbone) or (task is not None and not is_same):
+        named = f"task {task!r}" if task else "a task, as the model did that it is a copy of"
+        raise LedgerError(
+            f"The model answers {named} now, expected θ_pre. End the block of answering(…) first, or switch to no task: "
+            "TaskSwitch.to(None). A copy that was made meanwhile cannot be switched."
+        )
+    if not is_same:
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
             f"{fingerprint_of(backbone)[:12]}. Load the very weights its tasks were learned from, in the same dtype."

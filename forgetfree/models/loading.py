@@ -283,7 +283,7 @@ def load_model(
     dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
     architecture: str = "",
-    as_stored: bool = False,
+    quantised: bool = False,
 ) -> LoadedModel:
     """Load a pre-trained model.
 
@@ -299,7 +299,7 @@ def load_model(
         dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
         tasks: that it is to learn; ``auto`` looks at their label words.
         architecture: for the readout ``classifier``, the class that its heads are of.
-        as_stored: take the weights as the files have them, in their own dtype, and quantised ones too.
+        quantised: whether the files' weights may be quantised.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the five.
@@ -315,14 +315,14 @@ def load_model(
     with _files_of(name, tokenizer, graftable) as (path, called):
         with deferred("scipy.optimize"):  # for losses of object detection alone
             from transformers import PreTrainedModel  # noqa: F401
-        config = read_config(path, called, quantised=as_stored)
+        config = read_config(path, called, quantised=quantised)
         kind = choose_readout(config, "linear" if headed else readout, called)
         tokenizer = read_tokenizer(path, called)
         if note := _words_note(tokenizer, readout, kind, tasks):
             kind = "linear"
         loader = loader_of(config, kind, called)
-        stored = None if as_stored else DTYPES[dtype]
-        backbone, missing = read_weights(path, loader, called, stored, **loader_arguments(config, kind))
+        more = loader_arguments(config, kind)
+        backbone, missing = read_weights(path, loader, called, DTYPES[dtype], quantised=quantised, **more)
     check_weights(backbone, missing, tokenizer, kind, called)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
@@ -350,9 +350,9 @@ def load_bound(name: str, ledger: Ledger) -> LoadedModel:
 
     Args:
         name: see `load_model`.
-        ledger: its space says in which dtype; tasks beside the weights are those of the weights as they are stored.
+        ledger: says in which dtype; for tasks beside the weights, these may be quantised.
     """
-    how: dict[str, Any] = {"dtype": dtype_of(ledger.space), "as_stored": ledger.effect == "beside"}
+    how: dict[str, Any] = {"dtype": ledger.dtype or dtype_of(ledger.space), "quantised": ledger.effect == "beside"}
     if (binding := ledger.binding) is None:
         return load_model(name, **how)
     return load_model(name, binding.readout, max_length=binding.max_length, architecture=binding.architecture, **how)

@@ -121,7 +121,7 @@ def read_tokenizer(path: str, name: str) -> Any:
 
 
 def read_weights(
-    path: str, loader: str, name: str, dtype: torch.dtype | None = torch.float32, **extra: Any
+    path: str, loader: str, name: str, dtype: torch.dtype = torch.float32, *, quantised: bool = False, **extra: Any
 ) -> tuple[Any, list[str]]:
     """Read a Hugging Face model, and list the names of its tensors that the files lack.
 
@@ -130,6 +130,7 @@ def read_weights(
         loader: a class of ``transformers``, e.g. ``AutoModel``.
         name: the model's name, for messages.
         dtype: to hold its weights in, whatever the files have.
+        quantised: whether the files' weights may be quantised; ``dtype`` is then that of the others.
         extra: more arguments for the loader.
 
     Raises:
@@ -141,10 +142,10 @@ def read_weights(
     dtypes = _dtypes(files, name)
     with explained(name), quiet(transformers):
         if hasattr(kind, "from_config"):
-            _check_size(kind.from_config, read_config(path, name, quantised=dtype is None), files, name)
+            _check_size(kind.from_config, read_config(path, name, quantised=quantised), files, name)
         backbone, info = kind.from_pretrained(
             path,
-            dtype=dtype or "auto",
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,

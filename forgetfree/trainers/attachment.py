@@ -114,7 +114,8 @@ class AttachedRegion:
             try:
                 yield
             except Exception:
-                if self._refusal is None and not self._is_beside and is_sharded(model):  # which fails before `_begin`
+                # FSDP's own pass fails before `_begin`.
+                if self._refusal is None and not self._is_beside and is_sharded(model):
                     self._refuse(_APART)
                 raise
             if self._refusal is not None:
@@ -181,7 +182,8 @@ class AttachedRegion:
         self._memory = self._memory_now()
 
     def _memory_now(self) -> list[Any]:
-        return [self.values.device, *(each.data_ptr() for each in self.region.touched)]
+        own = self.values.data_ptr() if self._is_beside else 0  # of those that are written, the tensors are read
+        return [self.values.device, own, *(each.data_ptr() for each in self.region.touched)]
 
     def _follow(self) -> None:
         """Follow the model to where the trainer moved it; refuse it if its weights are not what they were before."""
@@ -214,6 +216,8 @@ class AttachedRegion:
         """Refuse an optimiser that steps the model past the values; hooks of steps are called for anybody's."""
         held = [each for group in optimizer.param_groups for each in group["params"]]
         if any(each is self.values for each in held):
+            if self._is_beside:  # of a compiled pass nothing was checked
+                self._check()
             if self.steps and optimizer is not self._optimizer and not self._searched and _in_a_search():
                 self._refuse(
                     "the second trial of a hyperparameter search would begin with the values of the first. Give each trial a "

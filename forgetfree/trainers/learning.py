@@ -236,7 +236,7 @@ def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> Non
     if head_moved:
         tell_note(f"task {task!r}: its head alone was trained, and no entry of its region moved: it owns none.")
         return
-    if not attached.passes:
+    if not attached.passes and not attached.steps:
         reason = (
             "the block is empty, or another model was trained in it, such as a fresh one of model_init=. Train the model that "
             "learning(…) was given"
@@ -324,13 +324,13 @@ def check_plain(model: nn.Module, effect: Effect = "written") -> None:
         )
     elif hasattr(model, "peft_config"):
         reason = "it carries adapters of PEFT. Give merge_and_unload() of it, or the model without them"
+    elif len(devices := {str(each.device) for each in model.parameters()}) > 1 or "meta" in devices:
+        reason = f"it lies on {', '.join(sorted(devices))}. Put it on one device: load it without device_map"
     elif effect == "written" and (is_quantised(model) or is_sharded(model)):
         reason = (
             "its weights are quantised or sharded, so nothing can be written into them. Begin a ledger of tasks beside them: "
             "Ledger.of_model(model, effect='beside')"
         )
-    elif len(devices := {str(each.device) for each in model.parameters()}) > 1 or "meta" in devices:
-        reason = f"it lies on {', '.join(sorted(devices))}. Put it on one device: load it without device_map"
     if reason:
         raise ModelError(f"This {type(model).__name__} cannot be grafted: {reason}.")
 

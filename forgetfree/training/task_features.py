@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forgetfree.core.parameters import not_finite
 from forgetfree.core.readout_model import ReadoutModel
@@ -32,6 +32,12 @@ SHRINKAGE = 0.1
 _FILE = TensorFile(RunError, "Restore it from a copy, or run the stream again.", "forgetfree.task-features")
 
 
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Return a copy in the host's memory."""
+    copied = tensor.detach().to("cpu", copy=True)
+    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+
+
 class TaskFeatures:
     """The means of all tasks and their common covariance, and a copy of θ_pre that computes features.
 
@@ -45,7 +51,8 @@ class TaskFeatures:
 
     def __init__(self, model: ReadoutModel, fingerprint: str = "") -> None:
         self._beside, self._fingerprint = model, fingerprint
-        self._model = copy.deepcopy(model).eval().cpu()
+        on_cpu = {id(each): _on_cpu(each) for each in (*model.parameters(), *model.buffers())}
+        self._model = copy.deepcopy(model, on_cpu).eval()
         self.means: dict[str, Tensor] = {}
         self._scatter = torch.empty(0, device="cpu")  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0

@@ -73,6 +73,34 @@ def write_a_buffer(model: Any) -> None:
     model[1](torch.randn(4, 2))
 
 
+class Copying(nn.Sequential):
+    """Its state dictionary has copies."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {name: tensor.clone() for name, tensor in super().state_dict(*args, **kwargs).items()}
+
+
+def test_a_state_of_copies_is_watched_by_the_tensors_themselves(hashed: list[Any]) -> None:
+    model = Copying(nn.Linear(3, 2))
+    before = fingerprint_of(model)
+    assert fingerprint_of(model) == before and len(hashed) == 1
+    write_in_place(model)
+    assert fingerprint_of(model) != before and len(hashed) == 2
+
+
+def test_what_is_done_in_place_to_quantised_weights_is_seen(hashed: list[Any]) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model, other = (nn.Sequential(nn.Linear(32, 32)) for _ in range(2))
+    for each in (model, other):
+        quantize_(each, Int8WeightOnlyConfig())
+    before = fingerprint_of(model)
+    assert fingerprint_of(model) == before and len(hashed) == 1
+    with torch.no_grad():
+        model[0].weight.copy_(other[0].weight)
+    assert fingerprint_of(model) != before
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -93,6 +93,8 @@ def test_classifiers_answer_from_the_file(
     assert predictor._mixed is not None and predictor._mixed._proven  # they were corrected, and not answered one by one
     file = str(place / "skills.safetensors")
     assert cli.main(["ledger", "verify", file, "--model", directory]) == 0
+    assert cli.main(["ledger", "show", file]) == 0
+    assert "composition auto, beside the weights" in capsys.readouterr().out
     assert cli.main(["predict", file, "--model", directory, "--task", "mood", "--json", *TEXTS]) == 0
     lines = capsys.readouterr().out.splitlines()
     said = [json.loads(line)["label"] for line in lines if line.startswith("{")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import textwrap
@@ -20,12 +21,13 @@ from torch.nn import functional as F
 from forgetfree import Ledger
 from forgetfree.benchmarks.gpu.operations import Launches
 from forgetfree.benchmarks.speed.measurement import PeakMemory
-from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear
+from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear, space_of_layers
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
+from forgetfree.ledger import LedgerSwitch
 from forgetfree.testing.tiny import pre_trained
-from forgetfree.trainers.attachment import NAME
+from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.learning import answering, learning
 
 
@@ -321,8 +323,6 @@ def test_an_exception_leaves_nothing_behind(quantised: Any, error: type[BaseExce
 
 def test_a_copy_of_a_model_answers_as_it_does() -> None:
     """As DPO's reference is made; a copy of one in training is the base."""
-    import copy
-
     model, x = language_model().eval(), texts(9)[0]
     ledger = Ledger.of_model(model, effect="beside")
     base = model(**x).logits
@@ -381,6 +381,127 @@ def test_frozen_layers_own_nothing_and_a_step_without_a_gradient_is_none() -> No
     )
     with pytest.raises(TrainingError, match="has learned nothing"), learning(model, ledger, "one", batches=texts(1)):
         pass
+
+
+class Inplace(nn.Module):
+    """Changes outputs of its layers in place, and calls one of them twice, by a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.one(x), inplace=True)
+        h = self.two(input=self.two(input=h).mul_(0.5))
+        h += 1
+        return self.three(h)
+
+
+def mean_square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def test_outputs_that_the_model_changes_in_place() -> None:
+    torch.manual_seed(0)
+    model, x, found = Inplace(), torch.randn(5, 6), []
+    for effect in ("written", "beside"):
+        ledger: Any = Ledger.of_model(model, effect=effect)  # type: ignore[arg-type]
+        assert len(ledger.space) == sum(each.numel() for each in model.parameters())
+        with learning(model, ledger, "one", batches=[x], loss=mean_square, sparsity=0.4) as skill:
+            for _ in range(2):
+                mean_square(model, x).backward()
+            found.append((skill.region, skill.values.grad))
+            torch.optim.SGD([skill.values], lr=0.1).step()
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1])
+
+
+def test_values_that_lie_elsewhere_are_followed() -> None:
+    """As an optimiser of others may give a parameter other memory."""
+    model, x, losses = Inplace(), torch.randn(5, 6), []
+    how: dict[str, Any] = {"batches": [x], "loss": mean_square, "sparsity": 0.5}
+    with learning(model, Ledger.of_model(model, effect="beside"), "one", **how) as skill:
+        optimizer = torch.optim.SGD([skill.values], lr=0.01)
+        for _ in range(3):
+            loss = mean_square(model, x)
+            loss.backward()
+            optimizer.step()
+            skill.values.data = skill.values.data.clone()
+            losses.append(float(loss.detach()))
+    assert losses[0] > losses[1] > losses[2]
+
+
+@pytest.mark.parametrize("of", ["values", "inputs"])
+def test_second_derivatives_are_refused(of: str) -> None:
+    model, x = Inplace(), torch.randn(5, 6, requires_grad=True)
+    ledger = Ledger.of_model(model, effect="beside")
+    blocks = learning(model, ledger, "one", batches=[x.detach()], loss=mean_square, sparsity=0.5)
+    with pytest.raises(TrainingError, match="differentiates gradients"), blocks as skill:
+        held = skill.values if of == "values" else x
+        (gradient,) = torch.autograd.grad(mean_square(model, x), [held], create_graph=True)
+        gradient.square().sum().backward()
+
+
+def test_passes_of_other_gradients_are_forgotten() -> None:
+    """As for adversarial inputs: what they kept for the values is freed by the next pass."""
+    model, x = Inplace(), torch.randn(5, 6, requires_grad=True)
+    attached = AttachedRegion(model, model, (space := space_of_layers(model)), random_region(space, 0.5), "beside")
+    with attached.attached():
+        for _ in range(4):
+            torch.autograd.grad(mean_square(model, x), [x])
+        differences: Any = attached.region._differences  # type: ignore[union-attr]
+        assert len(differences._flat._passes) == 1
+        mean_square(model, x).backward()
+    assert differences._flat._passes == {}
+
+
+def test_one_model_answers_one_task() -> None:
+    """Whoever switched it: a copy, another switch, a ledger of the other effect; and a switch that failed says so."""
+    model, x = language_model().eval(), texts(9)[0]
+    ledgers = {effect: Ledger.of_model(model, effect=effect) for effect in ("beside", "written")}  # type: ignore[arg-type]
+    ledger = ledgers["beside"]
+    for task, seed in (("one", 2), ("two", 3)):
+        with learning(model, ledger, task, batches=texts(1), sparsity=0.05):
+            train(model, texts(seed))
+    expected = {task: logits(model, ledger, task, x) for task in ledger.tasks}
+    with answering(model, ledger, "one"):
+        copied = copy.deepcopy(model)
+        for held in ledgers.values():
+            refused(learning(model, held, "new", batches=texts(1)).__enter__, LedgerError, "answers task 'one' now")
+    refused(answering(copied, ledger, "two").__enter__, LedgerError, "a copy that was made meanwhile".capitalize())
+    one, other = (LedgerSwitch(ledger, model.transformer) for _ in range(2))
+    one.to_task("one")
+    other.to(0)
+    refused(answering(model, ledger, "two").__enter__, LedgerError, "answers a task")
+    whole = ledger.records[1].owned
+    object.__setattr__(ledger.records[1], "owned", None)
+    with pytest.raises(AttributeError):
+        one.to_task("two")
+    object.__setattr__(ledger.records[1], "owned", whole)
+    with torch.no_grad():
+        assert one.stage == 1 and torch.equal(model(**x).logits, expected["one"])
+    one.to_task("two")
+    with torch.no_grad():
+        assert torch.equal(model(**x).logits, expected["two"])
+    one.to(0)
+    assert torch.equal(logits(model, ledger, "one", x), expected["one"])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+def test_layers_that_cannot_have_differences() -> None:
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    refused(lambda: Ledger.of_model(tied, effect="beside"), ModelError, "'0.weight' and '2.weight' are one tensor")
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
+    refused(lambda: Ledger.of_model(scripted, effect="beside"), ModelError, "is scripted")
+    pair, x = nn.Sequential(Pair(4, 4)), torch.randn(2, 4)
+    ledger = Ledger.of_model(pair, effect="beside")
+    how: dict[str, Any] = {"batches": [x], "sparsity": 0.5, "loss": lambda model, x: model(x)[0].square().mean()}
+    refused(learning(pair, ledger, "one", **how).__enter__, ModelError, "layer Pair returns a tuple", "graftable=")
 
 
 # -- What it costs -----------------------------------------------------------------------------------------
