@@ -273,6 +273,8 @@ def _driver() -> dict[Any, dict[str, Any]]:
 @contextmanager
 def present() -> Iterator[None]:
     """Have a GPU inside the block; it is ``cuda`` and ``cuda:0``."""
+    import transformers.quantizers.auto  # noqa: F401  # torchao asks the driver when it is imported
+
     with ExitStack() as stack:
         for place, names in _driver().items():
             stack.enter_context(unittest.mock.patch.multiple(place, create=True, **names))

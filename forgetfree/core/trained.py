@@ -238,14 +238,15 @@ def in_training(
 def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let only ``parameters`` have gradients inside the block; restore flags, modes and gradients afterwards."""
     wanted = {id(parameter) for parameter in parameters}
-    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    before = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
     with keeping_mode(model):
         try:
             for parameter in model.parameters():
                 parameter.requires_grad_(id(parameter) in wanted)
             yield
         finally:
-            for name, parameter in model.named_parameters():  # others by now, if FSDP has taken them apart
-                if name in before:
-                    parameter.requires_grad_(before[name])
-                    parameter.grad = None
+            now = dict(model.named_parameters())  # FSDP may have put others in their places
+            for name, parameter, flag in before:
+                for each in (parameter, now.get(name, parameter)):
+                    each.requires_grad_(flag)
+                    each.grad = None

@@ -491,7 +491,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     def __repr__(self) -> str:
         owned = {record.task: len(record.owned.region) for record in self.records}
-        return f"Ledger(composition={self.composition!r}, owned_entries={owned})"
+        effect = "" if self.effect == "written" else f"effect={self.effect!r}, "
+        return f"Ledger(composition={self.composition!r}, {effect}owned_entries={owned})"
 
     @property
     def sizes(self) -> list[int]:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from forgetfree.core.beside import Differences, answers_beside
 from forgetfree.core.fingerprint import fingerprint_of, restored
-from forgetfree.core.linear_layers import LinearLayers, is_sharded
+from forgetfree.core.linear_layers import LinearLayers, dtype_of_rest, is_sharded
 from forgetfree.core.parameters import (
     ParameterSpace,
     check_buffers,
@@ -345,9 +345,9 @@ class LedgerSwitch:
             finally:
                 self.to(0)
 
-    def _versions(self) -> list[int]:
-        """What PyTorch counts of changes of the tensors."""
-        return [0 if tensor.is_inference() else tensor._version for tensor in self._entries.tensors]
+    def _versions(self) -> list[tuple[int, torch.dtype]]:
+        """What PyTorch counts of changes of the tensors, and their dtypes, of which it does not."""
+        return [(0 if each.is_inference() else each._version, each.dtype) for each in self._entries.tensors]
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:
@@ -417,11 +417,6 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
             "the stream was trained with."
         )
-    if has_other_head(model, ledger.head):
-        raise LedgerError(
-            "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
-            "are not. Load the very weights the tasks were learned from."
-        )
     is_same = has_weights(ledger, backbone, fingerprint if backbone is model else None, anew=anew)
     task = _IN_PLACE.get(backbone)
     if answers_beside(backbone) or (task is not None and not is_same):
@@ -431,9 +426,20 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             "TaskSwitch.to(None). A copy that was made meanwhile cannot be switched."
         )
     if not is_same:
+        dtype = str(dtype_of_rest(backbone)).removeprefix("torch.")
+        cast = (
+            f" It is in {dtype} now, expected {ledger.dtype}: something may have cast it."
+            if ledger.dtype not in ("", dtype)
+            else ""
+        )
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
-            f"{fingerprint_of(backbone)[:12]}. Load the very weights its tasks were learned from, in the same dtype."
+            f"{fingerprint_of(backbone)[:12]}.{cast} Load the very weights its tasks were learned from, in the same dtype."
+        )
+    if has_other_head(model, ledger.head):
+        raise LedgerError(
+            "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
+            "are not. Load the very weights the tasks were learned from."
         )
 
 

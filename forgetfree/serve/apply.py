@@ -129,7 +129,7 @@ def export_task(
         with predictor.lock:
             if not merge:
                 write_beside(loaded, weights.ledger, definition.name, Path(out))
-                kind = type(loaded.model.backbone).__name__
+                kind = getattr(loaded.model, "architecture", "") or type(loaded.model.backbone).__name__
                 note = f"the base is as it was, and {LEDGER} is beside it; --merge writes a plain model."
                 return WrittenModel(Path(out), kind, kind, note=note)
             with merged(loaded, weights.ledger, definition.name) as plain:

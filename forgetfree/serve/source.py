@@ -65,7 +65,8 @@ class Source:
         """Return what answers in a run's directory; or the ledger of this path.
 
         Args:
-            place: what ``forgetfree run --out`` wrote; or a ledger, which needs ``model``.
+            place: what ``forgetfree run --out`` wrote; or a ledger, which needs ``model``; or what ``forgetfree export`` wrote
+                of a task beside the weights: a ledger and its model.
             seed: the seed; default: the first.
             strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the base model, if it has moved.
@@ -74,6 +75,8 @@ class Source:
             RunError: it is no run directory, or holds nothing to answer from, or the file is that of another seed or run.
             UsageError: a ledger is given without its model, or with what is a run's.
         """
+        if (place / LEDGER).is_file() and (place / "config.json").is_file():
+            place, model = place / LEDGER, model or str(place)
         if place.is_file():
             if seed is not None or strategy is not None or model is None:
                 raise UsageError(

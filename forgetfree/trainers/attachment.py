@@ -7,6 +7,7 @@ DistributedDataParallel see an ordinary parameter, and no other entry can change
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,8 @@ from forgetfree.ledger.ledger import Effect
 
 #: The name of the values among the model's parameters.
 NAME = "region_values"
+#: Under what name a checkpoint says whose values it has.
+_OF = f"{NAME}_of"
 #: By these, transformers refuses to train a model without adapters of PEFT, and TRL casts what is trained to bfloat16.
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit")
 _APART = (
@@ -49,6 +52,7 @@ class AttachedRegion:
         space: the parameter space of the body.
         region: what is trained of it; its values are those of the body now.
         effect: ``beside``: the values are differences beside the weights, and begin at zero.
+        task: whose region it is, which checkpoints say.
 
     Attributes:
         region: the values.
@@ -57,7 +61,13 @@ class AttachedRegion:
     """
 
     def __init__(
-        self, model: nn.Module, body: nn.Module, space: ParameterSpace, region: Region, effect: Effect = "written"
+        self,
+        model: nn.Module,
+        body: nn.Module,
+        space: ParameterSpace,
+        region: Region,
+        effect: Effect = "written",
+        task: str = "",
     ) -> None:
         self.region = (
             BesideParameters(LinearLayers(body, space), region)
@@ -71,6 +81,8 @@ class AttachedRegion:
         self._names = [prefix + space.tensors[number].name for number, _, _ in pieces]
         self._locals = [local for _, local, _ in pieces]
         self._space, self._region = space, region
+        digest = hashlib.sha256(f"{task}\0".encode() + region.indices.numpy().tobytes()).digest()
+        self._identity = torch.tensor(list(digest), dtype=torch.uint8, device="cpu")
         self._reached = torch.zeros_like(self.values, dtype=torch.bool)  # entries that have had a gradient other than 0
         self._written = -1  # the version of the values that the tensors hold
         self._refusal: TrainingError | None = None
@@ -262,7 +274,12 @@ class AttachedRegion:
     def _check(self) -> None:
         """Refuse a trainer that took the tensors apart, or changed their precision or place."""
         ddp = DistributedDataParallel._active_ddp_module
-        if torch.compiler.is_compiling():
+        if hasattr(self._model, "peft_config"):
+            self._refuse(
+                "the trainer put adapters of PEFT into the model (peft_config=). Leave them out, since the region is trained, "
+                "and load the model again, which has them now."
+            )
+        elif torch.compiler.is_compiling():
             self._refuse(
                 "the trainer compiles the model, and a compiled model does not see which entries are trained. Leave "
                 "torch_compile out, or begin a ledger of tasks beside the weights: Ledger.of_model(model, effect='beside')."
@@ -314,13 +331,26 @@ class AttachedRegion:
     # -- What a trainer saves and loads in the midst is a plain model --------------------------------------
 
     def _leave_out(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        """Leave the values out where the tensors hold them without rounding, so that a file of them is enough."""
-        if not self._is_beside and all(each.dtype == self.values.dtype for each in self.region.touched):
+        """Leave the values out where the tensors hold them without rounding, so that a file of them is enough.
+
+        Beside the weights, say whose they are.
+        """
+        if self._is_beside:
+            state[prefix + _OF] = self._identity
+        elif all(each.dtype == self.values.dtype for each in self.region.touched):
             state.pop(prefix + NAME, None)
 
     def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Take the values from the tensors of a state that lacks them."""
-        if self._is_beside or prefix + NAME in state or not all(prefix + name in state for name in self._names):
+        """Take the values from the tensors of a state that lacks them; refuse those of another region."""
+        if self._is_beside:
+            of = state.pop(prefix + _OF, None)
+            if prefix + NAME in state and (of is None or not torch.equal(of.cpu(), self._identity)):
+                self._refuse(
+                    "a checkpoint of another task, or of another region, was loaded. Give each task an output_dir of its own, "
+                    "and resume with the same batches or the same region=."
+                )
+            return
+        if prefix + NAME in state or not all(prefix + name in state for name in self._names):
             return
         pairs = zip(self._names, self._locals, strict=True)
         state[prefix + NAME] = torch.cat(

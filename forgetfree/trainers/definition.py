@@ -11,10 +11,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from forgetfree import registry
+from forgetfree.core.linear_layers import is_quantised
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
+from forgetfree.display import listed
 from forgetfree.errors import LedgerError, UsageError, nearest
 from forgetfree.kinds.kind import Kind
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
@@ -158,6 +160,12 @@ def _check_head(model: Any, body: Any, head: Mapping[str, str], count: int, toke
     """Raise ``UsageError`` unless the head, apart from the body, computes the model's logits, to the bit."""
     state, name = model.state_dict(), type(model).__name__
     tensors = {own: state[there] for own, there in head.items()}
+    layers = {there.rpartition(".")[0] for there in head.values()} & dict(model.named_modules()).keys()
+    if packed := sorted(name for name in layers if is_quantised(model.get_submodule(name))):
+        raise UsageError(
+            f"The head of {name} has layers that are quantised, so it cannot be kept with the task: {listed(packed)}. Load the "
+            f"model with these as they are: BitsAndBytesConfig(…, llm_int8_skip_modules={packed!r})."
+        )
     row = tokenizer("What is it?", return_tensors="pt").to(body.device)
     with trainable(model, []):
         model.eval()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -81,9 +81,9 @@ class Skill:
     """
 
     task: str
-    region: Region
-    free: Region
-    values: nn.Parameter
+    region: Region = field(repr=False)
+    free: Region = field(repr=False)
+    values: nn.Parameter = field(repr=False)
     heads: tuple[str, ...]
 
 
@@ -198,7 +198,7 @@ def learning(
             stack.enter_context(keeping_mode(model))
             stack.callback(switch.to, 0)
             stack.enter_context(switch.learning(free, alone=alone, check=False))
-            attached = AttachedRegion(model, body, ledger.space, free, ledger.effect)
+            attached = AttachedRegion(model, body, ledger.space, free, ledger.effect, task)
             start = attached.trained()
             with attached.attached([each for head in named.values() for each in head.parameters()]):
                 yield Skill(task, region, free, attached.values, tuple(named))
@@ -236,10 +236,15 @@ def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> Non
     if head_moved:
         tell_note(f"task {task!r}: its head alone was trained, and no entry of its region moved: it owns none.")
         return
-    if not attached.passes and not attached.steps:
+    if not attached.passes and not attached.steps and attached.values.requires_grad:
         reason = (
             "the block is empty, or another model was trained in it, such as a fresh one of model_init=. Train the model that "
             "learning(…) was given"
+        )
+    elif not attached.values.requires_grad:
+        reason = (
+            "something froze the values of its region (requires_grad=False), as prepare_model_for_kbit_training does. Call it "
+            "before the block"
         )
     elif not attached.steps:
         reason = (
@@ -316,7 +321,7 @@ def check_plain(model: nn.Module, effect: Effect = "written") -> None:
     if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
         reason = "it is wrapped for several devices. Give model.module, and wrap that inside the block"
     elif hasattr(model, "_orig_mod"):
-        reason = "it is compiled. Give the model itself, model._orig_mod, and compile it inside the block"
+        reason = "it is compiled. Give the model itself, model._orig_mod; its compiled form then has tasks beside the weights"
     elif effect == "written" and getattr(model, "_compiled_call_impl", None) is not None:
         reason = (
             "it is compiled, and its compiled code does not see which entries are trained. Give the model as it was before, or "

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
     BitsAndBytesConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -116,7 +118,9 @@ def test_exports(classifiers: Any, tmp_path: Path, capsys: pytest.CaptureFixture
     exec(code.replace("...", "found = model.eval()(**texts).logits.detach()"), names)  # what the card says
     again = Predictor.of_ledger(Ledger.load(tmp_path / "beside" / "ledger.safetensors"), str(tmp_path / "beside"))
     assert torch.equal(again.logits("mood", TEXTS), seen["mood"]) and "bitsandbytes" in card
-    assert cli.main(["export", *where, "--out", str(tmp_path / "plain"), "--merge"]) == 0
+    directory = [str(tmp_path / "beside"), "--task", "mood"]  # which says all
+    assert cli.main(["predict", *directory, TEXTS[0]]) == 0
+    assert cli.main(["export", *directory, "--out", str(tmp_path / "plain"), "--merge"]) == 0
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain").eval()
     assert not is_quantised(plain) and "dequantised to float32" in (tmp_path / "plain" / "README.md").read_text()
     with torch.no_grad():
@@ -142,6 +146,26 @@ def test_texts_are_written_from_the_file(tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     written = plain.generate(**tokenizer("it was", return_tensors="pt"), max_new_tokens=4, do_sample=False)
     assert tokenizer.decode(written[0, -4:]).strip() == seen["two"]
+
+
+@pytest.mark.parametrize("bits", [{"load_in_4bit": True}, {"load_in_8bit": True}])
+def test_a_pooler_is_of_the_head(bits: Any, tmp_path: Path) -> None:
+    """A BERT that is kept by labels= keeps its pooler: quantised, it cannot be."""
+    tokenizer: Any = tiny.wordpiece()
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = BertConfig(vocab_size=len(tokenizer), **sizes)
+    pre_trained(lambda: BertForSequenceClassification(config)).save_pretrained(tmp_path)
+    batch = {**tokenizer(TEXTS, padding=True, return_tensors="pt"), "labels": torch.tensor([0, 1, 1])}
+    for kept in (["classifier"], ["classifier", "bert.pooler.dense"]):
+        how = BitsAndBytesConfig(**bits, llm_int8_skip_modules=kept)
+        model = BertForSequenceClassification.from_pretrained(tmp_path, quantization_config=how, dtype=torch.float32)
+        ledger, said = Ledger.of_model(model), {"labels": ["no", "yes"], "tokenizer": tokenizer}
+        if len(kept) == 1:
+            with pytest.raises(UsageError, match=r"llm_int8_skip_modules=\['bert.pooler.dense'\]"):
+                learn(model, ledger, "one", batch, **said)
+        else:
+            learn(model, ledger, "one", batch, **said)
+            assert ledger.records[0].definition is not None
 
 
 def test_what_is_refused(classifiers: Any, tmp_path: Path) -> None:

@@ -487,6 +487,54 @@ def test_one_model_answers_one_task() -> None:
     assert torch.equal(logits(model, ledger, "one", x), expected["one"])
 
 
+def test_a_checkpoint_is_of_one_task_and_region() -> None:
+    """One output directory for several tasks would let the second begin with the values of the first."""
+    model = language_model()
+    ledger, region = Ledger.of_model(model, effect="beside"), Region.of(range(0, 900, 3))
+    with learning(model, ledger, "one", region=region, composition="alone") as skill:
+        train(model, texts(2))
+        saved, values = copy.deepcopy(model.state_dict()), skill.values.detach().clone()
+        train(model, texts(3))
+        model.load_state_dict(saved)
+        assert torch.equal(skill.values, values)
+    for task, other in (("two", region), ("three", Region.of(range(1, 901, 3)))):
+        block = learning(model, ledger, task, region=other, composition="alone")
+        with pytest.raises(TrainingError, match="a checkpoint of another task"), block:
+            model.load_state_dict(saved)
+    assert ledger.tasks == ["one"]
+
+
+@pytest.mark.filterwarnings("default")  # of libraries that call one another
+def test_what_peft_does_to_the_model_is_told(quantised: Any) -> None:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    model = language_model()
+    ledger = Ledger.of_model(model, effect="beside")
+    with pytest.raises(TrainingError, match="adapters of PEFT"), learning(model, ledger, "one", batches=texts(1)):
+        get_peft_model(model, LoraConfig(target_modules="all-linear"))
+        train(model, texts(2))
+    model = quantised(llama, "nf4")
+    ledger = Ledger.of_model(model)
+    with pytest.raises(TrainingError, match="froze the values"), learning(model, ledger, "one", batches=texts(1)):
+        prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        model(**texts(2)[0])
+
+
+def test_a_model_that_was_cast_is_told_by_its_dtype() -> None:
+    model = language_model()
+    ledger = Ledger.of_model(model, effect="beside")
+    with learning(model, ledger, "one", batches=texts(1)):
+        train(model, texts(2))
+    with pytest.raises(LedgerError, match="Something changed the weights"), answering(model, ledger, "one"):
+        model.half()
+    refused(
+        answering(model, ledger, "one").__enter__,
+        LedgerError,
+        "It is in float16 now, expected float32",
+        "other weights",
+    )
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
 def test_layers_that_cannot_have_differences() -> None:
     class Pair(nn.Linear):
