@@ -107,12 +107,22 @@ def learning(
     labels: Sequence[str] | None = None,
     kind: str | None = None,
     tokenizer: Any = None,
-    **settings: Any,
+    max_length: int | None = None,
+    metric: str | None = None,
+    instruction: str | None = None,
+    template: str | None = None,
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    closed_answers: Sequence[str] | None = None,
 ) -> Iterator[Skill]:
     """Let any trainer train a task inside, within its region alone; at the end the ledger has the task, and the model θ_pre.
 
     Step (2) of GraftingContinual (paper, §5.2 and C.3) for trainers of others: transformers' `Trainer`, TRL's, Lightning,
-    accelerate, or a loop of one's own.
+    accelerate, or a loop of one's own. Where the ledger has tasks beside the weights, what is trained are differences.
+
+    >>> ledger = Ledger.of_model(model)  # doctest: +SKIP
+    >>> with learning(model, ledger, "billing", batches=loader):  # doctest: +SKIP
+    ...     SFTTrainer(model=model, args=args, train_dataset=rows).train()
 
     Args:
         model: holds θ_pre, the ledger's weights: a model of transformers, or any module.
@@ -138,8 +148,13 @@ def learning(
             ledger; so it does with ``kind`` where the model writes texts. Default: `answering` alone does.
         kind: ``generation``, ``messages`` (chats), ``pair`` (of texts) or ``tagging``; default: ``classification``, of a text.
         tokenizer: the model's.
-        settings: ``max_length`` in tokens and ``metric``; of texts also ``instruction``, ``template``, ``max_new_tokens``,
-            ``stop`` and ``closed_answers``, see `forgetfree.tasks.TaskDefinition`.
+        max_length: the longest row that is read, in tokens. Default: what is usual for the kind.
+        metric: by what answers are scored. Default: the kind's first.
+        instruction: of texts; this and the following as in `forgetfree.tasks.TaskDefinition`.
+        template: of texts: what a prompt stands in.
+        max_new_tokens: of texts: the most tokens that are written.
+        stop: of texts: what ends one, beside the token for it.
+        closed_answers: of texts: those that may answer, of which the likeliest does.
 
     Raises:
         TaskError: the ledger has the task.
@@ -154,6 +169,14 @@ def learning(
     frozen = _frozen(graftable)
     named = _heads(model, body, heads)
     meaning = None
+    told: dict[str, Any] = {
+        "max_length": max_length,
+        "metric": metric,
+        "instruction": instruction,
+        "template": template,
+    }
+    told |= {"max_new_tokens": max_new_tokens, "stop": stop, "closed_answers": closed_answers}
+    settings = {name: value for name, value in told.items() if value is not None}
     if labels is not None or kind is not None or tokenizer is not None or settings:
         meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, settings)
         if named and meaning.binding.readout == "generate":
@@ -263,6 +286,9 @@ def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> Non
 @contextmanager
 def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module]:
     """Let a model answer a task of the ledger inside, bit for bit as right after it was learned; afterwards it holds θ_pre.
+
+    >>> with answering(model, ledger, "billing"):  # doctest: +SKIP
+    ...     model.generate(**inputs)
 
     It is in evaluation mode inside, and afterwards each module has the mode that it had. Where the ledger knows the task's
     labels, the model's ``config`` names them, so transformers' pipelines say them.

@@ -266,7 +266,9 @@ def test_what_does_not_say_what_a_task_is(tmp_path: Path) -> None:
     told(UsageError, "names 3 labels, and the head has 2 outputs", "num_labels=3", labels=["a", "b", "c"])
     told(UsageError, "got tokenizer=NoneType", "tokenizer=…", labels=two, tokenizer=None)
     told(UsageError, "Unknown kind of task 'taging'. Did you mean 'tagging'?", kind="taging", labels=two)
-    told(UsageError, "no argument 'sparsty'", "metric, max_length", sparsty=0.1, tokenizer=None)
+    told(
+        UsageError, "no argument 'template' for a task of kind 'single'", "metric, max_length", template="x", labels=two
+    )
     told(UsageError, "outputs of a …ForTokenClassification", kind="tagging", labels=["O", "B-X", "I-X"])
     told(UsageError, "the model is GPT2LMHeadModel", on=writer, labels=two)
     told(UsageError, "heads=['lm_head']", on=writer, kind="generation", heads=["lm_head"], tokenizer=larger)
