@@ -96,11 +96,17 @@ def caller_untouched() -> Iterator[None]:
             np.random.set_state(arrays)
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
-    # The last two: of torchao, which peft imports where it is installed, and of bitsandbytes.
-    for library in ("huggingface_hub", "datasets", "matplotlib", "torch.utils._pytree", "bitsandbytes"):
+    for library in ("huggingface_hub", "datasets", "matplotlib"):
         logging.getLogger(library).setLevel(logging.ERROR)
+    # Of torchao, which peft imports where it is installed, and of bitsandbytes. Torch sets levels when it is imported.
+    for module in ("torch.utils._pytree", "bitsandbytes.backends.cpu.ops"):
+        logging.getLogger(module).addFilter(_is_error)
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )
