@@ -195,6 +195,10 @@ def test_avalanche_stays_in_its_room_and_in_strategies() -> None:
     assert {room(module) for module in importers("avalanche") if module in LIBRARY} == {"continual"}
 
 
+def test_the_library_mocks_nothing() -> None:
+    assert not importers("unittest") & set(LIBRARY)
+
+
 def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
     assert not importers("forgetfree.strategies") & set(LIBRARY)
     assert importers("forgetfree.benchmarks") & set(LIBRARY) == {"forgetfree.registry"}

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 from forgetfree.deferred import deferred
 
@@ -26,8 +25,11 @@ def nothing_written() -> Iterator[None]:
         json.loads(Path(expanded(CONFIG)).read_bytes())["dataset_location"]
     except (OSError, ValueError, LookupError, TypeError):
         ours = str(Path(__file__).with_name("avalanche.json"))
-        with patch("os.path.expanduser", lambda path: ours if path == CONFIG else expanded(path)):
+        os.path.expanduser = lambda path: ours if path == CONFIG else expanded(path)  # type: ignore[assignment]
+        try:
             yield
+        finally:
+            os.path.expanduser = expanded
     else:
         yield
 

@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar
-from unittest.mock import Mock, patch
 
 from avalanche import _annotations as decorators
 from avalanche.benchmarks.utils import AvalancheDataset
@@ -244,9 +244,20 @@ def _evaluation_mode(model: nn.Module, _: Any) -> None:
 @contextmanager
 def _without_its_warnings() -> Iterator[None]:
     """Inside, no warnings about Avalanche's own code, which its callers can do nothing about."""
-    with warnings.catch_warnings(), patch.object(decorators, "warnings", Mock()):  # what its @deprecated warns by
-        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)  # np.square(tensor) in SI
-        yield
+    usual, silent = decorators.warnings, SimpleNamespace(simplefilter=_nothing, warn=_nothing)
+    decorators.warnings = silent  # what its @deprecated warns by, after it has set a filter of its own
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "__array_wrap__ must accept", DeprecationWarning
+            )  # np.square(tensor) in SI
+            yield
+    finally:
+        decorators.warnings = usual
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Warn of nothing."""
 
 
 # -- How many bytes an object of Avalanche's holds ------------------------------------------------------
