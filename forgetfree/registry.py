@@ -140,7 +140,7 @@ TEXT_METRICS: dict[str, Entry] = {
 METRICS = LABEL_METRICS | TEXT_METRICS
 
 SOURCES: dict[str, Entry] = {
-    "demo": Entry("forgetfree.benchmarks.demo:load", "ten small tasks, embedded"),
+    "demo": Entry("forgetfree.data.demo:load", "ten small tasks, embedded"),
 }
 
 
@@ -290,7 +290,7 @@ def check_stored(task: TaskDefinition) -> None:
 
 def tasks() -> dict[str, TaskDefinition]:
     """Return all registered tasks: ours first, then those of installed packages that can be used."""
-    from forgetfree.benchmarks.streams import TASKS
+    from forgetfree.data.streams import TASKS
     from forgetfree.tasks import TaskDefinition
 
     return TASKS | {name: plugin for name, plugin in _loaded("streams").items() if isinstance(plugin, TaskDefinition)}
@@ -298,7 +298,7 @@ def tasks() -> dict[str, TaskDefinition]:
 
 def streams() -> dict[str, tuple[str, ...]]:
     """Return all streams, each a tuple of task names: ours first, then those of installed packages that can be used."""
-    from forgetfree.benchmarks.streams import STREAMS
+    from forgetfree.data.streams import STREAMS
 
     return STREAMS | {name: plugin for name, plugin in _loaded("streams").items() if isinstance(plugin, tuple)}
 
@@ -324,7 +324,7 @@ _BESIDE_METRICS = (
 
 
 def _is_ours(group: Group, name: str) -> bool:
-    from forgetfree.benchmarks.streams import STREAMS, TASKS
+    from forgetfree.data.streams import STREAMS, TASKS
     from forgetfree.tasks import KIND_OF_FORM
 
     ours: dict[Group, Container[str]] = {

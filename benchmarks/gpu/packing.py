@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import forgetfree
 from forgetfree.benchmarks.gpu.superni import OTHER_TEXTS
 from forgetfree.benchmarks.gpu.unpacking import MANIFEST
-from forgetfree.benchmarks.streams import STREAMS
+from forgetfree.data.streams import STREAMS
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import new_directory, sha256, write_json
 from forgetfree.models.location import WHEEL

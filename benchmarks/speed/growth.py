@@ -19,13 +19,13 @@ from time import process_time
 
 import numpy as np
 
-from forgetfree.benchmarks import demo
 from forgetfree.benchmarks.speed.ledger_growth import ENTRIES, encoder, ledger_of, next_records
 from forgetfree.benchmarks.speed.measurement import Figure
 from forgetfree.benchmarks.speed.region_step import all_of, found_region, our_step, region_step
 from forgetfree.continual.stream import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.trained import WholeTensors
+from forgetfree.data import demo
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.ledger import Ledger, LedgerSwitch, Record

@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from forgetfree.benchmarks import demo
 from forgetfree.benchmarks.speed.measurement import Figure, ratio
+from forgetfree.data import demo
 
 STEPS, TEST_ROWS = 200, 1000
 PLAIN = f"""

@@ -22,8 +22,8 @@ from forgetfree.benchmarks.gpu.__main__ import main
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
 from forgetfree.benchmarks.gpu.unpacking import unpack
-from forgetfree.benchmarks.streams import STREAMS
 from forgetfree.data.sources import load_task
+from forgetfree.data.streams import STREAMS
 from forgetfree.errors import RunError
 from forgetfree.training.step import generators
 

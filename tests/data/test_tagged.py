@@ -16,8 +16,8 @@ import tiny
 from tagged import PEOPLE, tagged_task
 from task_files import write_task
 
-from forgetfree.benchmarks.demo import TAGGED, load
 from forgetfree.data.columns import ReadOptions
+from forgetfree.data.demo import TAGGED, load
 from forgetfree.data.encoding import WordEncoder
 from forgetfree.data.rows import Rows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree.benchmarks.demo import TASKS, load
-from forgetfree.benchmarks.streams import STREAMS
+from forgetfree.data.demo import TASKS, load
+from forgetfree.data.streams import STREAMS
 from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.option_file import read_options
 
