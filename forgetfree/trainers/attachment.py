@@ -284,9 +284,11 @@ class AttachedRegion:
                 "the trainer compiles the model, and a compiled model does not see which entries are trained. Leave "
                 "torch_compile out, or begin a ledger of tasks beside the weights: Ledger.of_model(model, effect='beside')."
             )
-        elif self._is_beside and self._model._parameters.get(NAME) is not self.values:
+        elif self._is_beside and (
+            self._model._parameters.get(NAME) is not self.values or hasattr(self.values, "ds_id")
+        ):
             self._refuse(
-                "the trainer took the values of the region apart, as FSDP does with all that it is not told to leave. Give "
+                "the trainer took the values of the region apart, as FSDP does with what it is not told to leave. Give "
                 "fully_shard(…, ignored_params={skill.values}); in a Trainer, before train(), "
                 "trainer.accelerator.state.fsdp_plugin.ignored_modules = [nn.ParameterList([skill.values])]. FSDP1 and ZeRO-3 "
                 "are not supported."

@@ -504,6 +504,25 @@ def test_a_checkpoint_is_of_one_task_and_region() -> None:
     assert ledger.tasks == ["one"]
 
 
+def test_values_that_a_trainer_takes_apart_are_refused() -> None:
+    """As FSDP1 replaces them, and ZeRO-3 marks what it keeps in parts."""
+
+    def replace(model: Any, values: nn.Parameter) -> None:
+        model.region_values = nn.Parameter(values.detach().clone())
+
+    def mark(model: Any, values: Any) -> None:
+        values.ds_id = 7
+
+    for take_apart in (replace, mark):
+        model = language_model()
+        ledger = Ledger.of_model(model, effect="beside")
+        block = learning(model, ledger, "one", batches=texts(1))
+        with pytest.raises(TrainingError, match=r"took the values of the region apart.*ignored_params"), block as skill:
+            take_apart(model, skill.values)
+            train(model, texts(2))
+        assert NAME not in dict(model.named_parameters()) and ledger.tasks == []
+
+
 @pytest.mark.filterwarnings("default")  # of libraries that call one another
 def test_what_peft_does_to_the_model_is_told(quantised: Any) -> None:
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
