@@ -220,6 +220,7 @@ def test_a_layer_of_any_library(tmp_path: Path) -> None:
 # -- Three tasks in a trainer, and a new process -------------------------------------------------------------
 
 
+@pytest.mark.sampled("llama-nf4", share=0.2)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of libraries that call one another
 @pytest.mark.parametrize("how", QUANTISATIONS)

@@ -87,6 +87,7 @@ def seen_in_three_tasks(when: str) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.sampled("before", share=0.5)
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["inside", "before"])
 def test_a_compiled_model_learns_as_one_that_is_not(when: str) -> None:
@@ -97,6 +98,7 @@ def test_a_compiled_model_learns_as_one_that_is_not(when: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled("True", share=0.5)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of libraries that call one another
 @pytest.mark.parametrize("quantised", [False, True])
