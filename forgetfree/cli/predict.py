@@ -114,7 +114,7 @@ def command(
     if task is None:
         task, *others = predictor.tasks
         if others:
-            raise UsageError(f"The run learned {', '.join(predictor.tasks)}. Give one of them by --task.")
+            raise UsageError(f"Several tasks may answer: {', '.join(predictor.tasks)}. Give one of them by --task.")
     routed = task == "auto" and task not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
