@@ -96,6 +96,7 @@ def _context() -> BaseContext:
     before = dict(os.environ)
     # It looks for modules before it knows our sys.path. In the working directory may lie anything.
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ.setdefault("TORCH_LOGS", "-torch.utils._pytree")  # as `quiet_libraries` does, which is called later
     try:
         forkserver.ensure_running()
     finally:
