@@ -70,3 +70,21 @@ def counting(step: int) -> Dataset:
     return Dataset.from_list(
         [{"text": " ".join(str((first + step * i) % 57) for i in range(12))} for first in range(0, 57, 3)]
     )
+
+
+def sft(model: Any, rows: Dataset, place: Path, peft_config: Any = None, **options: Any) -> list[float]:
+    """The losses of TRL's trainer on a CPU."""
+    from trl import SFTConfig, SFTTrainer
+
+    usual = {
+        "max_steps": 20,
+        "logging_steps": 5,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "bf16": False,
+    }
+    quiet = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    args = SFTConfig(str(place / "out"), **usual | quiet | options)
+    trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=numbers(), peft_config=peft_config)
+    trainer.train()
+    return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]

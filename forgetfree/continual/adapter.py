@@ -248,9 +248,8 @@ def _without_its_warnings() -> Iterator[None]:
     decorators.warnings = silent  # what its @deprecated warns by, after it has set a filter of its own
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "__array_wrap__ must accept", DeprecationWarning
-            )  # np.square(tensor) in SI
+            # By np.square(tensor) in SI.
+            warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
             yield
     finally:
         decorators.warnings = usual

@@ -45,8 +45,8 @@ class _Places:
         """Return y + x Δᵀ, in the dtype of ``y``."""
         weights, biases = torch.split(delta, self.sizes)
         if len(weights):
-            y = added(y, self.rows, x.index_select(-1, self.columns) * weights)
-        return added(y, self.bias_rows, biases) if len(biases) else y
+            y = add_at(y, self.rows, x.index_select(-1, self.columns) * weights)
+        return add_at(y, self.bias_rows, biases) if len(biases) else y
 
     def of_products(self) -> tuple[Tensor, Tensor]:
         """Return rows and columns of all entries, as `FlatProducts` expects them."""
@@ -231,7 +231,7 @@ def no_second_derivatives() -> TrainingError:
     )
 
 
-def added(y: Tensor, rows: Tensor, terms: Tensor) -> Tensor:
+def add_at(y: Tensor, rows: Tensor, terms: Tensor) -> Tensor:
     """Return ``y (…, out)`` with terms added at rows, of which some may be the same.
 
     Bits repeat on any device where all items have the same rows.
@@ -251,34 +251,3 @@ def added(y: Tensor, rows: Tensor, terms: Tensor) -> Tensor:
         y.reshape(-1, y.shape[-1]), [None, rows], terms.reshape(-1, len(rows)), True
     )
     return flat.view(y.shape)
-
-
-class BesideParameters:
-    """The differences of a region as one trainable vector ``(s,)``, from zero on: `RegionParameters` beside the weights.
-
-    Args:
-        layers: of the model.
-        region: what is trained.
-
-    Attributes:
-        values: the vector, in float32.
-        touched: the model's tensors that an update moves: none.
-    """
-
-    def __init__(self, layers: LinearLayers, region: Region) -> None:
-        self.values = nn.Parameter(torch.zeros(len(region), device=layers.device))
-        self.parameters, self.touched = [self.values], list[nn.Parameter]()
-        self._differences = Differences(layers, region, self.values)
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Let the model's passes add the differences inside, and give their gradients to the vector."""
-        with self._differences.applied():
-            yield
-
-    def renew(self) -> None:
-        """Follow the values to where they lie now."""
-        self._differences.renew()
-
-    def write(self) -> None:
-        """Do nothing: passes read the vector itself."""

@@ -34,13 +34,13 @@ def body_fingerprint(model: nn.Module) -> str:
 def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool = False) -> str:
     """Return the SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
 
+    A quantised tensor counts by its codes and scales, and the model also by how it was quantised. Sharded tensors are gathered
+    one by one, in all processes at once.
+
     Args:
         model: any module.
         without: regular expression; tensors in whose name it is found do not count.
         anew: read the weights, even if nothing is known to have changed them since.
-
-    Of a quantised tensor the bytes are those of its codes and scales, and of the model also how it was quantised. Sharded
-    tensors are gathered one by one, in all processes at once.
 
     Raises:
         ModelError: a tensor is offloaded, and so has no bytes of its own.
@@ -59,7 +59,7 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool =
 
 def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
     digest = hashlib.sha256()
-    for name, tensor in _plain(tensors, gathered=True):
+    for name, tensor in _plain(tensors, full=True):
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
         digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
@@ -67,14 +67,14 @@ def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
     return digest.hexdigest()
 
 
-def _plain(tensors: Mapping[str, Any], *, gathered: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors by name; of one that consists of others, such as codes and scales, these with what it says of them.
+def _plain(tensors: Mapping[str, Any], *, full: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by name; in place of one that consists of others, such as codes and scales, yield these.
 
-    A sharded one is its part in this process, or ``gathered``.
+    In place of a sharded tensor, yield its part in this process, or all of it where ``full``.
     """
     for name, tensor in tensors.items():
         if hasattr(tensor, "full_tensor"):
-            yield name, tensor.full_tensor() if gathered else tensor.to_local()
+            yield name, tensor.full_tensor() if full else tensor.to_local()
         elif is_traceable_wrapper_subclass(tensor):
             parts, how = tensor.__tensor_flatten__()
             yield from _plain(
@@ -97,11 +97,11 @@ def _quantisation(model: nn.Module) -> str:
 class _Known:
     """The digest of some tensors, and what PyTorch counted of them then."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor], digest: str) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], watched: Mapping[str, Tensor], digest: str) -> None:
         self.names, self.digest = tuple(tensors), digest
-        self.ids, self.marks = {id(each) for each in held.values()}, _marks(held)
+        self.ids, self.marks = {id(each) for each in watched.values()}, _marks(watched)
         # As long as these are there, no other memory has the numbers of theirs.
-        self._memory = [StorageWeakRef(each.untyped_storage()) for _, each in _plain(held)]  # type: ignore[no-untyped-call]
+        self._memory = [StorageWeakRef(each.untyped_storage()) for _, each in _plain(watched)]  # type: ignore[no-untyped-call]
 
 
 #: An optimiser may step in one thread while another asks.
@@ -113,7 +113,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], _Known]] = WeakKeyDic
 def digest_of_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], *, anew: bool = False, settings: str = ""
 ) -> str:
-    """Return the SHA-256 of some tensors of a model, from memory where they hold what they held.
+    """Return the SHA-256 of some tensors of a model, from memory where they hold what they watched.
 
     Args:
         model: whose tensors they are.
@@ -121,12 +121,12 @@ def digest_of_tensors(
         anew: as in `fingerprint_of`.
         settings: what else counts.
     """
-    key, held = tuple(tensors), _held(model, tensors)
+    key, watched = tuple(tensors), _watched(model, tensors)
     with _LOCK:
         found = _KNOWN.setdefault(model, {}).get(key)
-    if found is None or anew or found.marks != _marks(held):
-        found = _Known(tensors, held, _digest(tensors, settings))
-        if not any(each.is_inference() for each in held.values()):  # which count nothing
+    if found is None or anew or found.marks != _marks(watched):
+        found = _Known(tensors, watched, _digest(tensors, settings))
+        if not any(each.is_inference() for each in watched.values()):  # which count nothing
             with _LOCK:
                 _KNOWN.setdefault(model, {})[key] = found
     return found.digest
@@ -144,32 +144,32 @@ def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     """
     with _LOCK:
         of_model = _KNOWN.setdefault(model, {})
-    before = _marks(_named(model))
+    before = _marks(_own_tensors(model))
     known = [each for each in of_model.values() if each.marks.items() <= before.items()]
     yield
     if _KNOWN.get(model) is not of_model:  # an optimiser has stepped it
         return
-    tensors, after = model.state_dict(keep_vars=True), _marks(_named(model))
+    tensors, after = model.state_dict(keep_vars=True), _marks(_own_tensors(model))
     same = {name for name in before if before[name] == after.get(name)}
     same |= {name for name in names if name in before and before[name][1:] == after.get(name, ())[1:]}
     with _LOCK:
         for each in known:
             if same >= each.marks.keys():
                 own = {name: tensors[name] for name in each.names}
-                of_model[each.names] = _Known(own, _held(model, own), each.digest)
+                of_model[each.names] = _Known(own, _watched(model, own), each.digest)
 
 
-def _named(model: nn.Module) -> dict[str, Tensor]:
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that a model itself holds."""
     return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
 
 
-def _held(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _watched(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that say whether a model still has these: themselves, or all of its own where some are not.
 
     A state dictionary may have some that were made for it, such as copies, or the scales of quantised weights.
     """
-    own = _named(model)
+    own = _own_tensors(model)
     return dict(tensors) if all(own.get(name) is each for name, each in tensors.items()) else own
 
 

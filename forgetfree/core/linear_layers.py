@@ -27,7 +27,7 @@ def is_linear(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear) or is_conv1d(module):
         return True
     sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
-    own = [gathers_or_is_plain(each) and each.dim() > 1 for each in module._parameters.values() if each is not None]
+    own = [holds_floats(each) and each.dim() > 1 for each in module._parameters.values() if each is not None]
     return not any(own) and all(isinstance(size, int) for size in sizes) and next(module.children(), None) is None
 
 
@@ -47,22 +47,23 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and not is_packed and not tensor.is_meta
 
 
-def gathers_or_is_plain(tensor: Any) -> bool:
+def holds_floats(tensor: Any) -> bool:
     """Return whether a tensor's numbers are floats that it holds itself, or together with other processes."""
     return hasattr(tensor, "full_tensor") or (isinstance(tensor, Tensor) and is_plain(tensor))
 
 
 def keep_scales_(model: nn.Module) -> None:
-    """Let layers of bitsandbytes in 4 bits keep their scales: on some CPUs, they round them when they first answer.
+    """Let layers of bitsandbytes in 4 bits keep their scales.
 
-    They would also compute otherwise in evaluation than in training from then on.
+    On CPUs with AVX512-BF16, such a layer rounds its scales when it first answers in evaluation, and computes there by another
+    kernel than in training.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-def gathered(tensor: Any) -> Any:
+def full_tensor(tensor: Any) -> Any:
     """Return a tensor with all its entries, where FSDP2 keeps a part of it in each process: all of them call this at once."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -70,12 +71,12 @@ def gathered(tensor: Any) -> Any:
 def is_quantised(model: nn.Module) -> bool:
     """Return whether a linear layer of a model has a weight that is packed in fewer bits."""
     weights = (getattr(module, "weight", None) for module in model.modules() if is_linear(module))
-    return any(not gathers_or_is_plain(weight) for weight in weights)
+    return any(not holds_floats(weight) for weight in weights)
 
 
 def dtype_of_rest(model: nn.Module) -> torch.dtype:
     """Return the dtype of what is not quantised in a model: of its first tensor of floats."""
-    return next((each.dtype for each in model.parameters() if gathers_or_is_plain(each)), torch.float32)
+    return next((each.dtype for each in model.parameters() if holds_floats(each)), torch.float32)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -91,7 +92,7 @@ def dense_weight(module: nn.Module) -> Tensor:
         ModelError: nothing is known of how it is stored.
     """
     layer: Any = module
-    weight: Any = gathered(getattr(module, "weight", None))
+    weight: Any = full_tensor(getattr(module, "weight", None))
     dense: Tensor
     if isinstance(weight, Tensor) and is_plain(weight):
         return weight.detach().t() if is_conv1d(module) else weight.detach()
@@ -100,8 +101,9 @@ def dense_weight(module: nn.Module) -> Tensor:
 
         dense = dequantize_4bit(weight.data, weight.quant_state)
     elif type(weight).__name__ == "Int8Params":
-        scales = layer.state.SCB if weight.SCB is None else weight.SCB
-        dense = (weight.data if weight.CB is None else weight.CB).float() * (scales.float() / 127).unsqueeze(1)
+        from bitsandbytes.functional import int8_vectorwise_dequant
+
+        dense = int8_vectorwise_dequant(weight.data, layer.state.SCB if weight.SCB is None else weight.SCB)
     elif hasattr(weight, "dequantize"):
         dense = weight.dequantize()
     else:
@@ -154,10 +156,11 @@ class LinearLayers:
         self._modules: dict[int, nn.Module] = {}
         for name, own in places.items():
             module = modules.get(name)
-            got = "no such layer" if module is None or not is_linear(module) else shape_of(module)
+            sizes = shape_of(module) if module is not None and is_linear(module) else None
             for number in own.values():
                 shape = space.tensors[number].shape
-                if module is None or got not in (shape, (*shape, shape_of(module)[1])):
+                got = "no such layer" if sizes is None else sizes[: len(shape)]  # of a bias: (out,)
+                if module is None or got != shape:
                     raise RegionError(
                         f"{type(model).__name__} does not fit this parameter space: expected {space.tensors[number].name!r} of "
                         f"shape {shape}, got {got}. Use the model the space was made from."
@@ -180,14 +183,14 @@ class LinearLayers:
         module: Any = self._modules[number]
         if len(self.space.tensors[number].shape) == 2:
             return dense_weight(module)
-        bias: Tensor = gathered(module.bias).detach()
+        bias: Tensor = full_tensor(module.bias).detach()
         return bias
 
     def is_frozen(self, number: int) -> bool:
         """Return whether a user has frozen a tensor; quantised ones have no gradients in any case."""
         name = "weight" if len(self.space.tensors[number].shape) == 2 else "bias"
         tensor = getattr(self._modules[number], name, None)
-        return tensor is not None and gathers_or_is_plain(tensor) and not tensor.requires_grad
+        return tensor is not None and holds_floats(tensor) and not tensor.requires_grad
 
     @contextmanager
     def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:

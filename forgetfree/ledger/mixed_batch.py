@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetfree.core.beside import added
+from forgetfree.core.beside import add_at
 from forgetfree.core.linear_layers import LinearLayers, is_conv1d, is_linear
 from forgetfree.core.readout_model import ReadoutModel, in_evaluation_mode, part_named
 from forgetfree.display import counted
@@ -357,9 +357,9 @@ class Corrections:
                 scale = x.new_zeros(rows, 1, x.shape[-1]).scatter_add_(2, weight.output, weight.delta.to(x))
                 y = y.addcmul(F.layer_norm(x, module.normalized_shape, eps=module.eps), scale)
             elif weight is not None:
-                y = added(y, weight.output, x.gather(2, weight.input.expand(-1, x.shape[1], -1)) * weight.delta)
+                y = add_at(y, weight.output, x.gather(2, weight.input.expand(-1, x.shape[1], -1)) * weight.delta)
             if bias is not None:
-                y = added(y, bias.output, bias.delta)
+                y = add_at(y, bias.output, bias.delta)
             waiting.difference_update(own.values())
             return y.view(output.shape)
 

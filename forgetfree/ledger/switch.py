@@ -216,9 +216,8 @@ class LedgerSwitch:
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
         if stage != self._stage:
             old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
-            if (
-                old and old[:1] != new[:1]
-            ):  # they have nothing in common: nothing is half applied where one cannot be read
+            if old and old[:1] != new[:1]:
+                # They have nothing in common: nothing is half applied where one cannot be read.
                 self._entries.change(old, (), self._graft)
                 old, self._stage = (), 0
             self._entries.change(old, new, self._graft)
@@ -427,11 +426,7 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
         )
     if not is_same:
         dtype = str(dtype_of_rest(backbone)).removeprefix("torch.")
-        cast = (
-            f" It is in {dtype} now, expected {ledger.dtype}: something may have cast it."
-            if ledger.dtype not in ("", dtype)
-            else ""
-        )
+        cast = f" It is in {dtype} now, expected {ledger.dtype}." if ledger.dtype not in ("", dtype) else ""
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
             f"{fingerprint_of(backbone)[:12]}.{cast} Load the very weights its tasks were learned from, in the same dtype."

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from forgetfree.core.beside import BesideParameters
+from forgetfree.core.beside import Differences
 from forgetfree.core.linear_layers import LinearLayers, is_sharded
 from forgetfree.core.parameters import ParameterSpace, embeddings_of, values_at
 from forgetfree.core.readout_model import body_prefix
@@ -69,12 +69,15 @@ class AttachedRegion:
         effect: Effect = "written",
         task: str = "",
     ) -> None:
-        self.region = (
-            BesideParameters(LinearLayers(body, space), region)
-            if effect == "beside"
-            else RegionParameters(body, space, region, model)
-        )
-        self.values = self.region.values
+        self.region: RegionParameters | Differences
+        self._touched: list[nn.Parameter] = []  # the tensors that are written
+        if effect == "beside":
+            layers = LinearLayers(body, space)
+            self.values = nn.Parameter(torch.zeros(len(region), device=layers.device))
+            self.region = Differences(layers, region, self.values)
+        else:
+            self.region = written = RegionParameters(body, space, region, model)
+            self.values, self._touched = written.values, written.touched
         self.steps = self.passes = 0
         self._model, self._body, self._is_beside = model, body, effect == "beside"
         prefix, pieces = body_prefix(model, body), list(space.split(region.indices))
@@ -109,7 +112,8 @@ class AttachedRegion:
             if (embeddings := embeddings_of(model, "input")) is not None:
                 stack.callback(embeddings.register_forward_hook(Hook(self._reach_embeddings)).remove)
             stack.callback(self.values.register_hook(Hook(self._note_gradient)).remove)  # type: ignore[no-untyped-call]
-            stack.enter_context(self.region.sampling())
+            region = self.region
+            stack.enter_context(region.applied() if isinstance(region, Differences) else region.sampling())
             for mark in _QUANTISED:
                 if getattr(model, mark, False):
                     stack.callback(setattr, model, mark, True)
@@ -166,7 +170,8 @@ class AttachedRegion:
         """Write the values into the model's tensors, if they are others now."""
         self._follow()
         if always or self.values._version != self._written:
-            self.region.write()
+            if not isinstance(self.region, Differences):
+                self.region.write()
             self._written = self.values._version
 
     def _refuse(self, message: str) -> None:
@@ -195,7 +200,7 @@ class AttachedRegion:
 
     def _memory_now(self) -> list[Any]:
         own = self.values.data_ptr() if self._is_beside else 0  # of those that are written, the tensors are read
-        return [self.values.device, own, *(each.data_ptr() for each in self.region.touched)]
+        return [self.values.device, own, *(each.data_ptr() for each in self._touched)]
 
     def _follow(self) -> None:
         """Follow the model to where the trainer moved it; refuse it if its weights are not what they were before."""
@@ -303,7 +308,7 @@ class AttachedRegion:
                 "the trainer changed the dtype of the weights, which the ledger's values belong to. Load the model with the "
                 "dtype wanted (dtype=torch.bfloat16) before Ledger.of_model, or use mixed precision (bf16=True)."
             )
-        elif len(devices := {each.device for each in self.region.touched} | {self.values.device}) > 1:
+        elif len(devices := {each.device for each in self._touched} | {self.values.device}) > 1:
             self._refuse(
                 f"the trainer spread the model over {', '.join(sorted(map(str, devices)))}. Put it on one device."
             )
@@ -339,7 +344,7 @@ class AttachedRegion:
         """
         if self._is_beside:
             state[prefix + _OF] = self._identity
-        elif all(each.dtype == self.values.dtype for each in self.region.touched):
+        elif all(each.dtype == self.values.dtype for each in self._touched):
             state.pop(prefix + NAME, None)
 
     def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from forgetfree.core.linear_layers import LinearLayers, gathered, is_quantised, is_sharded
+from forgetfree.core.linear_layers import LinearLayers, full_tensor, is_quantised, is_sharded
 from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region
@@ -471,7 +471,7 @@ def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
 def _state(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Return copies of tensors of a model, on the CPU; of sharded ones, all of them."""
     own: dict[str, Any] = model.state_dict()
-    return {name: gathered(own[name]).cpu().clone() for name in sorted(names)}  # in one order in all processes
+    return {name: full_tensor(own[name]).cpu().clone() for name in sorted(names)}  # in one order in all processes
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from compared import different, state_of
 from loops import Ended, begun, classifier, labelled, language_model, logits, refused, texts, train
-from quantised import QUANTISATIONS, counting, llama, load, numbers, qwen2
+from quantised import QUANTISATIONS, counting, llama, load, qwen2, sft
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -235,12 +235,12 @@ def test_sft_on_a_quantised_base(quantised: Any, make: Any, how: str, tmp_path: 
     before, x = _codes(model), texts(9)[0]
     for task, data in rows.items():
         with learning(model, ledger, task, batches=texts(1), sparsity=0.02):
-            fell[task] = _sft(model, data, tmp_path)
+            fell[task] = sft(model, data, tmp_path)
         seen[task] = logits(model, ledger, task, x)
         assert all(torch.equal(logits(model, ledger, name, x), answer) for name, answer in seen.items())
     assert different(_codes(model), before) == [] and model.is_quantized
     assert not any(module._forward_hooks for module in model.modules() if is_linear(module))
-    lora = _sft(
+    lora = sft(
         quantised(make, how),
         rows["one"],
         tmp_path,
@@ -276,27 +276,6 @@ def _codes(model: Any) -> dict[str, Tensor]:
     from forgetfree.core.fingerprint import _plain
 
     return {name: tensor.clone() for name, tensor in _plain(model.state_dict())}
-
-
-def _sft(model: Any, rows: Any, place: Path, **more: Any) -> list[float]:
-    """The losses of TRL's trainer."""
-    from trl import SFTConfig, SFTTrainer
-
-    args = SFTConfig(
-        str(place / "out"),
-        max_steps=20,
-        per_device_train_batch_size=8,
-        learning_rate=1e-2,
-        logging_steps=5,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=numbers(), **more)
-    trainer.train()
-    return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
 
 
 # -- What is left behind, and what is refused ---------------------------------------------------------------
@@ -450,7 +429,7 @@ def test_passes_of_other_gradients_are_forgotten() -> None:
     with attached.attached():
         for _ in range(4):
             torch.autograd.grad(mean_square(model, x), [x])
-        differences: Any = attached.region._differences  # type: ignore[union-attr]
+        differences: Any = attached.region
         assert len(differences._flat._passes) == 1
         mean_square(model, x).backward()
     assert differences._flat._passes == {}

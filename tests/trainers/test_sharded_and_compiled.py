@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 from loops import language_model, texts, train
-from quantised import counting, llama, load, numbers
+from quantised import counting, llama, load, sft
 from torch import Tensor
 
 from forgetfree import Ledger
@@ -103,31 +103,15 @@ def test_a_compiled_model_learns_as_one_that_is_not(when: str) -> None:
 @pytest.mark.filterwarnings("default")  # of libraries that call one another
 @pytest.mark.parametrize("quantised", [False, True])
 def test_a_trainer_that_compiles(quantised: bool, tmp_path: Path) -> None:
-    from trl import SFTConfig, SFTTrainer
-
     found = []
+    compiling = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     for compiles in (False, True):
         model = load(llama, "nf4", tmp_path / "base") if quantised else pre_trained(llama)
         ledger, losses = Ledger.of_model(model, effect="beside"), []
+        how = {"max_steps": 5, "logging_steps": 1, "gradient_checkpointing": False} | (compiling if compiles else {})
         for step, task in enumerate(("one", "two"), 1):
-            args = SFTConfig(
-                str(tmp_path / "out"),
-                max_steps=5,
-                per_device_train_batch_size=8,
-                learning_rate=1e-2,
-                logging_steps=1,
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-                report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
-                **({"torch_compile": True, "torch_compile_backend": "aot_eager"} if compiles else {}),
-            )
             with learning(model, ledger, task, batches=texts(1), sparsity=0.02):
-                trainer = SFTTrainer(model, args, train_dataset=counting(step), processing_class=numbers())
-                trainer.train()
-            losses += [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
+                losses += sft(model, counting(step), tmp_path, **how)
         found.append(losses)
         assert (graphs() > 0) == compiles
     assert found[1] == pytest.approx(found[0], rel=1e-4) and found[1][4] < found[1][0]
