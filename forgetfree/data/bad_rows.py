@@ -98,9 +98,9 @@ class BadRows:
         return {"rows": before.get("rows", 0) + len(self), "faults": dict(faults)}
 
 
-def refusal(fault: BadRow) -> BadDataError:
-    """Error of a single bad row."""
-    return BadDataError([escaped(fault.message)], [fault])
+def refusal(*faults: BadRow) -> BadDataError:
+    """Error of bad rows that no option leaves out."""
+    return BadDataError([_message_of(faults)], faults)
 
 
 class DataFaults(Faults):
@@ -149,7 +149,7 @@ class DataFaults(Faults):
     def report(self) -> None:
         """Raise ``BadDataError`` with all faults, if there are any."""
         if self:
-            messages = [_message_of(self._rows)] if self._rows else []
+            messages = [_message_of(self._rows, "--skip-bad-rows leaves such rows out.")] if self._rows else []
             error = BadDataError([*messages, *self], self._rows, self)
             error.rest = tuple(self.rest)
             raise error
@@ -169,11 +169,13 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in order)
 
 
-def _message_of(bad: Sequence[BadRow]) -> str:
-    """One message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
-    out = "--skip-bad-rows leaves such rows out."
+def _message_of(bad: Sequence[BadRow], out: str = "") -> str:
+    """One message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented.
+
+    ``out`` is a sentence on what leaves them out.
+    """
     if len(bad) == 1:
-        return f"{escaped(bad[0].message)} {out}"
+        return f"{escaped(bad[0].message)} {out}".rstrip()
     head = ("file", "row", "column", "what", "text")
     lines = [(_tail(each.file), f"{each.row}", each.column[:_NAME], each.what, each.text) for each in bad[:_PRINTED]]
     cells = [tuple(map(escaped, line)) for line in (head, *lines)]
@@ -184,7 +186,8 @@ def _message_of(bad: Sequence[BadRow]) -> str:
     rows = counted(len({(each.file, each.row) for each in bad}), "bad row")
     files = counted(len({each.file for each in bad}), "file")
     remedies = " ".join(list(dict.fromkeys(each.remedy for each in bad if each.remedy))[:_REMEDIES])
-    first = f"{rows} in {files}: {counts_text(_counts(bad))}. Fix or remove them; {out} {remedies}".rstrip()
+    told = f"{rows} in {files}: {counts_text(_counts(bad))}. Fix or remove them{'; ' if out else '.'}{out}"
+    first = f"{told} {remedies}".rstrip()
     return "\n  ".join([first, *table])
 
 

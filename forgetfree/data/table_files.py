@@ -72,13 +72,20 @@ def read_table(path: Path) -> Table:
     Raises:
         DataError: it cannot be read.
     """
-    _, format = format_of(path.name)
+    return _read(path, format_of(path.name)[1])
+
+
+def read_lines(path: Path) -> Table:
+    """Read a file with a text a line, as a table with the column ``text``; errors as `read_table`."""
+    return _read(path, "lines")
+
+
+def _read(path: Path, format: str) -> Table:
     try:
         if format == "parquet":
             return _read_parquet(path)
         text, note = text_of(path)
-        read = {"jsonl": _read_json, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
-        table = read(path, text)
+        table = _READERS.get(format, _read_conll)(path, text)
     except DataError:
         raise
     except OSError as error:
@@ -162,7 +169,7 @@ def _text_of_bytes(path: Path, data: bytes) -> tuple[str, str]:
     )
 
 
-def lines_of(text: str) -> Iterator[str]:
+def _lines(text: str) -> Iterator[str]:
     """Lines of a text, each with what ends it."""
     return io.StringIO(text, newline="")
 
@@ -181,7 +188,7 @@ def _read_csv(path: Path, text: str) -> Table:
     before a quote.
     """
     usual = _SIGN[format_of(path.name)[1]]
-    header = next((line for line in lines_of(text) if line.strip()), "")
+    header = next((line for line in _lines(text) if line.strip()), "")
     sign = _separator(header, usual)
     notes = [f"the cells of {path.name} are separated by {_SIGNS[sign]}"] * (sign != usual)
     between = re.escape(sign)
@@ -223,7 +230,7 @@ def _tsv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
 def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
     """Table of rows that have a cell for each column."""
     names, records, numbers, bad = list[str](), list[list[str]](), list[int](), BadRows()
-    reader, begin, number = csv.reader(lines_of(text), strict=True, delimiter=sign, **dialect), 1, 0
+    reader, begin, number = csv.reader(_lines(text), strict=True, delimiter=sign, **dialect), 1, 0
     while True:
         record, fault, remedy = None, "", ""
         try:
@@ -270,7 +277,7 @@ def _read_json(path: Path, text: str) -> Table:
     try:
         value = parse_json(body)
     except ValueError:
-        lines = _lines_of_json(where, text)
+        lines = _json_lines(where, text)
         if not lines.bad:
             return lines
         if body.startswith("{"):  # objects over several lines: no text of JSON has a line break in it
@@ -339,9 +346,9 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
     return frame.to_dict("records"), f"as {form} of pandas"
 
 
-def _lines_of_json(where: str, text: str) -> Table:
+def _json_lines(where: str, text: str) -> Table:
     records, numbers, bad = list[Any](), list[int](), BadRows()
-    for number, line in enumerate(lines_of(text), 1):
+    for number, line in enumerate(_lines(text), 1):
         if not line.strip():
             continue
         record, reason = None, ""
@@ -372,7 +379,7 @@ def _read_conll(path: Path, text: str) -> Table:
     tags: list[list[str]] = []
     numbers: list[int] = []
     columns, begins, bad = 0, True, BadRows()
-    for number, line in enumerate(lines_of(text), 1):
+    for number, line in enumerate(_lines(text), 1):
         cells = line.strip("\r\n").rstrip("\t ").split("\t") if "\t" in line.strip() else line.split()
         if not cells or cells[0] == _BREAK:
             begins = True
@@ -395,3 +402,13 @@ def _read_conll(path: Path, text: str) -> Table:
         tokens[-1].append(cells[0])
         tags[-1].append(cells[-1])
     return Table(where, {"tokens": tokens, "tags": tags}, numbers, bad=bad).good()
+
+
+def _read_lines(path: Path, text: str) -> Table:
+    """Read a text a line."""
+    lines = [line.rstrip("\r\n") for line in _lines(text)]
+    return Table(str(path), {"text": lines}, range(1, 1 + len(lines)))
+
+
+#: The readers of text by its format; that of CoNLL has several.
+_READERS = {"jsonl": _read_json, "json": _read_json, "csv": _read_csv, "tsv": _read_csv, "lines": _read_lines}
