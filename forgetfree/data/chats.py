@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from forgetfree.data.bad_rows import RowError
@@ -231,7 +232,7 @@ class ChatTemplate:
                 one, other = (self._rendered(Chat([*before, answer]), answered=True) for answer in answers)
             except RowError:  # the template may want other turns
                 continue
-            after = one[len(one) - _shared(one[::-1], other[::-1]) :]
+            after = one[len(one) - _common(one[::-1], other[::-1]) :]
             known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
             for token in token_ids(self._tokenizer, [after], special=True)[0]:
                 text = str(self._tokenizer.convert_ids_to_tokens(token))
@@ -289,47 +290,46 @@ class ChatTemplate:
             present = [key for key in keys if turn.get(key)]
             if present and self._leaves_out([*chat.turns, turn], present, chat.tools, whole):
                 raise _left_out(present[0], "answer")
-        before = without_marks(prompt)
-        if without_marks(whole).startswith(before):
+        before, plain = without_marks(prompt), without_marks(whole)
+        if plain.startswith(before):
             text = self._ended(_behind(whole, len(before)))
         else:
-            text = self._literal(chat, turn, before, without_marks(whole))
+            text = self._content(chat, turn, before, plain)
         if not text.strip():
             raise _left_out("content", "answer")
         return text
 
-    def _literal(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
-        """Content of an answer where the chat with it does not begin with what the model is asked by.
+    def _content(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
+        """Return the content of an answer before which the prompt and the whole chat differ: by a name, or a thought.
 
-        So it is where a template writes another name before the answer, or opens a thought, which the content opens, too.
+        A template may write another name before the answer, or open a thought, which the content must open, too.
         """
-        content = turn.get("content", "")
-        other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
-        common = _shared(before, other)  # of the answer itself nothing, which may begin alike
-        left, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
-        opened = next((n for n in range(min(len(content), len(before)), 0, -1) if before.endswith(content[:n])), 0)
         if more := [key for key in turn if key not in ("role", "content")]:
             raise _left_out(more[0], "answer")
-        if len(left) <= opened:
-            return _behind(self._broken(content), opened)
-        if "think" in left.lower() or (rest and content.strip().endswith(rest)):
-            raise RowError(
-                "answer does not begin as the template's prompt ends",
-                f"expected an answer that begins with {brief(left)}, since the model's chat template ends the prompt with "
-                f"that, got {brief(content)}",
-                f"Begin answers with {brief(left)}.",
-            )
-        return str(self._broken(content))
+        content = turn.get("content", "")
+        other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
+        common = _common(before, other)  # of the answer itself nothing, which may begin as the prompt ends
+        opened, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
+        if content.startswith(opened):
+            return _behind(self._broken(content), len(opened))
+        if rest != content.strip() and rest.endswith(content.strip()):
+            return str(self._broken(content))
+        raise RowError(
+            "answer does not begin as the template's prompt ends",
+            f"expected an answer that begins with {brief(opened)}, since the model's chat template ends the prompt with "
+            f"that, got {brief(content)}",
+            f"Begin answers with {brief(opened)}.",
+        )
 
     def _ended(self, added: str) -> str:
-        if self.ending and added.endswith(self.ending):
-            return added[: -len(self.ending)]
+        """Return what a turn adds to a chat without what ends it."""
         end = self._tokenizer.eos_token if self.end is None else self._tokenizer.convert_ids_to_tokens(self.end)
-        text, found, rest = added.rpartition(end or _BREAK)
-        if found and not rest.strip():
+        end = end or _BREAK
+        text, found, rest = added.rpartition(end)
+        if found and (not rest.strip() or end + rest == self.ending):
             return text
         if self.end is None:
-            return added
+            return added.removesuffix(self.ending)
         raise RowError(
             "answer ends otherwise",
             f"expected an answer that the model's chat template ends as it ends others, with {brief(self.ending)}, got "
@@ -391,10 +391,9 @@ def without_marks(text: str) -> str:
     return text.replace(_BREAK, "")
 
 
-def _shared(one: str, other: str) -> int:
-    """Number of characters that two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def _behind(text: str, count: int) -> str:

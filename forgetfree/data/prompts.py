@@ -442,14 +442,6 @@ class PromptEncoder(Encoder):
         return before, Place(space, not left, not right), after
 
     @property
-    def frame(self) -> str:
-        """Text around a prompt, with ``{prompt}`` in its place; empty for chats."""
-        if self._task.form == "messages":
-            return ""
-        before, place, after = self._frame
-        return f"{before}{place.space}{{prompt}}{after}"
-
-    @property
     def chat_template(self) -> str:
         """The Jinja template by which transformers puts a prompt, or a chat, together as this encoder does.
 
