@@ -80,7 +80,7 @@ class BadRows:
             self.faults.append(fault)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
-        """Result of ``action``; ``None`` where it finds a row bad."""
+        """Return what ``action`` returns; ``None`` where it finds a row bad."""
         try:
             return action(*arguments)
         except BadDataError as error:
@@ -89,7 +89,7 @@ class BadRows:
             return None
 
     def summary(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-        """Number of rows, and of those with each fault, for results.json; with what the summary ``before`` has.
+        """Return the number of rows, and of those with each fault, for results.json; with what the summary ``before`` has.
 
         >>> BadRows().summary({"rows": 2, "faults": {"no label": 2}})
         {'rows': 2, 'faults': {'no label': 2}}
@@ -99,7 +99,7 @@ class BadRows:
 
 
 def refusal(*faults: BadRow) -> BadDataError:
-    """Error of bad rows that no option leaves out."""
+    """Return the error of bad rows that no option leaves out."""
     return BadDataError([_message_of(faults)], faults)
 
 
@@ -139,7 +139,7 @@ class DataFaults(Faults):
             self._rows += sorted(bad.faults, key=lambda fault: fault.row)
 
     def demand(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Result of ``action``; where it finds data wrong, all faults are raised as by `report`."""
+        """Return what ``action`` returns; raise all faults as `report` does where it finds data wrong."""
         found: T | None = self.attempt(action, *arguments)
         if found is None:
             self.report()
@@ -160,7 +160,7 @@ def _counts(faults: Iterable[BadRow]) -> Counter[str]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Faults, and how many rows have each.
+    """Return the faults, and how many rows have each.
 
     >>> counts_text({"no label": 2, "unknown label": 1000})
     'unknown label (1,000), no label (2)'
@@ -170,7 +170,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def _message_of(bad: Sequence[BadRow], out: str = "") -> str:
-    """One message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented.
+    """Return one message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented.
 
     ``out`` is a sentence on what leaves them out.
     """
@@ -196,7 +196,7 @@ def _tail(name: str) -> str:
 
 
 def left_out_note(bad: Iterable[tuple[str, BadRows]]) -> str:
-    """Note on bad rows that were left out, by split."""
+    """Return a note on bad rows that were left out, by split."""
     return "; ".join(
         f"{counted(len(each), f'bad {split} row')} left out: {counts_text(_counts(each.faults))}"
         for split, each in bad

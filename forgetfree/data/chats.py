@@ -43,7 +43,7 @@ class Chat:
 
     @classmethod
     def of(cls, value: Any) -> Chat:
-        """Chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
+        """Return the chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
 
         Raises:
             ValueError: it is none; the message is a phrase for what was expected.
@@ -65,7 +65,7 @@ class Chat:
 
 
 def of_json(value: Any, expected: str) -> Any:
-    """Value of a text that is JSON, or of anything else; raise ``ValueError`` with what was expected where it is no JSON."""
+    """Return the value of a text that is JSON, or of anything else; raise ``ValueError`` with what was expected."""
     try:
         return parse_json(value) if isinstance(value, str) else plain(value)
     except ValueError as error:
@@ -73,7 +73,7 @@ def of_json(value: Any, expected: str) -> Any:
 
 
 def tools_of(value: Any) -> list[Any]:
-    """Tools of a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
+    """Return the tools of a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
     expected = "a list of tools, each an object"
     value = of_json(value, expected) if not isinstance(value, str) or value.strip() else None
     if not value:
@@ -84,7 +84,7 @@ def tools_of(value: Any) -> list[Any]:
 
 
 def _turn(turn: Any) -> Turn:
-    """One turn; raise ``ValueError`` with what was expected."""
+    """Return one turn; raise ``ValueError`` with what was expected."""
     role, content = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or role not in turn:
         raise ValueError(_TURNS)
@@ -103,7 +103,7 @@ def _turn(turn: Any) -> Turn:
 
 
 def _text_of(content: Any) -> Any:
-    """Text of a content that is a list of texts; any other as it is."""
+    """Return the text of a content that is a list of texts; any other as it is."""
     if not isinstance(content, list):
         return content
     texts = list[str]()
@@ -117,7 +117,7 @@ def _text_of(content: Any) -> Any:
 
 
 def _calls(text: Any) -> list[dict[str, Any]]:
-    """Tool calls of a turn that is the JSON of one or several."""
+    """Return the tool calls of a turn that is the JSON of one or several."""
     expected = "a function_call that is the JSON of an object with name and arguments, or of a list of them"
     calls = of_json(text, expected)
     calls = calls if isinstance(calls, list) else [calls]
@@ -130,7 +130,7 @@ def _calls(text: Any) -> list[dict[str, Any]]:
 
 
 def answer_of(chat: Chat) -> tuple[Chat, str]:
-    """Chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
+    """Return the chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
 
     Raises:
         ValueError: it has no such turn after another, or that is empty or not to be learned; with what was expected.
@@ -147,12 +147,12 @@ def answer_of(chat: Chat) -> tuple[Chat, str]:
 
 
 def without_weights(turns: Sequence[Turn]) -> list[Turn]:
-    """Turns without the keys that say whether they are learned."""
+    """Return the turns without the keys that say whether they are learned."""
     return [{key: value for key, value in turn.items() if key not in _LEARNED} for turn in turns]
 
 
 def answer_text(turn: Turn) -> str:
-    """Text of an answer: its content, or the JSON of the turn where that is more."""
+    """Return the text of an answer: its content, or the JSON of the turn where that is more."""
     content = turn.get("content", "")
     if turn.keys() <= {"role", "content"} and not content.startswith(_ANSWER):
         return str(content)
@@ -160,7 +160,7 @@ def answer_text(turn: Turn) -> str:
 
 
 def answer_turn(text: str) -> Turn:
-    """Turn that `answer_text` wrote."""
+    """Return the turn that `answer_text` wrote."""
     turn: Turn = json.loads(text) if text.startswith(_ANSWER) else {"role": "assistant", "content": text}
     return turn
 
@@ -214,7 +214,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate:
-        """Tokenizer's own template, which is told the same date every day."""
+        """Return the tokenizer's own template, which is told the same date every day."""
         source = str(tokenizer.get_chat_template())
         if isinstance(tokenizer.chat_template, Mapping) and "tool_use" in tokenizer.chat_template:
             of_tools = tokenizer.chat_template["tool_use"]
@@ -244,7 +244,7 @@ class ChatTemplate:
     # -- Texts -----------------------------------------------------------------------------------------------
 
     def put_together(self, chat: Chat, *, answered: bool = False) -> str:
-        """Chat, up to where the assistant begins unless it is answered.
+        """Return the text of a chat, up to where the assistant begins unless it is answered.
 
         Raises:
             RowError: the template refuses it.
@@ -270,7 +270,7 @@ class ChatTemplate:
             raise _left_out("tools", "chat")
 
     def _leaves_out(self, turns: Sequence[Turn], keys: Sequence[str], tools: list[Any], whole: str) -> bool:
-        """True if a chat is put together alike without some keys of its turns."""
+        """Return whether a chat is put together alike without some keys of its turns."""
         bare = [{name: value for name, value in turn.items() if name not in keys} for turn in turns]
         bare = [{"content": "", **less} if less != turn else turn for less, turn in zip(bare, turns, strict=True)]
         answered = turns[-1]["role"] == "assistant"
@@ -280,7 +280,7 @@ class ChatTemplate:
             return False
 
     def answer(self, chat: Chat, turn: Turn, prompt: str) -> str:
-        """Text that a turn adds to a chat, up to where it ends.
+        """Return the text that a turn adds to a chat, up to where it ends.
 
         Raises:
             RowError: the template refuses it, or leaves out a part of it, or it cannot follow the prompt.
@@ -337,7 +337,7 @@ class ChatTemplate:
         )
 
     def _broken(self, value: Any) -> Any:
-        """Value with a mark inside each special token that its texts spell."""
+        """Return the value with a mark inside each special token that its texts spell."""
         if isinstance(value, str):
             return self._special.sub(lambda found: found[0][:1] + _BREAK + found[0][1:], value)
         if isinstance(value, Mapping):
@@ -359,11 +359,11 @@ class ChatTemplate:
     # -- Token ids -------------------------------------------------------------------------------------------
 
     def has_special(self, text: str) -> bool:
-        """True if a text with marks has special tokens of the template."""
+        """Return whether a text with marks has special tokens of the template."""
         return bool(self._special.search(text))
 
     def without_beginning(self, text: str, count: int) -> str:
-        """Text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
+        """Return the text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
         if not self._tokenizer.is_fast:
             return text[count:]
         how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -371,7 +371,7 @@ class ChatTemplate:
         return text[max(1, places[count][0]) :] if count < len(places) else ""
 
     def ids(self, text: str, *, inside: bool = False) -> list[int]:
-        """Ids of a text with marks: special tokens are those of the template alone."""
+        """Return the ids of a text with marks: special tokens are those of the template alone."""
         first, *others = text.split(_BREAK)
         pieces = token_ids(self._tokenizer, [first], inside=inside, special=True)
         pieces += token_ids(self._tokenizer, others, inside=True, special=True)
@@ -387,7 +387,7 @@ def _left_out(key: str, what: str) -> RowError:
 
 
 def without_marks(text: str) -> str:
-    """Text without the marks inside the special tokens that it spells."""
+    """Return the text without the marks inside the special tokens that it spells."""
     return text.replace(_BREAK, "")
 
 
@@ -397,7 +397,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _behind(text: str, count: int) -> str:
-    """Text with marks without its first ``count`` characters, of which marks are none."""
+    """Return the text with marks without its first ``count`` characters, of which marks are none."""
     if _BREAK not in text:
         return text[count:]
     places = [place for place, character in enumerate(text) if character != _BREAK]

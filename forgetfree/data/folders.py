@@ -79,7 +79,7 @@ def _form_of(folder: Path) -> Literal["saved", "files", "snapshot"] | None:
 
 
 def _configurations(folder: Path) -> list[str]:
-    """Names of the configurations of a hub snapshot."""
+    """Return the names of the configurations of a hub snapshot."""
     with _datasets_errors(folder):
         from datasets import get_dataset_config_names
 
@@ -90,7 +90,7 @@ def _configurations(folder: Path) -> list[str]:
 
 
 def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
-    """Tables of a task's folder; a file that cannot be read is added to the faults."""
+    """Return the tables of a task's folder; a file that cannot be read is added to the faults."""
     form = _form_of(folder)
     if form == "saved":
         return _read_saved(folder)
@@ -106,7 +106,7 @@ def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """Files of a task's splits, in any of the formats."""
+    """Return the files of a task's splits, in any of the formats."""
     every = sorted(folder.iterdir())
     found, files = ", ".join(path.name for path in every) or "nothing", dict[str, Path]()
     for split in SPLITS:
@@ -237,7 +237,7 @@ def read_source(folder: Path) -> dict[str, Any]:
 
 
 def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
-    """Keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
+    """Return the keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
     kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
     names = ("a list of names, all different", _are_names)
@@ -258,7 +258,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _are_names(names: Any) -> bool:
-    """True if these are different texts that are not blank, or whole numbers used as names."""
+    """Return whether these are different texts that are not blank, or whole numbers used as names."""
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return False
     plain = {nfc(str(name)).strip() for name in names}

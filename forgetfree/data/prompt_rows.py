@@ -49,7 +49,7 @@ def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
 
 
 def are_prompts(task: TaskTables) -> bool:
-    """True if the columns of a task are those of prompts and answers, or of chats.
+    """Return whether the columns of a task are those of prompts and answers, or of chats.
 
     Texts with a label beside them, and rows whose label column the user names, are to be classified.
     """
@@ -61,12 +61,12 @@ def are_prompts(task: TaskTables) -> bool:
 
 
 def are_prompts_and_answers(columns: Sequence[str]) -> bool:
-    """True if columns have common names of prompts, and the last that of their answers."""
+    """Return whether columns have common names of prompts, and the last that of their answers."""
     return columns[-1] in _COLUMNS.get(tuple(columns[:-1]), ())
 
 
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
-    """Columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
+    """Return the columns of prompts, or chats, where answers may be missing; none where no name is known."""
     if form == "messages" and (chat := _chat_of(names)):
         return (chat,)
     pair = _pair_of(set(names))
@@ -74,13 +74,13 @@ def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:
-    """Answers that a task allows; none where any text may answer."""
+    """Return the answers that a task allows; none where any text may answer."""
     known = task.registered.closed_answers if task.registered else ()
     return tuple(str(text).strip() for text in task.source.get("closed_answers") or known)
 
 
 def one_prompt(texts: Sequence[str]) -> str:
-    """Texts of a row as one prompt, one after another."""
+    """Return the texts of a row as one prompt, one after another."""
     return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())
 
 
@@ -88,14 +88,14 @@ def one_prompt(texts: Sequence[str]) -> str:
 
 
 def is_empty(cell: Any) -> bool:
-    """True if a cell beside a chat says nothing."""
+    """Return whether a cell beside a chat says nothing."""
     if isinstance(cell, str):
         return cell.strip() in ("", "[]", "null")
     return cell is None or (isinstance(cell, list | Mapping) and not cell)
 
 
 def columns_beside(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
-    """Columns of a row beside those that are ``read`` whose cells belong to what is asked, and are not empty."""
+    """Return the columns beside those ``read`` whose cells belong to what is asked, and are not empty."""
     names = (*BESIDE, *_UNREADABLE)
     return [name for name in names if name in cells and name not in read and not is_empty(cells[name])]
 
@@ -109,7 +109,7 @@ class CellError(ValueError):
 
 
 def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
-    """Chat with what the columns beside it say; raise `CellError` for a cell that says something else than was expected."""
+    """Return a chat with what the columns beside it say; raise `CellError` where a cell says something else."""
     for name in columns_beside(cells):
         try:
             chat = _with_cell(chat, name, cells[name])
@@ -119,7 +119,7 @@ def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
 
 
 def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
-    """Chat with what one column says; raise ``ValueError`` with what was expected."""
+    """Return the chat with what one column says; raise ``ValueError`` with what was expected."""
     if name in _UNREADABLE:
         raise ValueError("nothing, since texts alone are read here: remove the column or the row")
     system = [turn for turn in chat.turns[:1] if turn["role"] in ("system", "developer")]
@@ -140,7 +140,7 @@ def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
 
 
 def _earlier_turns(cell: Any) -> list[Turn]:
-    """Turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
+    """Return the turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
     expected = "a list of pairs of texts, of the user and of the assistant"
     pairs = of_json(cell, expected)
     pairs = pairs if isinstance(pairs, list) else [None]
@@ -185,7 +185,7 @@ class PromptReader:
         self.phrase = _phrase(self.columns, used, unread, chats=self._has_chats)
 
     def rows(self) -> Rows:
-        """Good rows; the others are added to the table's bad rows."""
+        """Return the good rows; the others are added to the table's bad rows."""
         table = self._table
         read = [table.bad.attempt(self._row, i) for i in range(len(table.numbers))]
         good = [(*row, number) for row, number in zip(read, table.numbers, strict=True) if row is not None]
@@ -193,7 +193,7 @@ class PromptReader:
         return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
 
     def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
+        """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
         prompt, right = self._chat(i) if self._has_chats else self._prompt_and_targets(i)
         if self._allowed:
             allowed = tuple(text.strip() for text in right if text.strip() in self._allowed)
@@ -204,7 +204,7 @@ class PromptReader:
         return prompt, right
 
     def _prompt_and_targets(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Prompt of a row, and the texts that are right."""
+        """Return the prompt of a row, and the texts that are right."""
         *prompts, column = self.columns
         texts = []
         for name in prompts:
@@ -225,7 +225,7 @@ class PromptReader:
         return prompt, right
 
     def _chat(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Chat before the last turn of the assistant, as JSON, and the text of that."""
+        """Return the chat before the last turn of the assistant, as JSON, and the text of that."""
         (column,) = self.columns
         cell = self._cell(column, i)
         try:
@@ -254,7 +254,7 @@ class PromptReader:
 
 
 def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str], *, chats: bool) -> str:
-    """Note on which columns are read, unless these have our own names, and which are not."""
+    """Return a note on which columns are read, unless these have our own names, and which are not."""
     named = " and ".join(map(repr, [*beside, *(columns if chats else columns[:-1])]))
     what = f"{'chats' if chats or beside else 'prompts'} from {named}"
     if not chats:
@@ -265,7 +265,7 @@ def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str]
 
 
 def _form_of(table: Table, task: TaskTables) -> tuple[str, tuple[str, ...]]:
-    """Either ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
+    """Return either ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
     named, names = task.columns, set(table.columns)
     for column in (*named.texts, *filter(None, [named.label])):
         if column not in names:
@@ -294,7 +294,7 @@ def _lacks(table: Table, column: str) -> DataError:
 
 
 def _texts(cell: Any) -> tuple[Any, ...]:
-    """Right texts that a cell holds: one, a list, or those of SQuAD's answers."""
+    """Return the right texts that a cell holds: one, a list, or those of SQuAD's answers."""
     if isinstance(cell, Mapping):
         cell = cell.get("text", cell.get("answer"))
     if isinstance(cell, list):

@@ -72,7 +72,7 @@ class EncodedTexts(EncodedRows):
         return [list(self.longer.get(i) or prompt_of(self[i][0]).tolist()) for i in range(len(self))]
 
     def subset(self, indices: Sequence[int]) -> EncodedTexts:
-        """Rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         rows = super().subset(indices)
         fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
         longer = {new: self.longer[i] for new, i in enumerate(indices) if i in self.longer}
@@ -81,7 +81,7 @@ class EncodedTexts(EncodedRows):
 
 
 def prompt_of(x: Tensor) -> Tensor:
-    """Ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
+    """Return the ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
     marks = (x < 0).nonzero()
     x = x if not len(marks) else x[: int(marks[0]) + 1]
     return torch.where(x < 0, ~x, x)
@@ -96,7 +96,7 @@ class Place:
     strips_right: bool
 
     def of(self, text: str) -> str:
-        """Text as it stands here."""
+        """Return the text as it stands here."""
         text = text.lstrip() if self.strips_left else text
         return self.space + (text.rstrip() if self.strips_right else text)
 
@@ -107,12 +107,12 @@ class Place:
 
 
 def _literal(text: str) -> str:
-    """Text as Jinja writes it."""
+    """Return a text as Jinja writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _shown(text: str) -> str:
-    """Jinja that shows this text."""
+    """Return Jinja that shows a text."""
     return f"{{{{ {_literal(text)} }}}}" if text else ""
 
 
@@ -137,7 +137,7 @@ class _Framed:
         return len(self.before) + len(self.after)
 
     def within(self, room: int) -> list[int]:
-        """Ids within ``room`` tokens, of which there are at least `least`."""
+        """Return the ids within ``room`` tokens, of which there are at least `least`."""
         over = max(0, self.least + len(self.text) - room)
         return [*self.before, *self.text[over:], *self.after]
 
@@ -282,11 +282,11 @@ class PromptEncoder(Encoder):
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every row, marked where its answer is learned; errors as `read`."""
+        """Return the token ids of every row, marked where its answer is learned; errors as `read`."""
         return [row.ids for row in self.read(rows)]
 
     def read(self, rows: Rows) -> list[EncodedPrompt]:
-        """Rows as token ids; what `cut_note` tells of them is counted.
+        """Return the rows as token ids; what `cut_note` tells of them is counted.
 
         Raises:
             DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
@@ -305,13 +305,13 @@ class PromptEncoder(Encoder):
         return read
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
-        """Faults of the rows that cannot be learned, by their numbers."""
+        """Return the faults of the rows that cannot be learned, by their numbers."""
         return self._read(rows)[1]
 
     # -- A row -----------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> tuple[list[EncodedPrompt], dict[int, BadRow]]:
-        """Good rows as token ids, and what is wrong with the others."""
+        """Return the good rows as token ids, and what is wrong with the others."""
         asked, answers, bad = dict[int, _Asked](), dict[int, str](), dict[int, BadRow]()
         for i, (prompt, right) in enumerate(zip(rows.first, rows.labels, strict=True)):
             try:
@@ -360,14 +360,14 @@ class PromptEncoder(Encoder):
         return answer_turn(right) if self._task.form == "messages" else {"role": "assistant", "content": right}
 
     def _answer(self, asked: _Asked, right: str) -> str:
-        """Answer as it follows the prompt, with marks inside the special tokens that it spells."""
+        """Return the answer as it follows the prompt, with marks inside the special tokens that it spells."""
         if self._template is None:
             return ("" if self.apart else self._space) + right  # a decoder apart begins a text with it
         text = self._template.answer(asked.chat, self._turn(right), asked.text)
         return text.removeprefix(" ") if self.apart else text
 
     def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
-        """Ids of answers; special tokens are those of the chat template alone."""
+        """Return the ids of answers; special tokens are those of the chat template alone."""
         plain = token_ids(self.tokenizer, [without_marks(text) for text in answers], inside=not self.apart)
         template = self._template
         return [
@@ -376,7 +376,7 @@ class PromptEncoder(Encoder):
         ]
 
     def _allowed(self) -> list[list[int]]:
-        """Ids of the answers that the task allows; none where any text may answer."""
+        """Return the ids of the answers that the task allows; none where any text may answer."""
         closed = self._task.closed_answers
         if not closed:
             return []
@@ -387,7 +387,7 @@ class PromptEncoder(Encoder):
             raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
 
     def _fitted(self, asked: _Asked, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
-        """Row within the longest; raise ``RowError`` where its answer does not fit."""
+        """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
         prompt, longer = asked.prompt, list[int]()
         before = prompt.ids
         if len(before) + max(len(answer), self._most) > self._max_length:
@@ -466,7 +466,7 @@ class PromptEncoder(Encoder):
         return f"{ONE_PROMPT}{_shown(opening + before + place.space)}{prompt}{_shown(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
-        """Note on rows that were cut, and on what is not learned of them."""
+        """Return a note on rows that were cut, and on what is not learned of them."""
         notes = [super().cut_note(what, count)]
         rows = counted(count, what)
         if self._unwritable:
@@ -479,7 +479,7 @@ class PromptEncoder(Encoder):
         return " ".join(filter(None, notes))
 
     def _end(self) -> int:
-        """Token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
+        """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
         if self._template is not None and self._template.end is not None:
             return self._template.end
         if self.tokenizer.eos_token_id is None:
@@ -490,18 +490,18 @@ class PromptEncoder(Encoder):
         return int(self.tokenizer.eos_token_id)
 
     def _least(self) -> int:
-        """Number of tokens that instruction and template take."""
+        """Return the number of tokens that instruction and template take."""
         try:
             return self._asked(self._question("")).prompt.least
         except RowError:  # of an empty prompt
             return 0
 
     def _question(self, text: str) -> str:
-        """Row that asks a text: a prompt, or a chat of one turn."""
+        """Return the row that asks a text: a prompt, or a chat of one turn."""
         return Chat([{"role": "user", "content": text}]).text if self._task.form == "messages" else text
 
     def _loses_its_end(self, piece: str) -> bool:
-        """True if the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
+        """Return whether the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _ids(self, piece: str) -> list[int]:

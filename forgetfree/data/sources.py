@@ -34,7 +34,7 @@ _OTHER_COLUMNS = "the registered task {!r} has other columns, and these rows are
 
 
 def default_data() -> str:
-    """Value of ``--data`` when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+    """Return the value of ``--data`` when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
 
     Raises:
         UsageError: its value has no UTF-8 form.
@@ -77,7 +77,7 @@ def read_tasks(
     evaluate_on: EvaluatedOn = "test",
     options: ReadOptions = READ_DEFAULTS,
 ) -> tuple[list[TaskRows], DataFaults]:
-    """Tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
+    """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
     source, faults = _open(data, options), DataFaults()
     names = _names(stream, data, source)
     options.check(names)
@@ -136,7 +136,7 @@ def check_stream(stream: str | Sequence[str], data: Data, options: ReadOptions =
 
 
 def no_stream(data: Data) -> UsageError:
-    """Error that no stream is given, with what there is in a directory, or else with the registered streams."""
+    """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
     source = _open(data, READ_DEFAULTS)
     if source.path is None:
         return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
@@ -241,7 +241,7 @@ def _open(data: Any, options: ReadOptions) -> _Source:
 
 
 def _nearest_to(path: Path) -> str:
-    """Sentence that suggests a file or a folder beside a path that is not there; empty if none is near."""
+    """Return a sentence that suggests a file or a folder beside a path that is not there; empty if none is near."""
     beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK | os.X_OK) else []
     return nearest(path.name, [*beside, "hub", *registry.SOURCES], 0.7)
 
@@ -284,7 +284,7 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
 
 
 def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
-    """Source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it."""
+    """Return the source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it."""
 
     def read(name: str) -> TaskRows:
         if path.is_dir():
@@ -299,7 +299,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
-    """Source ``data={"NAME": ROWS}`` of Python."""
+    """Return the source ``data={"NAME": ROWS}`` of Python."""
     rows = {nfc(name): each for name, each in rows.items()}
 
     def read(name: str) -> TaskRows:
@@ -314,7 +314,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
 
 
 def _several(places: Sequence[str], options: ReadOptions) -> _Source:
-    """Several places, such as a file beside a directory: a task is read from the first that has it."""
+    """Return the source of several places, such as a file beside a directory: a task is read from the first that has it."""
     files = [name for place in places for name in tasks_of_files(place)]
     if (twice := first_twice(files)) is not None:
         raise UsageError(
@@ -338,7 +338,7 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
 
 
 def _named(source: _Source) -> _Source:
-    """Source of one file as a task of the file's name; any other as it is."""
+    """Return the source of one file as a task of the file's name; any other as it is."""
     if not source.is_nameless or source.path is None or source.path.is_dir():
         return source
     name, _ = format_of(source.path.name)
@@ -379,7 +379,7 @@ def _embedded(source: str) -> _Source:
 
 
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
     files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
     names = [format_of(file.name) for file in files if not file.is_dir()]
     holds_rows = len(names) == len(files) and all(form for _, form in names)
@@ -405,7 +405,7 @@ def _read_task(
     folder: Path = Path(),
     note: str = "",
 ) -> TaskRows:
-    """Task with its rows, from the tables of its splits, its ``source.json`` and where that is."""
+    """Return the task with its rows, from the tables of its splits, its ``source.json`` and where that is."""
     columns, faults, read = options.columns(name).over(source), DataFaults(), dict[str, Table]()
     for split, table in tables.items():
         if table.columns or table.numbers or table.bad:
@@ -430,7 +430,7 @@ def _read_task(
 
 
 def _of_its_own_columns(task: TaskTables) -> TaskTables:
-    """Task without the definition that is registered under its name, where its rows are another task's."""
+    """Return the task without the definition registered under its name, where its rows are another task's."""
     if task.registered is None:
         return task
     own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
@@ -444,7 +444,7 @@ def _of_its_own_columns(task: TaskTables) -> TaskTables:
 
 
 def _kind(task: TaskTables) -> Any:
-    """Kind of a task: by ``source.json``, else as it is registered, else by its columns."""
+    """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     if named := task.source.get("kind") or (task.registered.kind if task.registered else None):
         return registry.kind(named)
     others = [registry.kind(name) for name in registry.KINDS if name != "classification"]
@@ -452,7 +452,7 @@ def _kind(task: TaskTables) -> Any:
 
 
 def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
-    """Tables of a registered task, by split, from where the hub has them."""
+    """Return the tables of a registered task, by split, from where the hub has them."""
     from datasets import load_dataset
 
     tables = dict[str, Table]()
@@ -482,7 +482,7 @@ def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
-    """Column of the hub, or the texts that a template makes of several, without missing values."""
+    """Return the column of the hub, or the texts that a template makes of several, without missing values."""
     names = slots(column)
     if not names:
         return list(table[column])
