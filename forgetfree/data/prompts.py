@@ -8,7 +8,6 @@ text. So a row has as many labels as the answer has tokens, and one more.
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,9 +33,6 @@ ONE_PROMPT = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('This model reads single prompts: give one message, of the user.') }}{% endif %}"
 )
-#: Stands for a prompt in its template, with white space at its ends, which chat templates may trim.
-_PROMPT = "\u2003<<prompt>>\u2003"
-_PLACE = re.compile("( ?)(\u2003?)<<prompt>>(\u2003?)")
 #: Whose turns lose no text.
 _FIXED = ("system", "developer")
 
@@ -85,25 +81,6 @@ def prompt_of(x: Tensor) -> Tensor:
     marks = (x < 0).nonzero()
     x = x if not len(marks) else x[: int(marks[0]) + 1]
     return torch.where(x < 0, ~x, x)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Place of a prompt: the space before it, and which of its ends lose their white space."""
-
-    space: str
-    strips_left: bool
-    strips_right: bool
-
-    def of(self, text: str) -> str:
-        """Return the text as it stands here."""
-        text = text.lstrip() if self.strips_left else text
-        return self.space + (text.rstrip() if self.strips_right else text)
-
-    @property
-    def trimming(self) -> str:
-        """Methods of a text in Python to that end."""
-        return ".lstrip()" * self.strips_left + ".rstrip()" * self.strips_right
 
 
 def _literal(text: str) -> str:
@@ -258,13 +235,12 @@ class PromptEncoder(Encoder):
         self.end = self._end()
         #: How long the texts are that are learned and longer than any that is written, in tokens.
         self._unwritable: list[int] = []
-        if task.form != "messages":
-            before, self._place, after = self._frame
-            self._space = "" if self._template or after.endswith(("\n", "\t")) else " "
-            if self._space:
-                after = after.removesuffix(" ")
-            self._place = replace(self._place, space=self._place.space or " " * self._loses_its_end(before))
+        if self._template is None:
+            before, space, after, self._space = self._frame
+            self._between = space or " " * self._loses_its_end(before)
             self._before, self._after = [*self.opening, *self._ids(before)], [*self._ids(after), *self.closing]
+        elif task.form != "messages":
+            self._check_template(self._template)
         #: The ids of the answers that the task allows, and for how many an answer has room.
         self.allowed = self._allowed()
         self._most = max(map(len, self.allowed), default=task.max_new_tokens)
@@ -336,16 +312,12 @@ class PromptEncoder(Encoder):
             return _Asked(self._framed(prompt), chat, "")
         text = self._template.put_together(chat)
         self._template.check_read(chat, text)
-        if self._task.form != "messages":
-            before, place, after = self._frame
-            if without_marks(text) == before + place.of(prompt) + after:
-                return _Asked(self._framed(prompt), chat, text)
         rendered = _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
         return _Asked(rendered, chat, text)
 
     def _framed(self, prompt: str) -> _Framed:
         inside = len(self._before) > len(self.opening)
-        (text,) = token_ids(self.tokenizer, [self._place.of(prompt)], inside=inside)
+        (text,) = token_ids(self.tokenizer, [self._between + prompt], inside=inside)
         return _Framed(self._before, text, self._after)
 
     def _chat(self, prompt: str) -> Chat:
@@ -420,26 +392,27 @@ class PromptEncoder(Encoder):
     # -- What stands around a prompt -------------------------------------------------------------------------
 
     @cached_property
-    def _frame(self) -> tuple[str, Place, str]:
-        """Text before a prompt, its place, and the text after it."""
-        instruction, template = self._task.instruction, self._task.template
-        if self._template is None:
-            template = template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
-            before, after = (part.replace("{instruction}", instruction) for part in template.split("{prompt}"))
-            whole = before + _PROMPT + after
-        else:
-            try:
-                whole = self._template.put_together(self._chat(_PROMPT))
-            except RowError as error:
-                raise ModelError(f"The tokenizer's chat template cannot put together a prompt: {error}") from error
-        pieces = _PLACE.split(whole)
-        if len(pieces) != 5:
+    def _frame(self) -> tuple[str, str, str, str]:
+        """The text before a prompt, the space between, the text after it, and the space before the answer."""
+        instruction = self._task.instruction
+        template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
+        before, after = (part.replace("{instruction}", instruction) for part in template.split("{prompt}"))
+        space = " " if before.endswith(" ") else ""
+        if after.endswith(("\n", "\t")):
+            return before.removesuffix(" "), space, after, ""
+        return before.removesuffix(" "), space, after.removesuffix(" "), " "
+
+    def _check_template(self, template: ChatTemplate) -> None:
+        """Raise ``ModelError`` unless the tokenizer's chat template shows a prompt once."""
+        try:
+            text = template.put_together(self._chat("<<prompt>>"))
+        except RowError as error:
+            raise ModelError(f"The tokenizer's chat template cannot put together a prompt: {error}") from error
+        if text.count("<<prompt>>") != 1:
             raise ModelError(
                 "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
                 "another, or a template in source.json."
             )
-        before, space, left, right, after = pieces
-        return before, Place(space, not left, not right), after
 
     @property
     def chat_template(self) -> str:
@@ -459,11 +432,8 @@ class PromptEncoder(Encoder):
             turn = f"{{'role': 'user', 'content': {_literal(self._lead)} + messages[0]['content']}}"
             first = f"{{% set messages = [{turn}] %}}" if self._lead else ""
             return f"{ONE_PROMPT}{first}{self._template.source}"
-        before, place, after = self._frame
-        if self._space:
-            after = after.removesuffix(" ")
-        prompt = f"{{{{ messages[0]['content']{place.trimming} }}}}"
-        return f"{ONE_PROMPT}{_shown(opening + before + place.space)}{prompt}{_shown(after)}"
+        before, space, after, _ = self._frame
+        return f"{ONE_PROMPT}{_shown(opening + before + space)}{{{{ messages[0]['content'] }}}}{_shown(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
         """Return a note on rows that were cut, and on what is not learned of them."""
