@@ -58,26 +58,27 @@ class BadRows:
     """The bad rows of one table.
 
     Attributes:
-        faults: what is wrong with them, one fault a cell.
         numbers: of the rows.
     """
 
     def __init__(self, faults: Iterable[BadRow] = ()) -> None:
-        self.faults = list[BadRow]()
+        self._by_cell = dict[tuple[int, str], BadRow]()
         self.numbers = set[int]()
-        self._cells = set[tuple[int, str]]()
         for fault in faults:
             self.add(fault)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def faults(self) -> list[BadRow]:
+        """What is wrong with them, one fault a cell."""
+        return [*self._by_cell.values()]
+
     def add(self, fault: BadRow) -> None:
         """Add a fault; the second of one cell does not count."""
-        if (cell := (fault.row, fault.column)) not in self._cells:
-            self._cells.add(cell)
-            self.numbers.add(fault.row)
-            self.faults.append(fault)
+        self._by_cell.setdefault((fault.row, fault.column), fault)
+        self.numbers.add(fault.row)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
         """Return what ``action`` returns; ``None`` where it finds a row bad."""

@@ -280,15 +280,10 @@ def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> Non
 def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
     """Return the label words that are not a single token, and those that are the token of an earlier word."""
     by_token = dict[int, str]()
-    for word, token in _single_tokens(tokenizer, words).items():
-        by_token.setdefault(token, word)
+    for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
+        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+            by_token.setdefault(ids[0], word)
     return [word for word in words if word not in by_token.values()]
-
-
-def _single_tokens(tokenizer: Any, words: Sequence[str]) -> dict[str, int]:
-    """Return the token of each word that is a single one, and known."""
-    pieces = zip(words, _after_space(tokenizer, words), strict=True)
-    return {word: ids[0] for word, ids in pieces if len(ids) == 1 and ids[0] != tokenizer.unk_token_id}
 
 
 def _after_space(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:

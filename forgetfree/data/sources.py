@@ -324,7 +324,12 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
         raise UsageError(
             f"--data names a file of the task {comma!r}, and a task has no comma in its name. Rename the file."
         )
-    sources = [_named(_open(place, READ_DEFAULTS if _is_known(place) else options)) for place in places]
+    sources = [
+        _one_task(Path(as_there(place)), [*named], options)
+        if (named := tasks_of_files(place)) and os.path.isfile(as_there(place))
+        else _open(place, READ_DEFAULTS if _is_known(place) else options)
+        for place in places
+    ]
     names = list(dict.fromkeys(name for source in sources for name in source.names))
 
     def read(name: str) -> TaskRows:
@@ -335,14 +340,6 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
 
     hint, is_closed = " ".join(source.hint for source in sources), all(source.is_closed for source in sources)
     return _Source(names, hint, read, holds, is_closed=is_closed)
-
-
-def _named(source: _Source) -> _Source:
-    """Return the source of one file as a task of the file's name; any other as it is."""
-    if not source.is_nameless or source.path is None or source.path.is_dir():
-        return source
-    name, _ = format_of(source.path.name)
-    return replace(source, names=[name], holds=name.__eq__, is_nameless=False, hint=f"{source.path} holds {name}.")
 
 
 def _hub(options: ReadOptions) -> _Source:
