@@ -275,13 +275,6 @@ def test_rows_with_other_columns_than_the_registered_task_of_their_name_are_thei
     assert f"the registered task {name!r} has other columns, and these rows are a task of their own" in rows.notes[0]
 
 
-def test_empty_cells_without_a_column_name_are_ignored(tmp_path: Path) -> None:
-    """Spreadsheets write such columns after their content was deleted."""
-    folder = write_task(tmp_path, "mine", SINGLES, ending="csv")
-    (folder / "train.csv").write_text("text,label,,\na,0,,\nb,1,,\n")
-    assert load(tmp_path, "mine").train == Rows(("a", "b"), (), (0, 1))
-
-
 def test_a_column_that_appears_twice_is_named(tmp_path: Path) -> None:
     folder = write_task(tmp_path, "mine", SINGLES, ending="csv")
     (folder / "train.csv").write_text("text,label,text\na,0,b\n")
