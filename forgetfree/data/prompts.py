@@ -110,7 +110,7 @@ class _Framed:
 
     @property
     def least(self) -> int:
-        """Number of tokens that are never cut."""
+        """The number of tokens that are never cut."""
         return len(self.before) + len(self.after)
 
     def within(self, room: int) -> list[int]:
@@ -173,6 +173,9 @@ class _Rendered:
 
     def _ids(self, text: str) -> list[int]:
         return [*self.opening, *self.template.ids(text), *self.closing]
+
+
+_Prompt = _Framed | _Rendered
 
 
 @dataclass(frozen=True)
@@ -288,10 +291,10 @@ class PromptEncoder(Encoder):
 
     def _read(self, rows: Rows) -> tuple[list[EncodedPrompt], dict[int, BadRow]]:
         """Return the good rows as token ids, and what is wrong with the others."""
-        asked, answers, bad = dict[int, _Asked](), dict[int, str](), dict[int, BadRow]()
+        asked, answers, bad = dict[int, _Prompt](), dict[int, str](), dict[int, BadRow]()
         for i, (prompt, right) in enumerate(zip(rows.first, rows.labels, strict=True)):
             try:
-                asked[i] = self._asked(prompt)
+                asked[i] = self._read_prompt(prompt)
                 answers[i] = self._answer(asked[i], right[0]) if right else ""
             except RowError as error:
                 bad[i] = self._bad(rows, i, error)
@@ -306,19 +309,16 @@ class PromptEncoder(Encoder):
                 bad[i] = self._bad(rows, i, error)
         return read, dict(sorted(bad.items()))
 
-    def _asked(self, prompt: str) -> _Asked:
-        chat = self._chat(prompt)
+    def _read_prompt(self, prompt: str) -> _Prompt:
+        """Return what stands before an answer; raise ``RowError`` where the chat template cannot put it together."""
         if self._template is None:
-            return _Asked(self._framed(prompt), chat, "")
+            inside = len(self._before) > len(self.opening)
+            (ids,) = token_ids(self.tokenizer, [self._between + prompt], inside=inside)
+            return _Framed(self._before, ids, self._after)
+        chat = self._chat(prompt)
         text = self._template.put_together(chat)
         self._template.check_read(chat, text)
-        rendered = _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
-        return _Asked(rendered, chat, text)
-
-    def _framed(self, prompt: str) -> _Framed:
-        inside = len(self._before) > len(self.opening)
-        (text,) = token_ids(self.tokenizer, [self._between + prompt], inside=inside)
-        return _Framed(self._before, text, self._after)
+        return _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
 
     def _chat(self, prompt: str) -> Chat:
         if self._task.form != "messages":
@@ -331,11 +331,11 @@ class PromptEncoder(Encoder):
     def _turn(self, right: str) -> Turn:
         return answer_turn(right) if self._task.form == "messages" else {"role": "assistant", "content": right}
 
-    def _answer(self, asked: _Asked, right: str) -> str:
+    def _answer(self, prompt: _Prompt, right: str) -> str:
         """Return the answer as it follows the prompt, with marks inside the special tokens that it spells."""
-        if self._template is None:
+        if isinstance(prompt, _Framed):
             return ("" if self.apart else self._space) + right  # a decoder apart begins a text with it
-        text = self._template.answer(asked.chat, self._turn(right), asked.text)
+        text = prompt.template.answer(prompt.chat, self._turn(right), prompt.text)
         return text.removeprefix(" ") if self.apart else text
 
     def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
@@ -353,15 +353,14 @@ class PromptEncoder(Encoder):
         if not closed:
             return []
         try:
-            asked = self._asked(self._question("a"))
-            return self._answer_ids([self._answer(asked, text) for text in closed])
+            prompt = self._read_prompt(self._question("a"))
+            return self._answer_ids([self._answer(prompt, text) for text in closed])
         except RowError as error:
             raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
 
-    def _fitted(self, asked: _Asked, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
+    def _fitted(self, prompt: _Prompt, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
         """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
-        prompt, longer = asked.prompt, list[int]()
-        before = prompt.ids
+        before, longer = prompt.ids, list[int]()
         if len(before) + max(len(answer), self._most) > self._max_length:
             room = self._max_length - prompt.least
             kept = self._most if self.allowed else min(self._most, room // 2)
@@ -376,14 +375,10 @@ class PromptEncoder(Encoder):
             if len(answer) > kept:  # how long it is, what is asked must not tell
                 longer = prompt.within(self._max_length - kept)
         if right and not self.allowed and self._template and without_marks(text).strip() != right[0].strip():
-            right = tuple(self._as_shown(asked, each) for each in right)
+            ids = self._answer_ids([self._answer(prompt, each) for each in right])
+            right = tuple(self.tokenizer.decode(each, skip_special_tokens=True).strip() for each in ids)
         lost = len(prompt.ids) - len(before)
         return EncodedPrompt(before or [self.blank], [*answer, self.end], right, lost, longer)
-
-    def _as_shown(self, asked: _Asked, right: str) -> str:
-        (ids,) = self._answer_ids([self._answer(asked, right)])
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return text.strip()
 
     def _bad(self, rows: Rows, i: int, error: RowError) -> BadRow:
         file, number = rows.places[i] if rows.places else ("", i + 1)
@@ -462,7 +457,7 @@ class PromptEncoder(Encoder):
     def _least(self) -> int:
         """Return the number of tokens that instruction and template take."""
         try:
-            return self._asked(self._question("")).prompt.least
+            return self._read_prompt(self._question("")).least
         except RowError:  # of an empty prompt
             return 0
 
@@ -476,12 +471,3 @@ class PromptEncoder(Encoder):
 
     def _ids(self, piece: str) -> list[int]:
         return token_ids(self.tokenizer, [piece], special=True)[0]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Prompt or chat before an answer."""
-
-    prompt: _Framed | _Rendered
-    chat: Chat
-    text: str  # that the chat template makes of it; empty where there is none
