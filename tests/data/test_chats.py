@@ -133,17 +133,13 @@ def test_prompts_are_put_together_with_their_own_texts_too(template: str, prompt
             "template can put together, got turns of user, user. The model's chat template says 'roles must alternate'",
         ),
         ("drops", {"messages": [user(), said()], "tools": TOOLS}, "leaves out, got 'tools'"),
-        (
-            "drops",
-            [user(), said("", tool_calls=CALL), {"role": "tool", "content": "7"}, said()],
-            "out, got 'tool_calls'",
-        ),
+        ("drops", [user(), said("", tool_calls=CALL), {"role": "tool", "content": "7"}, said()], "out, got 'tool_calls'"),
         ("drops", [user(), said(reasoning_content="hm")], "in the answer .* leaves out, got 'reasoning_content'"),
         ("opens", [user(), said()], r"an answer that begins with '<think>\\n', since .* got 'great'"),
         ("opens", [user(), said("<think>hm</think>great")], r"an answer that begins with '<think>\\n'"),
         ("opens", [user(), said("<b>great</b>")], r"an answer that begins with '<think>\\n'"),
     ],
-)
+)  # fmt: skip
 def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: Any, message: str) -> None:
     """Told by file and row, and left out with --skip-bad-rows."""
     _, encoder = encoder_of(template)

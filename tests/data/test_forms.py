@@ -218,10 +218,7 @@ def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, 
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (
-            GERMAN.encode() + b"gr\xfcn;gut\n",
-            f"line 22: byte 0xfc at position {len(GERMAN.encode()) + 2:,} of the file",
-        ),
+        (GERMAN.encode() + b"gr\xfcn;gut\n", f"line 22: byte 0xfc at position {len(GERMAN.encode()) + 2:,} of the file"),
         (GERMAN.encode() + b"\xc3", "line 22: byte 0xc3 at position "),
         (b"text;label\ngr\xfcn;gut\ngr\x81n;gut\n", "line 2: byte 0xfc at position 13 of the file"),
         ("text;label\nпривет;0\nмир;1\n".encode("cp1251"), "line 2: byte 0xef at position 11 of the file"),
@@ -230,7 +227,7 @@ def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, 
         (b"text,label\n" + b"plain,0\n" * 400 + "café,1\n".encode() + b"\xe9,0\n", "line 403: byte 0xe9 at position "),
         ("text;label\ngrün;0\n".encode("utf-32"), "line 1: byte 0xff at position 0 of the file"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, place: str) -> None:
     (tmp_path / "mood.csv").write_bytes(content)
     assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
@@ -287,20 +284,14 @@ def test_lists_of_a_sentence_are_no_columns(tmp_path: Path) -> None:
         ("[1]", "row 1: expected columns and values, got 1. Write each row with the names of its columns"),
         ('[{"text": 1', "is not valid JSON: Expecting ',' delimiter"),
         ('{\n"text": "a",\n"label": 0\n}\n{\n"text": "b",\n}\n', "is not valid JSON: Expecting property name"),
-        (
-            json.dumps({"train": ROWS, "test": ROWS}),
-            "several tables of rows: train, test. Write each into a file of its own",
-        ),
-        (
-            json.dumps({"train": FRAME.to_dict("list"), "dev": {}}),
-            "several tables of rows: train, dev. Write each into",
-        ),
+        (json.dumps({"train": ROWS, "test": ROWS}), "several tables of rows: train, test. Write each into a file of its own"),
+        (json.dumps({"train": FRAME.to_dict("list"), "dev": {}}), "several tables of rows: train, dev. Write each into"),
         (json.dumps({"old": ROWS, "new": ROWS}), "several tables of rows: old, new."),
         ('{"columns": ["text"], "data": [["a", 0]]}', "1 columns passed, passed data had 2 columns"),
         ('{"columns": ["a", "a"], "data": [[1, 2]]}', "has column 'a' twice"),
         ('[\n{"a": 1},\n{"a": 2}\n', "is not valid JSON"),
     ],
-)
+)  # fmt: skip
 def test_json_that_is_no_table_is_refused_with_its_form(tmp_path: Path, content: str, fault: str) -> None:
     (tmp_path / "mood.json").write_text(content)
     assert fault in refusal(str(tmp_path / "mood.json"))
@@ -424,10 +415,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("labels", "fault"),
     [
-        (
-            [0.0, 0.37],
-            "data['mood']['train'], row 1, column 'label': expected an integer from 0, got 0.37. A number that is",
-        ),
+        ([0.0, 0.37], "data['mood']['train'], row 1, column 'label': expected an integer from 0, got 0.37. A number that is"),
         (["a", None], "row 1, column 'label': expected a name, as in the other rows, got nothing"),
         (["a", ""], "row 1, column 'label': expected a name, as in the other rows, got \"\""),
         (["a", 1], "row 1, column 'label': expected a name, as in the other rows, got 1. If it is a label, name all"),
@@ -445,7 +433,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
         ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str) -> None:
     assert fault in refusal(labelled(*labels))
 
@@ -651,10 +639,7 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
             ("question", "answer", "sentence", "label"),
             "the texts may be in 'question' and 'answer', or in 'question' and 'sentence'",
         ),
-        (
-            ("text", "topic", "sentiment"),
-            "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column",
-        ),
+        (("text", "topic", "sentiment"), "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column"),
         (("phrase", "label"), "has no column 'text': expected text (or text_a and text_b), and label; found 'phrase'"),
         (("phrase", "rank"), "or name others with --text-column and --label-column."),
         (
@@ -663,7 +648,7 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
             "column, or name another with --label-column.",
         ),
     ],
-)
+)  # fmt: skip
 def test_columns_that_may_be_meant_are_named(names: tuple[str, ...], fault: str) -> None:
     assert fault in refusal(table(*names))
 
@@ -770,10 +755,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [
-        (
-            3,
-            "data['mood']: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows",
-        ),
+        (3, "data['mood']: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows"),
         ((row for row in ROWS), "got a generator"),
         ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
         ([], "holds no rows, and every split needs some"),
@@ -782,7 +764,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
         ([{"text": "a \udcff", "label": 0}], "row 0, column 'text': expected a text, got"),
         ("nowhere.csv", "The data directory 'nowhere.csv' does not exist"),
     ],
-)
+)  # fmt: skip
 def test_what_holds_no_rows_is_refused(rows: Any, fault: str) -> None:
     message = refusal({"mood": rows})
     assert fault in message
