@@ -263,9 +263,9 @@ class ChatTemplate:
 
     def check_read(self, chat: Chat, prompt: str) -> None:
         """Raise `RowError` if tools, or calls of them, change nothing in what stands before the answer."""
-        present = [key for key in _NEEDED if any(turn.get(key) for turn in chat.turns)]
-        if left_out := next((key for key in present if self._leaves_out(chat.turns, [key], chat.tools, prompt)), None):
-            raise _left_out(left_out, "chat")
+        for key in _NEEDED:
+            if any(turn.get(key) for turn in chat.turns) and self._leaves_out(chat.turns, [key], chat.tools, prompt):
+                raise _left_out(key, "chat")
         if chat.tools and self._leaves_out(chat.turns, [], [], prompt):
             raise _left_out("tools", "chat")
 
@@ -312,7 +312,9 @@ class ChatTemplate:
         opened, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
         if content.startswith(opened):
             return _behind(self._broken(content), len(opened))
-        if rest != content.strip() and rest.endswith(content.strip()):
+        if not rest or (
+            rest != content.strip() and rest.endswith(content.strip())
+        ):  # no answer is shown, or by another name
             return str(self._broken(content))
         raise RowError(
             "answer does not begin as the template's prompt ends",
