@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from forgetfree.data.bad_rows import RowError
 from forgetfree.data.encoding import token_ids
-from forgetfree.data.tables import plain
+from forgetfree.data.tables import common_start, plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
 
@@ -232,7 +231,7 @@ class ChatTemplate:
                 one, other = (self._rendered(Chat([*before, answer]), answered=True) for answer in answers)
             except RowError:  # the template may want other turns
                 continue
-            after = one[len(one) - _common(one[::-1], other[::-1]) :]
+            after = one[len(one) - common_start(one[::-1], other[::-1]) :]
             known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
             for token in token_ids(self._tokenizer, [after], special=True)[0]:
                 text = str(self._tokenizer.convert_ids_to_tokens(token))
@@ -308,7 +307,7 @@ class ChatTemplate:
             raise _left_out(more[0], "answer")
         content = turn.get("content", "")
         other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
-        common = _common(before, other)  # of the answer itself nothing, which may begin as the prompt ends
+        common = common_start(before, other)  # of the answer itself nothing, which may begin as the prompt ends
         opened, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
         if content.startswith(opened):
             return _behind(self._broken(content), len(opened))
@@ -391,11 +390,6 @@ def _left_out(key: str, what: str) -> RowError:
 def without_marks(text: str) -> str:
     """Return the text without the marks inside the special tokens that it spells."""
     return text.replace(_BREAK, "")
-
-
-def _common(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def _behind(text: str, count: int) -> str:

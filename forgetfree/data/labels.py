@@ -10,10 +10,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, takewhile
+from itertools import permutations
 from typing import Any
 
-from forgetfree.data.tables import shown
+from forgetfree.data.tables import common_start, shown
 from forgetfree.display import counted, is_blank, nfc, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
@@ -279,17 +279,12 @@ def is_slip(one: str, other: str) -> bool:
     >>> is_slip("feautre", "feature"), is_slip("shiping", "shipping"), is_slip("level1", "level2"), is_slip("cat", "car")
     (True, True, False, False)
     """
-    start = _shared_start(one, other)
+    start = common_start(one, other)
     ours, theirs = one[start:], other[start:]
-    end = _shared_start(ours[::-1], theirs[::-1])
+    end = common_start(ours[::-1], theirs[::-1])
     ours, theirs = ours[: len(ours) - end], theirs[: len(theirs) - end]
     differ = {len(ours), len(theirs)} <= {0, 1} or (len(ours) == 2 and ours == theirs[::-1])
     return differ and min(len(one), len(other)) >= 4 and not any(map(str.isdigit, ours + theirs))
-
-
-def _shared_start(one: str, other: str) -> int:
-    """Return the number of letters with which both begin."""
-    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def _map_flag(old: str, new: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,11 @@ def shown(value: Any) -> str:
     """Return a value as a reader of the data sees it, shortened, with invisible characters escaped."""
     text = "nothing" if value is None else with_invisible(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def common_start(one: str, other: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def plain(value: Any) -> Any:
