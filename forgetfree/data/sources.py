@@ -24,7 +24,7 @@ from forgetfree.data.tables import Table, TaskTables, tables_of
 from forgetfree.display import brief, first_twice, is_text, nfc
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line, nearest
 from forgetfree.files import as_there
-from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, HubSource, TaskDefinition, slots
+from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, slots
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
@@ -117,7 +117,7 @@ def load_task(
 
 
 def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options: ReadOptions) -> TaskRows:
-    rows, metric = source.read(name), options.metric(name)
+    rows, metric = source.rows(name), options.metric(name)
     if metric is not None:
         task = replace(rows.task, metric=metric)
         if faults := registry.faults_of(task):
@@ -213,6 +213,12 @@ class _Source:
     is_nameless: bool = False  # whether it is one task, which may have any name
     is_closed: bool = False  # whether no registered task can be added to it
 
+    def rows(self, name: str) -> TaskRows:
+        """Return a task with its rows; raise ``NoDataError`` where there is nothing of its name."""
+        if not self.holds(name):
+            raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
+        return self.read(name)
+
 
 def _open(data: Any, options: ReadOptions) -> _Source:
     check_form(data)
@@ -272,16 +278,8 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
         raise UsageError(f"{root} holds two folders {twice!r}, whose names are coded in two ways. Rename one of them.")
     names = sorted(name for name, path in folders.items() if holds_a_task(path))
 
-    def read(name: str) -> TaskRows:
-        if name not in folders:
-            raise NoDataError(
-                f"There is no data for task {name!r}: expected the folder {root / name}. It holds "
-                f"{', '.join(names) or 'no tasks'}. Add the folder, or give another directory to --data."
-            )
-        return _read_folder(name, folders[name], options)
-
     hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
-    return _Source(names, hint, read, folders.__contains__, root)
+    return _Source(names, hint, lambda name: _read_folder(name, folders[name], options), folders.__contains__, root)
 
 
 def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
@@ -305,7 +303,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
 
     def read(name: str) -> TaskRows:
         if _is_path(rows[name]):
-            return _open(os.fspath(rows[name]), options).read(name)
+            return _open(os.fspath(rows[name]), options).rows(name)
         tables, note = tables_of(f"data[{name!r}]", rows[name])
         return _read_task(name, tables, options, note=note)
 
@@ -334,7 +332,7 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     names = list(dict.fromkeys(name for source in sources for name in source.names))
 
     def read(name: str) -> TaskRows:
-        return next((source for source in sources if source.holds(name)), sources[-1]).read(name)
+        return next(source for source in sources if source.holds(name)).read(name)
 
     def holds(name: str) -> bool:
         return any(source.holds(name) for source in sources)
@@ -347,13 +345,7 @@ def _hub(options: ReadOptions) -> _Source:
     names = [name for name, task in registry.tasks().items() if task.hub]
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
-    def read(name: str) -> TaskRows:
-        task = registry.tasks()[name]
-        if task.hub is None:
-            raise NoDataError(f"The hub does not hold task {name!r}. {hint}")
-        return _read_task(name, _read_hub(task, task.hub), options)
-
-    return _Source(names, hint, read, names.__contains__)
+    return _Source(names, hint, lambda name: _read_task(name, _read_hub(name), options), names.__contains__)
 
 
 def _embedded(source: str) -> _Source:
@@ -362,8 +354,6 @@ def _embedded(source: str) -> _Source:
     load = registry.SOURCES[source].load()
 
     def read(name: str) -> TaskRows:
-        if name not in names:
-            raise NoDataError(f"There is no data for task {name!r}. {hint}")
         rows = {}
         for split, table in load(name).items():
             first, second, labels = zip(*table, strict=True)
@@ -446,11 +436,12 @@ def _kind(task: TaskTables) -> Any:
     return next((kind for kind in others if kind.recognises(task)), registry.kind("classification"))
 
 
-def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
+def _read_hub(task_name: str) -> dict[str, Table]:
     """Return the tables of a registered task, by split, from where the hub has them."""
     from datasets import load_dataset
 
-    tables = dict[str, Table]()
+    task = registry.tasks()[task_name]
+    tables, hub = dict[str, Table](), task.hub
     for split, name in hub.splits.items():
         try:
             rows = load_dataset(hub.path, hub.name, split=name)

@@ -91,8 +91,7 @@ class Table:
         """Return the rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
         if column not in self.label_names:
             return self
-        keep = [i for i, label in enumerate(self.columns.get(column, ())) if label != -1]
-        return self.take(keep) if len(keep) < len(self.numbers) else self
+        return self.take([i for i, label in enumerate(self.columns.get(column, ())) if label != -1])
 
     def relabelled(self, column: str, new: Mapping[str, str]) -> tuple[Table, Counter[str]]:
         """Return the rows with ``new`` labels, without those whose new label is empty, and how many rows had each old one."""
@@ -113,8 +112,8 @@ class Table:
 
     def good(self) -> Table:
         """Return the rows that are not known as bad."""
-        keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
-        return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
+        keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers]
+        return self.take(keep) if self.bad else self
 
     def fault(self, i: int, column: str, what: str, expected: str, got: str, remedy: str = "") -> BadRow:
         """Return the fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""

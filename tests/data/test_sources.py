@@ -414,7 +414,7 @@ def test_what_the_hub_does_not_give_is_told(hub: dict[Any, Any], monkeypatch: py
         "Without a connection, give a directory with --data DIR, or --data demo."
     )
     monkeypatch.setattr(registry, "tasks", lambda: {"own": TaskDefinition("own", "single", ("a", "b"))})
-    assert "The hub does not hold task 'own'" in hub_message("own")
+    assert "There is no data for task 'own'. For data of your own, give --data DIR" in hub_message("own")
 
 
 def test_a_set_in_hub_layout_is_read_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
