@@ -24,7 +24,7 @@ from forgetfree.data.tables import Table, TaskTables, tables_of
 from forgetfree.display import brief, first_twice, is_text, nfc
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line, nearest
 from forgetfree.files import as_there
-from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, slots
+from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, HubSource, TaskDefinition, slots
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
@@ -342,10 +342,10 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
 
 
 def _hub(options: ReadOptions) -> _Source:
-    names = [name for name, task in registry.tasks().items() if task.hub]
+    hubs = {name: (task, task.hub) for name, task in registry.tasks().items() if task.hub}
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
-    return _Source(names, hint, lambda name: _read_task(name, _read_hub(name), options), names.__contains__)
+    return _Source([*hubs], hint, lambda name: _read_task(name, _read_hub(*hubs[name]), options), hubs.__contains__)
 
 
 def _embedded(source: str) -> _Source:
@@ -436,12 +436,11 @@ def _kind(task: TaskTables) -> Any:
     return next((kind for kind in others if kind.recognises(task)), registry.kind("classification"))
 
 
-def _read_hub(task_name: str) -> dict[str, Table]:
+def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
     """Return the tables of a registered task, by split, from where the hub has them."""
     from datasets import load_dataset
 
-    task = registry.tasks()[task_name]
-    tables, hub = dict[str, Table](), task.hub
+    tables = dict[str, Table]()
     for split, name in hub.splits.items():
         try:
             rows = load_dataset(hub.path, hub.name, split=name)
