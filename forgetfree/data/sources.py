@@ -111,9 +111,8 @@ def load_task(
     options: ReadOptions = READ_DEFAULTS,
 ) -> TaskRows:
     """Load one task with its rows; arguments and errors as those of `load_tasks`."""
-    source, name = _open(data, options), nfc(name)
-    _check_one(name, source)
-    return _rows_of_task(name, source, evaluate_on, options)
+    (rows,) = load_tasks([name], data, evaluate_on, options)
+    return rows
 
 
 def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options: ReadOptions) -> TaskRows:
@@ -174,15 +173,6 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     for name in names:
         _check_known(name, source, streams if len(names) == 1 else ())
     return names
-
-
-def _check_one(name: str, source: _Source) -> None:
-    members = registry.streams().get(name) or name.split(",")
-    if len(members) > 1 and not source.holds(name):
-        raise UsageError(
-            f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
-        )
-    _check_known(name, source)
 
 
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
