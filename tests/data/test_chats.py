@@ -119,7 +119,7 @@ def test_prompts_are_put_together_with_their_own_texts_too(template: str, prompt
         (row,) = encoder.read(Rows((prompt,), (), (("great", "movie"),)))
         whole = f"{instruction}\n\n{prompt}" if instruction else prompt
         before = tokenizer.apply_chat_template([user(whole)], tokenize=False, add_generation_prompt=True)
-        assert tokenizer.decode(row.before) == before
+        assert row.before == tokenizer(before)["input_ids"]
         tokenizer.chat_template = encoder.chat_template
         assert tokenizer.apply_chat_template([user(prompt)], tokenize=False, add_generation_prompt=True) == before
 
