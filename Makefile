@@ -21,9 +21,9 @@ demo: $(BIN)/.installed
 
 # The tables and pictures of the result pages, from the committed CSV files: a test checks that nothing differs.
 results: $(BIN)/.installed
-	$(BIN)/python -m forgetfree.benchmarks.kept
-	$(BIN)/python -m forgetfree.benchmarks.pages
-	$(BIN)/python -m forgetfree.benchmarks.paper
+	$(BIN)/python -m benchmarks.kept
+	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m benchmarks.paper
 	$(BIN)/python docs/figures/first_task.py
 	$(BIN)/python docs/figures/score_by_bytes.py
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.paper.rows import rows_of_csv
+from benchmarks.vision import digits
 from forgetfree import registry
-from forgetfree.benchmarks.paper.rows import rows_of_csv
-from forgetfree.benchmarks.vision import digits
 from forgetfree.errors import UnknownNameError
 
 

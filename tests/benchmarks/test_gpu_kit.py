@@ -17,11 +17,11 @@ import pytest
 import torch
 from tiny import write_data
 
-from forgetfree.benchmarks.gpu import packing, promises, running, table
-from forgetfree.benchmarks.gpu.__main__ import main
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
-from forgetfree.benchmarks.gpu.unpacking import unpack
+from benchmarks.gpu import packing, promises, running, table
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, SectionResults, Value
+from benchmarks.gpu.unpacking import unpack
 from forgetfree.data.sources import load_task
 from forgetfree.data.streams import STREAMS
 from forgetfree.errors import RunError
@@ -61,7 +61,7 @@ def test_what_was_packed_runs_in_a_process_of_its_own(kit: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "forgetfree.benchmarks.gpu",
+        "benchmarks.gpu",
         "run",
         str(kit),
         "--size",

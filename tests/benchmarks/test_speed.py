@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from forgetfree.benchmarks.speed import __main__ as speed
-from forgetfree.benchmarks.speed import evaluation, fleet, growth, ledger_growth, long_stream, training_loop
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, measured, ratio
+from benchmarks.speed import __main__ as speed
+from benchmarks.speed import evaluation, fleet, growth, ledger_growth, long_stream, training_loop
+from benchmarks.speed.measurement import Figure, alternate, measured, ratio
 
 
 def test_contenders_take_turns() -> None:
