@@ -32,13 +32,6 @@ def test_a_figure_that_is_not_reached_says_so() -> None:
     assert "| load | 1 | – | ≤ 5 | – | – |" in table
 
 
-def test_an_unknown_script_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["speed", "warp"])
-    with pytest.raises(SystemExit):
-        speed.main()
-    assert "unknown: warp; expected some of " in capsys.readouterr().err
-
-
 @pytest.mark.sampled(share=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", speed.SCRIPTS)
