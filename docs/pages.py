@@ -28,7 +28,7 @@ ELSEWHERE = {
 }
 #: The pages of the API: what a page is about, and its modules.
 API = {
-    "forgetfree": ("The public names of `import forgetfree`. Heavy dependencies load only when a name needs them.", ["forgetfree"]),
+    "forgetfree": ("The public names of `import forgetfree`. Heavy packages load only when needed.", ["forgetfree"]),
     "strategy": (
         "The contract of a strategy, and the adapter for Avalanche's plugins. [Your own plug-in](../plug-in.md) explains both.",
         ["forgetfree.continual.strategy", "forgetfree.continual.adapter"],
