@@ -63,7 +63,7 @@ def read_texts(
         names = _columns(table, task, columns) if header or not table.bad else ()
     else:
         table, names = read_lines(path), ("text",)
-    rows = [table.bad.attempt(_texts, table, i, names, task, has_columns(path)) for i in range(len(table.numbers))]
+    rows = [table.bad.attempt(_texts, table, i, names, task, not has_columns(path)) for i in range(len(table.numbers))]
     if table.bad:
         raise refusal(*sorted(table.bad.faults, key=lambda fault: fault.row))
     return table, [row for row in rows if row is not None]
@@ -86,13 +86,11 @@ def _columns(table: Table, task: TaskDefinition | None, columns: ColumnNames) ->
     return tuple(texts)
 
 
-def _texts(
-    table: Table, i: int, names: Sequence[str], task: TaskDefinition | None, has_columns: bool
-) -> tuple[str, ...]:
+def _texts(table: Table, i: int, names: Sequence[str], task: TaskDefinition | None, are_lines: bool) -> tuple[str, ...]:
     """Return the texts of a row; raise ``BadDataError`` where one is missing."""
     record = Columns(table.columns, lambda name: table.columns[name][i])
     row: tuple[Any, ...] = tuple(record[name] for name in names)
-    if not has_columns:
+    if are_lines:
         row = texts_of_line(row[0], len(task.text_columns) if task else None)
     elif task:
         try:
@@ -103,6 +101,6 @@ def _texts(
     for place, text in enumerate(row):
         if not isinstance(text, str) or is_blank(text):
             name = names[min(place, len(names) - 1)]
-            expected = registry.kind(task.kind).cell_type(task) if task and has_columns else "a text"
+            expected = registry.kind(task.kind).cell_type(task) if task and not are_lines else "a text"
             raise refusal(table.fault(i, name, "no text", expected, shown(record[name])))
     return row
