@@ -10,9 +10,9 @@ from forgetfree.data.bad_rows import refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, of_json, tools_of
 from forgetfree.data.columns import CHATS, are_labelled_texts
 from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.tables import Columns, Table, TaskTables
 from forgetfree.display import brief, is_text
-from forgetfree.errors import BadDataError, DataError
+from forgetfree.errors import DataError
 
 #: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
 _COLUMNS = {
@@ -101,10 +101,10 @@ def columns_beside(cells: Mapping[str, Any], read: Collection[str] = ()) -> list
 
 
 class CellError(ValueError):
-    """A cell says something else than was expected."""
+    """A cell says something else than was expected; ``what`` says it in a few words, as a `BadRow` does."""
 
-    def __init__(self, column: str, expected: str, got: Any) -> None:
-        self.column, self.expected, self.got = column, expected, got
+    def __init__(self, column: str, what: str, expected: str, got: Any) -> None:
+        self.column, self.what, self.expected, self.got = column, what, expected, got
         super().__init__(f"column {column!r}: expected {expected}, got {brief(got)}")
 
 
@@ -114,7 +114,7 @@ def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
         try:
             chat = _with_cell(chat, name, cells[name])
         except ValueError as error:
-            raise CellError(name, str(error), cells[name]) from error
+            raise CellError(name, f"{name} beside a chat", str(error), cells[name]) from error
     return chat
 
 
@@ -194,63 +194,51 @@ class PromptReader:
 
     def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
         """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
-        prompt, right = self._chat(i) if self._has_chats else self._prompt_and_targets(i)
-        if self._allowed:
-            allowed = tuple(text.strip() for text in right if text.strip() in self._allowed)
-            if not allowed:
+        record = Columns(self._table.columns, lambda name: self._table.columns[name][i])
+        try:
+            prompt, right = self._chat(record) if self._has_chats else self._prompt_and_targets(record)
+            if self._allowed and not any(text.strip() in self._allowed for text in right):
                 expected = f"one of closed_answers, {brief(self._allowed, 200)}"
-                raise self._refusal(self.columns[-1], i, "no allowed answer", expected, right[0])
-            right = allowed
+                raise CellError(self.columns[-1], "no allowed answer", expected, right[0])
+        except CellError as error:
+            got = brief(error.got)
+            raise refusal(self._table.fault(i, error.column, error.what, error.expected, got)) from error
+        if self._allowed:
+            right = tuple(text.strip() for text in right if text.strip() in self._allowed)
         return prompt, right
 
-    def _prompt_and_targets(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return the prompt of a row, and the texts that are right."""
+    def _prompt_and_targets(self, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """Return the prompt of a row, and the texts that are right; raise `CellError` where one is missing."""
         *prompts, column = self.columns
-        texts = []
-        for name in prompts:
-            cell = self._cell(name, i)
-            if cell is None and len(prompts) > 1:
-                continue
+        cells = {name: record[name] for name in prompts if record[name] is not None or len(prompts) == 1}
+        for name, cell in cells.items():
             if not is_text(cell):
-                raise self._refusal(name, i, "no prompt", "a text", cell)
-            texts.append(cell)
-        prompt = one_prompt(texts)
-        cell = self._cell(column, i)
-        right = _texts(cell)
+                raise CellError(name, "no prompt", "a text", cell)
+        prompt, right = one_prompt([*cells.values()]), _texts(record[column])
         if not right or not all(is_text(text) and text.strip() for text in right):
-            raise self._refusal(column, i, "no target", "a text, or a list of texts, none of them empty", cell)
+            expected = "a text, or a list of texts, none of them empty"
+            raise CellError(column, "no target", expected, record[column])
         if self.form == "messages":
-            prompt = self._whole(Chat([{"role": "user", "content": prompt}]), i).text
+            prompt = self._whole(Chat([{"role": "user", "content": prompt}]), record).text
             right = tuple(answer_text({"role": "assistant", "content": text}) for text in right)
         return prompt, right
 
-    def _chat(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return the chat before the last turn of the assistant, as JSON, and the text of that."""
+    def _chat(self, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """Return the chat before the last turn of the assistant, as JSON, and the text of that; errors as the other's."""
         (column,) = self.columns
-        cell = self._cell(column, i)
+        what = "no chat"
         try:
-            whole = Chat.of(cell)
-        except ValueError as error:
-            raise self._refusal(column, i, "no chat", str(error), cell) from error
-        whole = self._whole(whole, i)
-        try:
+            whole = self._whole(Chat.of(record[column]), record)
+            what = "no answer in a chat"
             chat, answer = answer_of(whole)
+        except CellError:
+            raise
         except ValueError as error:
-            raise self._refusal(column, i, "no answer in a chat", str(error), cell) from error
+            raise CellError(column, what, str(error), record[column]) from error
         return chat.text, (answer,)
 
-    def _whole(self, chat: Chat, i: int) -> Chat:
-        try:
-            return whole_chat(chat, {name: self._cell(name, i) for name in self._beside})
-        except CellError as error:
-            what = f"{error.column} beside a chat"
-            raise self._refusal(error.column, i, what, error.expected, error.got) from error
-
-    def _cell(self, column: str, i: int) -> Any:
-        return self._table.columns[column][i]
-
-    def _refusal(self, column: str, i: int, what: str, expected: str, got: Any) -> BadDataError:
-        return refusal(self._table.fault(i, column, what, expected, brief(got)))
+    def _whole(self, chat: Chat, record: Mapping[str, Any]) -> Chat:
+        return whole_chat(chat, {name: record[name] for name in self._beside})
 
 
 def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str], *, chats: bool) -> str:

@@ -49,6 +49,9 @@ TEMPLATES = {
     # The model has another name in the prompt than in the chat.
     "renames": "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '" + END + "' }}{% endfor %}"
     "{% if add_generation_prompt %}[model]{% endif %}",
+    # Answers are not shown at all.
+    "hides": "{% for m in messages if m.role == 'user' %}{{ '[user]' + m.content + '" + END + "' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
 }
 CALL = [{"type": "function", "function": {"name": "price", "arguments": {"n": 1}}}]
 TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {}}}]
@@ -90,6 +93,7 @@ def rows_of(*chats: Any) -> Rows:
         ("rewrites", [user("a film"), said("banana")], "bonono"),
         ("rewrites", [user(), said("movie")], "movie"),
         ("renames", [user(), said()], "great"),
+        ("hides", [user(), said()], "great"),
     ],
 )  # fmt: skip
 def test_a_chat_is_learned_as_its_template_puts_it_together(template: str, chat: Any, answer: str) -> None:
