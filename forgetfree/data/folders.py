@@ -93,7 +93,11 @@ def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
     """Return the tables of a task's folder; a file that cannot be read is added to the faults."""
     form = _form_of(folder)
     if form == "saved":
-        return _read_saved(folder)
+        with _datasets_errors(folder):
+            from datasets import load_from_disk
+
+            dataset = load_from_disk(str(folder))
+        return tables_of(str(folder), dataset)
     if form == "snapshot":
         return _read_snapshot(folder, name)
     paths = _files_of(name, folder)
@@ -137,15 +141,6 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
                 "or move it elsewhere."
             )
     return files
-
-
-def _read_saved(folder: Path) -> Tables:
-    """Read what ``datasets.save_to_disk`` wrote."""
-    with _datasets_errors(folder):
-        from datasets import load_from_disk
-
-        dataset = load_from_disk(str(folder))
-    return tables_of(str(folder), dataset)
 
 
 def _read_snapshot(folder: Path, name: str) -> Tables:
@@ -241,8 +236,11 @@ def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
     kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
     names = ("a list of names, all different", _are_names)
-    texts = ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value)))
     text = ("a text", lambda value: isinstance(value, str))
+    texts = (
+        "a text, or a list of texts",
+        lambda value: all(isinstance(each, str) for each in (value if isinstance(value, list) else [value])),
+    )
     return {
         **dict.fromkeys(("label_names", "label_words", "closed_answers", "entities"), names),
         **dict.fromkeys(("text_column", "stop"), texts),
@@ -251,10 +249,6 @@ def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
         "max_new_tokens": ("a whole number", lambda value: type(value) is int),
         "metric": (" or ".join(map(repr, metrics)), lambda value: value in [*registry.metrics()]),
     }
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _are_names(names: Any) -> bool:
