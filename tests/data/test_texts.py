@@ -42,3 +42,8 @@ def test_all_bad_rows_are_told_and_no_option_that_leaves_them_out(tmp_path: Path
         (4, "no text"),
     ]
     assert str(caught.value).startswith("3 bad rows in 1 file: no text (2), no JSON object (1). Fix or remove them.\n")
+    for name, content, row in (("a.txt", 299 * "a film\n" + " \n", 300), ("a.csv", 'text,id\na film,1\n"",2\n', 2)):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(BadDataError, match=rf"{name}, row {row}, column 'text': expected a text, got \"") as caught:
+            read_texts(tmp_path / name, MOOD)
+        assert str(caught.value).endswith(". Fix or remove the row.")
