@@ -177,34 +177,15 @@ _NAMED = (
 )
 
 #: Of the demo alone, answered by texts. One template for all, shorter than a chat's, so that rows have at most 48 tokens.
+_IN_A_LINE = ("generation", (), "{instruction}\n{prompt}\n", (), "")
 _WRITTEN = (
     TaskDefinition(
-        "when_is_it",
-        "generation",
-        (),
-        template="{instruction}\n{prompt}\n",
-        metric="exact_match",
-        instruction="Write the date in figures.",
-        max_new_tokens=16,
+        *("when_is_it", *_IN_A_LINE, "exact_match"), instruction="Write the date in figures.", max_new_tokens=16
     ),
     TaskDefinition(
-        "who_and_where",
-        "generation",
-        (),
-        template="{instruction}\n{prompt}\n",
-        metric="exact_match",
-        instruction="Answer in a word or two.",
-        max_new_tokens=8,
+        *("who_and_where", *_IN_A_LINE, "exact_match"), instruction="Answer in a word or two.", max_new_tokens=8
     ),
-    TaskDefinition(
-        "in_one_line",
-        "generation",
-        (),
-        template="{instruction}\n{prompt}\n",
-        metric="rouge_l",
-        instruction="Sum it up in one line.",
-        max_new_tokens=16,
-    ),
+    TaskDefinition(*("in_one_line", *_IN_A_LINE, "rouge_l"), instruction="Sum it up in one line.", max_new_tokens=16),
 )
 
 #: Tasks of Super-NaturalInstructions (Wang et al., 2022) that are answered by texts; ``source.json`` has their instructions.

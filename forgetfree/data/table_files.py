@@ -11,6 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -213,16 +214,13 @@ def _tsv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
     """Read cells between tabs: without quotes, unless all cells that begin with one are quoted whole, or fewer rows are bad."""
     plain = _csv_table(path, text, sign, quoting=csv.QUOTE_NONE, **dialect)
     cells = (cell for column in (plain.columns, *plain.columns.values()) for cell in column if cell.startswith('"'))
-    are_quoted = all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
-    if not are_quoted and not plain.bad:
-        return plain
-    try:
-        quoted = _csv_table(path, text, sign, **dialect)
-    except DataError:
-        if are_quoted:
-            raise
-        return plain
-    return quoted if are_quoted or len(quoted.bad) <= len(plain.bad) else plain
+    if all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells):
+        return _csv_table(path, text, sign, **dialect)
+    if plain.bad:  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
+        with suppress(DataError):
+            quoted = _csv_table(path, text, sign, **dialect)
+            return quoted if len(quoted.bad) <= len(plain.bad) else plain
+    return plain
 
 
 def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
