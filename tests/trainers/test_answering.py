@@ -214,7 +214,7 @@ def test_threads_that_share_a_predictor_get_the_answers_of_one(skills: tuple[Any
     right, wrong = {task: ask(task) for task in tasks}, []
 
     def work(task: str) -> None:
-        for number in range(50):
+        for number in range(30):
             if ask(task, (first, second)[number % 2]) != right[task]:
                 wrong.append(task)
 
