@@ -293,27 +293,6 @@ def _assert_same_state(one: ModelState, other: ModelState, task: str) -> None:
 # -- Edges -----------------------------------------------------------------------------------------------
 
 
-WAYS: list[dict[str, Any]] = [
-    {"region_steps": 0},
-    {"mask_steps": 0, "region_start": "pre-trained", "dropout": "fine-tuning"},
-    {"base_fraction": 0.0},
-    {"region_start": "pre-trained", "composition": "alone"},
-    {"region_from": "gradient"},
-]
-
-
-@pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("changes", WAYS, ids=str)
-def test_every_way_to_localize_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any]) -> None:
-    stream = tiny_stream("roberta-mlm", stream="qnli,sst2")
-    strategy = make("grafting-continual", stream, **changes)
-    first, second = stream.benchmark.train_stream
-    strategy.train(first)
-    learned = logits(strategy)["qnli"]
-    strategy.train(second)
-    assert torch.equal(learned, logits(strategy)["qnli"])
-
-
 def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny_stream: MakeStream) -> None:
     """And nothing pulls a region back to where it began."""
     adamw = {"optimizer": "adamw", "learning_rate": 1e-3, "l1": 0.5}
