@@ -11,18 +11,35 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from forgetfree.checkpoint import Checkpoint, Resumable
-from forgetfree.errors import RunError
-from forgetfree.files import write_json
-from forgetfree.json_file import read_json
+from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.files import link_or_copy, new_directory, write_json
+from forgetfree.jobs.run_directory import Unit
+from forgetfree.json_file import parse_json, read_json
+from forgetfree.results.run_folder import (
+    CHECKPOINT,
+    SCORES_FILE,
+    Score,
+    described_files,
+    read_scores,
+    size_and_sha256,
+    write_scores,
+)
 from forgetfree.tensor_file import TensorFile, checksum
+from forgetfree.training.monitor import Monitor
 
-#: The folder.
-CHECKPOINT = ".checkpoint"
+if TYPE_CHECKING:
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.results.answers import Answers
+    from forgetfree.training.encoded_task import EncodedTask
+
+Json = dict[str, Any]
+
 _CIRCUMSTANCES = "circumstances.json"
 _FILE = TensorFile(RunError, "", "forgetfree.checkpoint")
 #: Seconds between two writes of a phase, at least.
@@ -100,12 +117,7 @@ class FileCheckpoint(Checkpoint):
 
     def end(self) -> None:
         """Remove the folder: the unit has ended."""
-        remove_checkpoint(self.directory.parent)
-
-
-def remove_checkpoint(directory: Path) -> None:
-    """Remove a unit's checkpoints from its folder."""
-    shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _read(directory: Path) -> Any:
@@ -154,3 +166,146 @@ def unpack(text: str, tensors: Mapping[str, Tensor]) -> Any:
         return tuple(map(rich, content)) if kind == "tuple" else {rich(key): rich(each) for key, each in content}
 
     return rich(json.loads(text))
+
+
+# -- What it has learned so far ---------------------------------------------------------------------------
+
+_NOTE = TensorFile(RunError, "", "forgetfree.answers")
+_LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
+
+
+class LearnedStream:
+    """A stream as far as a strategy has learned it. If it is `resumable`, all is kept in the unit's checkpoint.
+
+    In its folder ``learned-K`` stand
+
+    - after K tasks were learned, what the strategy saves, and learned.safetensors: what was measured
+    - after they were answered, scores.csv and answers.safetensors: the latest answers, and what was measured
+
+    Args:
+        strategy: that has learned nothing.
+        unit: whose scores.csv is written.
+        monitor: is told of scores, and has the unit's checkpoint.
+        unlearned: whether tasks are answered before they are learned, too.
+
+    Attributes:
+        answers: of the strategy.
+        scores: before training and after each task.
+        kept_bytes: after each task.
+        seconds: that each task took to learn.
+    """
+
+    def __init__(self, strategy: ContinualStrategy, unit: Unit, monitor: Monitor, *, unlearned: bool) -> None:
+        from forgetfree.continual.strategy import StreamAnswers
+
+        self.strategy, self._unit, self._monitor = strategy, unit, monitor
+        self.answers = StreamAnswers(strategy, upper_triangle=unlearned)
+        self.scores, self.kept_bytes, self.seconds = list[Score](), list[int](), list[float]()
+        self._measured: dict[str, tuple[Answers, list[tuple[str, float]]]] = {}  # most answers stay the same objects
+        self._directory = monitor.checkpoint().directory if strategy.resumable else None
+
+    def add_scores(self, number: int, row: Mapping[str, Answers]) -> None:
+        """Write the scores of the answers after so many tasks, 0 before training, beside the others."""
+        key = self._unit.key["strategy"], self._unit.key["seed"]
+        new = [
+            Score(*key, task.name, number, metric, value, len(task.test))
+            for task in self.strategy.stream.tasks
+            if task.name in row
+            for metric, value in self._scores_of(task, row[task.name])
+        ]
+        self.scores = sorted([*self.scores, *new], key=lambda score: score.after)
+        write_scores(self._unit.directory / SCORES_FILE, self.scores)
+        self._monitor.log_scores(new)
+
+    def _scores_of(self, task: EncodedTask, answers: Answers) -> list[tuple[str, float]]:
+        if task.name not in self._measured or self._measured[task.name][0] is not answers:
+            metric = task.definition.metric
+            self._measured[task.name] = answers, [(metric, answers.score(metric)), *answers.more_scores().items()]
+        return self._measured[task.name][1]
+
+    def keep(self, number: int) -> None:
+        """Keep what was learned of so many tasks."""
+        if self._directory is None:
+            return
+        strategy = self.strategy
+        with new_directory(self._directory / f"learned-{number}") as folder:
+            strategy.save(folder)
+            about = {"seconds": self.seconds, "updates": strategy.updates, "phases": strategy.seconds}
+            _NOTE.write(folder / _LEARNED, {}, {"about": json.dumps(about | {"files": described_files(folder)})})
+        self._monitor.checkpoint().forget()
+
+    def keep_answers(self, number: int) -> None:
+        """Keep the answers after so many tasks, and the scores so far."""
+        if self._directory is None:
+            return
+        folder = self._directory / f"learned-{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        link_or_copy(self._unit.directory / SCORES_FILE, folder / SCORES_FILE)
+        rows = {"answers": self.answers.answers, "samples": self.answers.sampled}
+        entries = [(place, task, answers) for place, row in rows.items() for task, answers in row.items()]
+        tensors = {  # copies, for several answers may hold the labels of the rows themselves
+            f"{entry}/{name}": torch.tensor(array, device="cpu")
+            for entry, (_, _, answers) in enumerate(entries)
+            for name, array in answers.tensors().items()
+        }
+        about = {
+            "entries": [[place, task] for place, task, _ in entries],
+            "kept_bytes": self.kept_bytes,
+            "broken": self.answers.broken,
+            "phases": self.strategy.seconds,
+            "files": {SCORES_FILE: size_and_sha256(folder / SCORES_FILE)},
+        }
+        _NOTE.write(folder / _ANSWERS, tensors, {"about": json.dumps(about)})
+        shutil.rmtree(self._directory / f"learned-{number - 1}", ignore_errors=True)
+
+    def restore(self) -> tuple[int, int | None]:
+        """Bring all to where it was kept, and return how many tasks are learned, and after how many it was answered."""
+        if self._directory is None:
+            return 0, None
+        folders = {int(path.name.removeprefix("learned-")): path for path in self._directory.glob("learned-*")}
+        try:
+            return self._restore(folders)
+        except (ForgetfreeError, LookupError, TypeError, ValueError):  # none, or damaged: all tasks are learned again
+            for folder in folders.values():
+                shutil.rmtree(folder, ignore_errors=True)
+            return 0, None
+
+    def _restore(self, folders: Mapping[int, Path]) -> tuple[int, int]:
+        strategy, done = self.strategy, max(folders)
+        answered = max(number for number, folder in folders.items() if (folder / _ANSWERS).is_file())
+        if done not in (answered, answered + 1):
+            raise RunError(f"There are answers after {answered} tasks, and {done} are learned.")
+        about, tensors = _read_note(folders[answered], _ANSWERS)
+        tasks = {task.name: task for task in strategy.stream.tasks}
+        rows: dict[str, dict[str, Answers]] = {"answers": {}, "samples": {}}
+        for entry, (place, task) in enumerate(about["entries"]):
+            arrays = {
+                name.removeprefix(f"{entry}/"): tensor.numpy()
+                for name, tensor in tensors.items()
+                if name.startswith(f"{entry}/")
+            }
+            rows[place][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
+        phases = about["phases"]
+        if done:
+            measured, _ = _read_note(folders[done], _LEARNED)
+            strategy.load(folders[done])
+            strategy.updates.update(measured["updates"])
+            self.seconds = measured["seconds"]
+            phases = measured["phases"] | phases if done == answered else phases | measured["phases"]
+        strategy.seconds |= phases
+        self.kept_bytes = about["kept_bytes"]
+        self.answers.broken += about["broken"]
+        self.answers.resume(strategy.stream.tasks[:answered], rows["answers"], rows["samples"])
+        self.scores = read_scores(folders[answered] / SCORES_FILE)
+        link_or_copy(folders[answered] / SCORES_FILE, self._unit.directory / SCORES_FILE)
+        self._monitor.log_scores([score for score in self.scores if score.after == answered])
+        return done, answered
+
+
+def _read_note(folder: Path, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
+    """Return what stands in a note of `LearnedStream`; raise ``RunError`` where it, or a file that it names, is damaged."""
+    header, tensors = _NOTE.read(folder / name)
+    about, files = parse_json(header["about"]), described_files(folder)
+    if any(files.get(file) != entry for file, entry in about["files"].items()):
+        raise RunError(f"{folder} has changed since it was written.")
+    return about, tensors

@@ -29,11 +29,11 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import check_place, refuse_used
+from forgetfree.files import check_place
 from forgetfree.jobs.config import RunConfig, RunOptions
 from forgetfree.jobs.environment import check_precision, free_memory, machine_memory, set_threads
+from forgetfree.jobs.run_directory import Json, refuse_used
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.location import locate

@@ -18,7 +18,7 @@ from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
 from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads, threads_of_each
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.training.monitor import Monitor
 
 #: Bytes that a process takes for libraries, rows and activations of a small model.

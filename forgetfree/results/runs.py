@@ -21,9 +21,8 @@ from forgetfree.display import brief
 from forgetfree.errors import ReportError, UsageError, first_line
 from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers
-from forgetfree.results.config_file import load_run
 from forgetfree.results.metrics import limits_of
-from forgetfree.results.unit_folder import (
+from forgetfree.results.run_folder import (
     COLUMNS,
     CONFIG,
     HISTORY,
@@ -31,7 +30,9 @@ from forgetfree.results.unit_folder import (
     RECORD,
     SCORES_FILE,
     Score,
+    check_described,
     check_own,
+    load_run,
     read_record,
     read_scores,
 )
@@ -175,7 +176,7 @@ class RunRecord:
 
     Attributes:
         about: what is known of the whole.
-        scores: one measured number a row, see `forgetfree.results.unit_folder`.
+        scores: one measured number a row, see `forgetfree.results.run_folder`.
         runs: those of its units that have ended well.
         source: where it was read; empty where it was read from nowhere.
     """
@@ -208,18 +209,17 @@ class RunRecord:
 # ---- reading --------------------------------------------------------------------------------------------
 
 
-def read_run(path: Path, *, running: bool = False) -> RunRecord:
+def read_run(path: Path) -> RunRecord:
     """Read a run.
 
     Args:
         path: a run directory, a CSV file of it, or a scores.csv.
-        running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
 
     Raises:
         ReportError: it is missing or damaged; the message names file and place.
     """
     if path.is_dir():
-        return _of_directory(path, running)
+        return RunReader(path).read()
     if not path.exists():
         raise ReportError(f"{path} does not exist. {_DIRECTORY}")
     if path.name == SCORES_FILE:
@@ -329,64 +329,95 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 # ---- a directory ----------------------------------------------------------------------------------------
 
 
-def _of_directory(out: Path, running: bool) -> RunRecord:
-    if not (out / CONFIG).exists():
-        raise ReportError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
-    config = load_run(out, _REMEDY, ReportError)
-    here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
-    if foreign := sorted(here - config["units"].keys()):
-        raise ReportError(
-            f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
-        )
-    tasks = [TaskDefinition.of_fields(each) for each in config["tasks"]]
-    metric = {task.name: task.metric for task in tasks}
-    about: Json = {**config["about"], "metric": metric, "unfinished": [], "failed": []}
-    labels = _labels(tasks, about.get("scenario", "task"))
-    floors: Json = {**about.get("floors", {})}
-    scores, units, files = list[Score](), list[Json](), list[Json]()
-    for place, key in config["units"].items():
-        folder = out / place
-        record = _record(folder, key, running)
-        if record and record["status"] == "done":
-            own, facts = _of_unit(folder, record, tasks, about["data"].get("test_rows", {}))
-            scores += own
-            units.append(facts)
-            files.append({} if running else {"labels": labels, "answers": read_answers(folder, tasks)})
-        elif record:
-            about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
-        elif (folder / HISTORY).is_file():
-            about["unfinished"].append({**key, "after": _last_row(folder)})
-        for name, of_tasks in record["floors"].items() if record else ():
-            floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
-    return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, _REMEDY)
+class RunReader:
+    """Reads a run directory, as often as is asked while its units end: the files of a unit that has ended once.
 
+    Args:
+        out: the directory.
+        running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
 
-def _record(folder: Path, key: Json, running: bool) -> Json | None:
-    if not (folder / RECORD).exists():
-        return None
-    try:
-        record = read_record(folder, ReportError, _REMEDY)
-    except ReportError:
-        if running:
+    Raises:
+        ReportError: it is no run directory, or config.json is damaged or another run's.
+    """
+
+    def __init__(self, out: Path, *, running: bool = False) -> None:
+        if not (out / CONFIG).exists():
+            raise ReportError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
+        self._out, self._running, self._config = out, running, load_run(out, _REMEDY, ReportError)
+        here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
+        if foreign := sorted(here - self._config["units"].keys()):
+            raise ReportError(
+                f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
+            )
+        self._tasks = [TaskDefinition.of_fields(each) for each in self._config["tasks"]]
+        self._ended = dict[str, _Ended]()
+
+    def read(self) -> RunRecord:
+        """Return what is there now.
+
+        Raises:
+            ReportError: a file is missing or damaged; the message names file and place.
+        """
+        config, names = self._config, [task.name for task in self._tasks]
+        about: Json = {**config["about"], "unfinished": [], "failed": []}
+        about["metric"] = {task.name: task.metric for task in self._tasks}
+        labels, floors = _labels(self._tasks, about.get("scenario", "task")), Json(about.get("floors", {}))
+        done = list[_Ended]()
+        for place, key in config["units"].items():
+            folder = self._out / place
+            if ended := self._ended.get(place) or self._unit(folder, key):
+                self._ended[place] = ended
+                for name, of_tasks in ended.floors.items():
+                    floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task) for task in names]
+            if ended and ended.error is None:
+                done.append(ended)
+            elif ended:
+                about["failed"].append({**key, "after": ended.after, "error": ended.error})
+            elif (folder / HISTORY).is_file():
+                about["unfinished"].append({**key, "after": _last_row(folder)})
+        files = [{} if self._running else {"labels": labels, "answers": each.answers} for each in done]
+        scores = frame_of([score for each in done for score in each.scores])
+        facts = [each.facts for each in done]
+        return whole_run({**about, "floors": floors or None}, scores, facts, str(self._out), files, _REMEDY)
+
+    def _unit(self, folder: Path, key: Json) -> _Ended | None:
+        """Read a unit; ``None`` where it has not ended."""
+        if not (folder / RECORD).exists():
             return None
-        raise
-    if record["unit"] != key:
-        raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
-    return record
+        try:
+            record = read_record(folder, ReportError, _REMEDY)
+        except ReportError:
+            if self._running:
+                return None
+            raise
+        if record["unit"] != key:
+            raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
+        if record["status"] != "done":
+            return _Ended(record["floors"], error=record["error"], after=_last_row(folder))
+        check_described(folder / SCORES_FILE, record, ReportError)
+        scores, facts = _of_unit(record, self._tasks, self._config["about"]["data"].get("test_rows", {}))
+        answers = {} if self._running else read_answers(folder, self._tasks)
+        return _Ended(record["floors"], [*read_scores(folder / SCORES_FILE), *scores], facts, answers)
 
 
-def _of_unit(
-    folder: Path, record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]
-) -> tuple[list[Score], Json]:
-    """Return the scores of a unit and its facts; what its record says by task are scores after the last one."""
-    path = folder / SCORES_FILE
-    check_own(path, ReportError)
-    scores, details = read_scores(path), record["details"]
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    """A unit that has ended, with what was read of it; ``error`` and ``after`` how many tasks are of one that failed."""
+
+    floors: Json
+    scores: Sequence[Score] = ()
+    facts: Json = field(default_factory=dict)
+    answers: Mapping[str, Answers] = field(default_factory=dict)
+    error: str | None = None
+    after: int = 0
+
+
+def _of_unit(record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]) -> tuple[list[Score], Json]:
+    """Return what the record of a unit says by task, as scores after the last one, and its facts."""
+    details, unit, names = record["details"], record["unit"], [task.name for task in tasks]
     by_task, extra = dict(details.get("by_task", {})), dict(details.get("extra", {}))
-    names = [task.name for task in tasks]
     by_task |= {f"{UNION}{name}": dict(zip(names, its, strict=True)) for name, its in extra.pop("union", {}).items()}
-    unit = record["unit"]
-    scores += [
+    scores = [
         Score(unit["strategy"], unit["seed"], task, len(tasks), metric, value, rows.get(task, 0))
         for metric, of_tasks in by_task.items()
         for task, value in of_tasks.items()

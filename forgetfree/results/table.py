@@ -31,6 +31,7 @@ from forgetfree.results.configurations import (
 )
 from forgetfree.results.evidence import Evidence, Interval, RowScore, forgetting
 from forgetfree.results.metrics import Floats, limits_of, scale_of, sign, summarize
+from forgetfree.results.run_folder import Score, check_own
 from forgetfree.results.runs import (
     CONSTANT,
     LEARNED_FLOORS,
@@ -41,7 +42,6 @@ from forgetfree.results.runs import (
     frame_of,
     read_run,
 )
-from forgetfree.results.unit_folder import Score, check_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

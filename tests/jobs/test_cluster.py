@@ -21,11 +21,10 @@ import torch
 
 from forgetfree import cli
 from forgetfree.errors import UsageError
-from forgetfree.files import LOCK
 from forgetfree.jobs import cluster
 from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
-from forgetfree.jobs.unit import Unit
-from forgetfree.results.unit_folder import RECORD
+from forgetfree.jobs.run_directory import LOCK, Unit
+from forgetfree.results.run_folder import RECORD
 from forgetfree.training.monitor import Monitor
 
 

@@ -20,7 +20,7 @@ import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
-from forgetfree.jobs.unit import LearnedStream
+from forgetfree.jobs.checkpoints import LearnedStream
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
 pytestmark = pytest.mark.long

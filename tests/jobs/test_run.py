@@ -30,13 +30,13 @@ from forgetfree.errors import (
     UsageError,
     first_line,
 )
-from forgetfree.files import LOCK, locked
+from forgetfree.files import locked
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.run_directory import LOCK, Unit
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import Unit
-from forgetfree.results.unit_folder import RECORD, read_record
+from forgetfree.results.run_folder import RECORD, read_record
 from forgetfree.training.monitor import Monitor
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from forgetfree import cli
-from forgetfree.results.unit_folder import HISTORY
+from forgetfree.results.run_folder import HISTORY
 
 TASKS = ("qnli", "ag_news", "sst2")
 

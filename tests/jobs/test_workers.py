@@ -27,7 +27,7 @@ from forgetfree.files import write_json
 from forgetfree.jobs import workers
 from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.run import run as perform
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers, units_at_a_time
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -172,7 +172,7 @@ def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Pa
 import sys
 sys.path.remove("")
 from pathlib import Path
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
 from surroundings import tell_surroundings
 units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]

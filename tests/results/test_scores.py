@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree.errors import ReportError
-from forgetfree.results.unit_folder import COLUMNS, Score, read_scores, write_scores
+from forgetfree.results.run_folder import COLUMNS, Score, read_scores, write_scores
 
 HEADER = ",".join(COLUMNS)
 

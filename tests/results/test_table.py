@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from handmade import TASKS, record_of, results_of, run_of, together, write
 from reported import edit, edit_about, make_run
 
 import forgetfree
+from forgetfree import json_file
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.results import runs
 from forgetfree.results.report.run_report import to_csv, write_report
-from forgetfree.results.runs import read_run
+from forgetfree.results.run_folder import Score, write_scores
+from forgetfree.results.runs import RunReader, read_run
 from forgetfree.results.table import Results
-from forgetfree.results.unit_folder import Score, write_scores
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,7 +158,9 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
     (folder / "outcome.json").write_text(json.dumps(outcome | {"status": "failed"}))
     with pytest.raises(ReportError, match=r"outcome\.json is not the file that its unit made"):
         forgetfree.load_results(out)
-    assert [run.strategy for run in read_run(out, running=True).runs] == ["lora"]  # as a run that goes on has it
+    assert [run.strategy for run in RunReader(out, running=True).read().runs] == [
+        "lora"
+    ]  # as a run that goes on has it
     edit(out, "lora", kept_bytes=[1])
     (folder / "unit.json").unlink()
     with pytest.raises(ReportError, match=r"lora with seed 0: kept_bytes must be 2 numbers, got \[1\]"):
@@ -175,10 +180,28 @@ def test_a_run_that_was_cut_short_has_what_has_ended(tmp_path: Path) -> None:
     (out / "ewc" / "seed-0" / "unit.json").unlink()
     results = forgetfree.load_results(out)
     assert results.scores.equals(whole[whole.strategy == "lora"].reset_index(drop=True))
-    content = write_report(out, ended=True)
+    content = write_report(out, read_run(out), ended=True)
     assert content["unfinished"] == [{"strategy": "ewc", "seed": 0, "after": 2}]
     assert json.loads((out / "results.json").read_text()) == content
     assert "Unfinished and left out: ewc, seed 0" in (out / "report.md").read_text() < (out / "report.html").read_text()
+
+
+def test_each_unit_is_read_once_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of n units that end one after another, n records, n outcomes and n tables are read, not n² of them."""
+    out = make_run(tmp_path / "run", ["a", "b"], {"ewc": 0.1, "lora": 0.0}, seeds=(0, 1, 2))
+    records = {path: path.read_bytes() for path in sorted(out.rglob("unit.json"))}
+    for path in [*records, *out.rglob("history.jsonl")]:  # none has begun
+        path.unlink()
+    read, read_bounded, read_scores = Counter[str](), json_file.read_bounded, runs.read_scores
+    monkeypatch.setattr(json_file, "read_bounded", lambda path: (read.update([path.name]), read_bounded(path))[1])
+    monkeypatch.setattr(runs, "read_scores", lambda path: (read.update([path.name]), read_scores(path))[1])
+    reader = RunReader(out, running=True)
+    for count, (path, record) in enumerate(records.items(), 1):
+        path.write_bytes(record)
+        found = reader.read()
+        assert len(found.runs) == count
+    assert read == {"config.json": 1, "unit.json": 6, "outcome.json": 6, "scores.csv": 6}
+    assert found.scores.equals(read_run(out).scores)
 
 
 def test_one_csv_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from forgetfree.results.evidence import Evidence, Interval
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of, words_of
-from forgetfree.results.runs import REFERENCE, UNION, UNIT, Run, read_run
+from forgetfree.results.runs import REFERENCE, UNION, UNIT, Run, RunRecord
 from forgetfree.results.table import SCORE, Results, floors_by_seed
 
 Json = dict[str, Any]
@@ -36,17 +36,15 @@ _CAPTION = (
 )
 
 
-def write_report(out: Path, *, ended: bool) -> Json:
-    """Make results.json and report.md of the units that a run directory holds, and return the content of results.json.
+def write_report(out: Path, run: RunRecord, *, ended: bool) -> Json:
+    """Make results.json and report.md of what was read of a run directory, and return the content of results.json.
 
     Args:
         out: the directory.
-        ended: nothing more is run, so that answers are read, and report.html is made, too.
-
-    Raises:
-        ReportError: it is no directory of a run, or damaged.
+        run: what was read of it.
+        ended: nothing more is run, so that report.html is made, too.
     """
-    results = Results([read_run(out, running=not ended)])
+    results = Results([run])
     content = content_of(results)
     write_json(out / "results.json", content)
     if results.strategies:
