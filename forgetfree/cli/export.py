@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
 from forgetfree.display import counted, escaped, nfc, tell
-from forgetfree.errors import GraftError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -72,7 +72,7 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
 
     path = find_graft(graft_file)
     graft = Graft.load(path)
-    check_own(path, GraftError)
+    check_own(path)
     name = model or (graft.origin.model if graft.origin else "")
     if not name:
         raise UsageError("The graft, such as one from a ledger, does not name its base model. Give it by --model.")

@@ -82,7 +82,7 @@ def _load(path: Path) -> tuple[Path, Ledger]:
     if path.is_dir() and file.name != LEDGER:
         raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
     ledger = Ledger.load(file)
-    check_own(file, LedgerError)
+    check_own(file)
     return file, ledger
 
 

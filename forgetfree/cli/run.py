@@ -18,7 +18,7 @@ from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, escaped, stderr
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
+from forgetfree.errors import ForgetfreeError, RunError, UsageError
 from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream_of
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.run_directory import refuse_used
@@ -214,7 +214,7 @@ def _remains_told(job: Job, debug: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(holdings(out)) from error
-    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+    except (UsageError, RunError):  # of what cannot be begun or resumed: they say themselves what to do
         raise
     except (ForgetfreeError, OSError) as error:
         if debug or not (remains := holdings(out)):

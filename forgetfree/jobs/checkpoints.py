@@ -1,4 +1,4 @@
-"""The checkpoint of a unit, in ``.checkpoint`` in its folder, which goes when the unit has ended.
+"""The checkpoint of a unit, in ``.checkpoint`` in its folder, which goes when the unit has ended: phases, and learned tasks.
 
 A phase of training has a file of its own, until the task is learned, and is known by the digest of all that it starts from. So
 none goes on from another's state, and one that ended is passed over: its last state is kept, too.
@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,14 @@ from torch import Tensor
 
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import link_or_copy, new_directory, write_json
+from forgetfree.files import new_directory, write_json
 from forgetfree.jobs.run_directory import Unit
-from forgetfree.json_file import parse_json, read_json
+from forgetfree.json_file import read_json
 from forgetfree.results.run_folder import (
     CHECKPOINT,
     SCORES_FILE,
     Score,
     described_files,
-    read_scores,
-    size_and_sha256,
     write_scores,
 )
 from forgetfree.tensor_file import TensorFile, checksum
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from forgetfree.training.encoded_task import EncodedTask
 
 Json = dict[str, Any]
-
 _CIRCUMSTANCES = "circumstances.json"
 _FILE = TensorFile(RunError, "", "forgetfree.checkpoint")
 #: Seconds between two writes of a phase, at least.
@@ -64,7 +62,11 @@ class FileCheckpoint(Checkpoint):
 
     def __init__(self, directory: Path, circumstances: Mapping[str, Any]) -> None:
         self.directory: Path = directory / CHECKPOINT
-        self.goes_on = _read(self.directory) == json.loads(json.dumps(circumstances))
+        try:
+            before: Any = read_json(self.directory / _CIRCUMSTANCES, RunError, "")
+        except RunError:
+            before = None
+        self.goes_on = before == json.loads(json.dumps(circumstances))
         self._circumstances = circumstances
         self._path: Path | None = None  # of the phase that is under way
         self._begun, self._begin = set[Path](), 0.0  # those begun here, and when that was
@@ -87,8 +89,7 @@ class FileCheckpoint(Checkpoint):
         self._seconds = max(_LEAST, sum(tensor.nbytes for tensor in tensors.values()) / _SPEED)
         step, self._begin = 0, self.clock()
         try:
-            header, tensors = _FILE.read(self._path)
-            done, kept, seconds = unpack(header["state"], tensors)
+            done, kept, seconds = _read(self._path)
         except (RunError, ValueError):  # none, or damaged: the phase starts again
             pass
         else:
@@ -105,8 +106,7 @@ class FileCheckpoint(Checkpoint):
         since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
         if since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
-            text, tensors = pack([step, state.state_dict(), self.clock() - self._begin])
-            _FILE.write(self._path, tensors, {"state": text})
+            _write(self._path, [step, state.state_dict(), self.clock() - self._begin])
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)
 
@@ -118,13 +118,6 @@ class FileCheckpoint(Checkpoint):
     def end(self) -> None:
         """Remove the folder: the unit has ended."""
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _read(directory: Path) -> Any:
-    try:
-        return read_json(directory / _CIRCUMSTANCES, RunError, "")
-    except RunError:
-        return None
 
 
 # -- A state as tensors and one text ---------------------------------------------------------------------
@@ -168,9 +161,19 @@ def unpack(text: str, tensors: Mapping[str, Tensor]) -> Any:
     return rich(json.loads(text))
 
 
+def _write(path: Path, state: Any) -> None:
+    text, tensors = pack(state)
+    _FILE.write(path, tensors, {"state": text})
+
+
+def _read(path: Path) -> Any:
+    """Return what `_write` was given; raise ``RunError`` where the file is missing or damaged."""
+    header, tensors = _FILE.read(path)
+    return unpack(header["state"], tensors)
+
+
 # -- What it has learned so far ---------------------------------------------------------------------------
 
-_NOTE = TensorFile(RunError, "", "forgetfree.answers")
 _LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
 
 
@@ -180,7 +183,7 @@ class LearnedStream:
     In its folder ``learned-K`` stand
 
     - after K tasks were learned, what the strategy saves, and learned.safetensors: what was measured
-    - after they were answered, scores.csv and answers.safetensors: the latest answers, and what was measured
+    - after they were answered, answers.safetensors: the latest answers, the scores so far, and what else was measured
 
     Args:
         strategy: that has learned nothing.
@@ -208,7 +211,7 @@ class LearnedStream:
         """Write the scores of the answers after so many tasks, 0 before training, beside the others."""
         key = self._unit.key["strategy"], self._unit.key["seed"]
         new = [
-            Score(*key, task.name, number, metric, value, len(task.test))
+            Score(*key, task.name, number, metric, float(value), len(task.test))
             for task in self.strategy.stream.tasks
             if task.name in row
             for metric, value in self._scores_of(task, row[task.name])
@@ -231,31 +234,24 @@ class LearnedStream:
         with new_directory(self._directory / f"learned-{number}") as folder:
             strategy.save(folder)
             about = {"seconds": self.seconds, "updates": strategy.updates, "phases": strategy.seconds}
-            _NOTE.write(folder / _LEARNED, {}, {"about": json.dumps(about | {"files": described_files(folder)})})
+            _write(folder / _LEARNED, about | {"files": described_files(folder)})
         self._monitor.checkpoint().forget()
 
     def keep_answers(self, number: int) -> None:
         """Keep the answers after so many tasks, and the scores so far."""
         if self._directory is None:
             return
-        folder = self._directory / f"learned-{number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        link_or_copy(self._unit.directory / SCORES_FILE, folder / SCORES_FILE)
-        rows = {"answers": self.answers.answers, "samples": self.answers.sampled}
-        entries = [(place, task, answers) for place, row in rows.items() for task, answers in row.items()]
-        tensors = {  # copies, for several answers may hold the labels of the rows themselves
-            f"{entry}/{name}": torch.tensor(array, device="cpu")
-            for entry, (_, _, answers) in enumerate(entries)
-            for name, array in answers.tensors().items()
-        }
-        about = {
-            "entries": [[place, task] for place, task, _ in entries],
+        kept = {
+            "answers": _tensors(self.answers.answers),
+            "samples": _tensors(self.answers.sampled),
+            "scores": list(map(astuple, self.scores)),
             "kept_bytes": self.kept_bytes,
             "broken": self.answers.broken,
             "phases": self.strategy.seconds,
-            "files": {SCORES_FILE: size_and_sha256(folder / SCORES_FILE)},
         }
-        _NOTE.write(folder / _ANSWERS, tensors, {"about": json.dumps(about)})
+        folder = self._directory / f"learned-{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / _ANSWERS, kept)
         shutil.rmtree(self._directory / f"learned-{number - 1}", ignore_errors=True)
 
     def restore(self) -> tuple[int, int | None]:
@@ -275,37 +271,34 @@ class LearnedStream:
         answered = max(number for number, folder in folders.items() if (folder / _ANSWERS).is_file())
         if done not in (answered, answered + 1):
             raise RunError(f"There are answers after {answered} tasks, and {done} are learned.")
-        about, tensors = _read_note(folders[answered], _ANSWERS)
-        tasks = {task.name: task for task in strategy.stream.tasks}
-        rows: dict[str, dict[str, Answers]] = {"answers": {}, "samples": {}}
-        for entry, (place, task) in enumerate(about["entries"]):
-            arrays = {
-                name.removeprefix(f"{entry}/"): tensor.numpy()
-                for name, tensor in tensors.items()
-                if name.startswith(f"{entry}/")
-            }
-            rows[place][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
-        phases = about["phases"]
+        kept, tasks = _read(folders[answered] / _ANSWERS), {task.name: task for task in strategy.stream.tasks}
+
+        def answers(row: Json) -> dict[str, Answers]:
+            arrays = {task: {name: tensor.numpy() for name, tensor in its.items()} for task, its in row.items()}
+            return {task: tasks[task].kind.kept_answers(tasks[task].definition, its) for task, its in arrays.items()}
+
+        phases = kept["phases"]
         if done:
-            measured, _ = _read_note(folders[done], _LEARNED)
+            measured, files = _read(folders[done] / _LEARNED), described_files(folders[done])
+            if any(files.get(name) != file for name, file in measured["files"].items()):
+                raise RunError(f"{folders[done]} has changed since it was written.")
             strategy.load(folders[done])
             strategy.updates.update(measured["updates"])
             self.seconds = measured["seconds"]
             phases = measured["phases"] | phases if done == answered else phases | measured["phases"]
         strategy.seconds |= phases
-        self.kept_bytes = about["kept_bytes"]
-        self.answers.broken += about["broken"]
-        self.answers.resume(strategy.stream.tasks[:answered], rows["answers"], rows["samples"])
-        self.scores = read_scores(folders[answered] / SCORES_FILE)
-        link_or_copy(folders[answered] / SCORES_FILE, self._unit.directory / SCORES_FILE)
+        self.kept_bytes = kept["kept_bytes"]
+        self.answers.broken += kept["broken"]
+        self.answers.resume(strategy.stream.tasks[:answered], answers(kept["answers"]), answers(kept["samples"]))
+        self.scores = [Score(*each) for each in kept["scores"]]
+        write_scores(self._unit.directory / SCORES_FILE, self.scores)
         self._monitor.log_scores([score for score in self.scores if score.after == answered])
         return done, answered
 
 
-def _read_note(folder: Path, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
-    """Return what stands in a note of `LearnedStream`; raise ``RunError`` where it, or a file that it names, is damaged."""
-    header, tensors = _NOTE.read(folder / name)
-    about, files = parse_json(header["about"]), described_files(folder)
-    if any(files.get(file) != entry for file, entry in about["files"].items()):
-        raise RunError(f"{folder} has changed since it was written.")
-    return about, tensors
+def _tensors(row: Mapping[str, Answers]) -> dict[str, dict[str, Tensor]]:
+    """Return the arrays of answers: copies, for several may hold the labels of the rows themselves."""
+    return {
+        task: {name: torch.tensor(array, device="cpu") for name, array in answers.tensors().items()}
+        for task, answers in row.items()
+    }

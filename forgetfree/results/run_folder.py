@@ -23,7 +23,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, first_line
+from forgetfree.errors import RunError, first_line
 from forgetfree.files import sha256, size_of, write_atomically
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.tasks import TaskDefinition
@@ -53,31 +53,26 @@ _REMEDY = "Restore it from a copy, or run the stream again."
 # ---- config.json ----------------------------------------------------------------------------------------
 
 
-def load_run(
-    directory: Path,
-    remedy: str = "Give the directory that `forgetfree run --out` wrote.",
-    error: type[ForgetfreeError] = RunError,
-) -> Json:
+def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree run --out` wrote.") -> Json:
     """Return the config.json of a run directory, checked.
 
     Args:
         directory: what ``forgetfree run --out`` wrote.
         remedy: the last sentence of an error.
-        error: the error to raise.
 
     Raises:
-        ForgetfreeError: ``error``: it is missing or damaged, or not the one that the units of the run were made under;
-            damaged records of units do not count.
+        RunError: it is missing or damaged, or not the one that the units of the run were made under; damaged records of
+            units do not count.
     """
-    config: Json = read_json(directory / CONFIG, error, remedy, _check_config)
+    config: Json = read_json(directory / CONFIG, RunError, remedy, _check_config)
     digest = sha256(directory / CONFIG)
     for path in sorted(directory.glob(f"*/seed-*/{RECORD}")):
         try:
-            known = read_unit_json(path.parent, error)["config"]
-        except error:
+            known = read_unit_json(path.parent)["config"]
+        except RunError:
             continue
         if known and digest not in known:
-            raise error(
+            raise RunError(
                 f"{directory / CONFIG} is not the one that {path.parent} was made under: it has changed since, or is another "
                 "run's. Undo that, or restore it from a copy; other options are another run, with another --out."
             )
@@ -122,70 +117,69 @@ def described_files(directory: Path) -> Json:
     }
 
 
-def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy: str = _REMEDY) -> Json:
+def read_record(directory: Path, remedy: str = _REMEDY) -> Json:
     """Return what unit.json and outcome.json say of a unit.
 
     Raises:
-        ForgetfreeError: ``error``: one is missing or damaged.
+        RunError: one is missing or damaged.
     """
-    record = read_unit_json(directory, error, remedy)
-    check_described(directory / OUTCOME, record, error)
-    outcome: Json = read_json(directory / OUTCOME, error, remedy, _check_outcome)
+    record = read_unit_json(directory, remedy)
+    check_described(directory / OUTCOME, record)
+    outcome: Json = read_json(directory / OUTCOME, RunError, remedy, _check_outcome)
     return {**outcome, **record}
 
 
-def read_unit_json(directory: Path, error: type[ForgetfreeError] = RunError, remedy: str = _REMEDY) -> Json:
+def read_unit_json(directory: Path, remedy: str = _REMEDY) -> Json:
     """Return what unit.json alone says; errors as those of `read_record`."""
-    record: Json = read_json(directory / RECORD, error, remedy, _check_record)
+    record: Json = read_json(directory / RECORD, RunError, remedy, _check_record)
     return record
 
 
-def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | None = None) -> None:
+def check_own(path: Path, unit: Path | None = None) -> None:
     """Check that a file is the one that the unit made in whose folder it lies.
 
     A file passes where no unit.json lies beside it: its unit has not ended, or somebody took it out of its run.
 
     Args:
         path: the file.
-        error: the error to raise.
         unit: the folder of the unit, if the file lies elsewhere: a fine-tuned model, which several units may use.
 
     Raises:
-        ForgetfreeError: ``error``: the file is of another seed or run, has changed since, or nothing can be compared because
-            unit.json is damaged or another unit's.
+        RunError: the file is of another seed or run, has changed since, or nothing can be compared because unit.json is
+            damaged or another unit's.
     """
     folder = unit or path.absolute().parent
     if not (file := folder / RECORD).exists():
         return
-    record = read_record(folder, error)
+    record = read_record(folder)
     its, place = record["unit"], f"{folder.parent.name}/{folder.name}"
     named = f"{its.get('strategy', folder.parent.name)}/seed-{its.get('seed')}"
     if folder.name.startswith("seed-") and "seed" in its and named != place:
-        raise error(f"{file} is another unit's: expected {place}, got {named}. {_REMEDY}")
+        raise RunError(f"{file} is another unit's: expected {place}, got {named}. {_REMEDY}")
     if unit is None:
-        check_described(path, record, error)
+        check_described(path, record)
     elif path.name in (models := record["details"].get(MODELS, {})):
-        _compare(path, models[path.name], file, error)
+        _compare(path, models[path.name], file)
 
 
-def check_described(path: Path, record: Json, error: type[ForgetfreeError] = RunError) -> None:
-    """Raise ``error`` unless a file in a unit's folder has the size and SHA-256 that the unit's record says."""
-    _compare(path, record["files"].get(path.name), path.with_name(RECORD), error)
+def check_described(path: Path, record: Json) -> None:
+    """Raise ``RunError`` unless a file in a unit's folder has the size and SHA-256 that the unit's record says."""
+    _compare(path, record["files"].get(path.name), path.with_name(RECORD))
 
 
-def _compare(path: Path, expected: Any, record: Path, error: type[ForgetfreeError]) -> None:
-    """Raise ``error`` unless a file has the size and SHA-256 that a unit.json says."""
+def _compare(path: Path, expected: Any, record: Path) -> None:
+    """Raise ``RunError`` unless a file has the size and SHA-256 that a unit.json says."""
     try:
         got = size_and_sha256(path) if isinstance(expected, dict) and expected.get("bytes") == size_of(path) else None
         if got is None or got != expected:
             got = got or {"bytes": size_of(path)}
             where = f"{record.name} beside it" if record.parent == path.parent else record
-            raise error(
+            raise RunError(
                 f"{path} is not the file that its unit made: {where} expects {_in_words(expected)}, got "
                 f"{_in_words(got)}. It is that of another seed or run, or has changed since. {_REMEDY}"
             )
     except OSError as fault:
-        raise error(f"{path} cannot be read: {first_line(fault)}. {_REMEDY}") from fault
+        raise RunError(f"{path} cannot be read: {first_line(fault)}. {_REMEDY}") from fault
 
 
 def _in_words(file: Any) -> str:
@@ -248,7 +242,7 @@ def read_scores(path: Path) -> list[Score]:
     """Read a table of scores.
 
     Raises:
-        ReportError: the file is missing or damaged.
+        RunError: the file is missing or damaged.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -264,7 +258,7 @@ def read_scores(path: Path) -> list[Score]:
                     raise ValueError(f"expected finite numbers, after and rows of at least 0, got {brief(each, 200)}")
             return scores
     except (OSError, ValueError, csv.Error) as error:
-        raise ReportError(
+        raise RunError(
             f"{path} is not a readable table of scores ({first_line(error)}). Restore it from a copy, or go on with --resume."
         ) from error
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import ReportError, UsageError, first_line
+from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers
 from forgetfree.results.metrics import limits_of
@@ -216,34 +216,34 @@ def read_run(path: Path) -> RunRecord:
         path: a run directory, a CSV file of it, or a scores.csv.
 
     Raises:
-        ReportError: it is missing or damaged; the message names file and place.
+        RunError: it is missing or damaged; the message names file and place.
     """
     if path.is_dir():
         return RunReader(path).read()
     if not path.exists():
-        raise ReportError(f"{path} does not exist. {_DIRECTORY}")
+        raise RunError(f"{path} does not exist. {_DIRECTORY}")
     if path.name == SCORES_FILE:
-        check_own(path, ReportError)
+        check_own(path)
         return of_scores(read_scores(path), str(path))
     try:
         if path.suffix != ".csv":
             raise ValueError("it is no CSV file")
         return of_csv(read_bounded(path), str(path))
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {first_line(error)}. {_DIRECTORY}") from error
+        raise RunError(f"{path} cannot be read: {first_line(error)}. {_DIRECTORY}") from error
     except (ValueError, KeyError, TypeError) as error:
         missing = f"a row or a setting lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise ReportError(f"{path}: {missing}. {_DIRECTORY}") from error
+        raise RunError(f"{path}: {missing}. {_DIRECTORY}") from error
 
 
 def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
     """Return what is known of scores alone: a task's metric is the first registered one.
 
     Raises:
-        ReportError: there are none, or scores of a learned task are missing.
+        RunError: there are none, or scores of a learned task are missing.
     """
     if not scores:
-        raise ReportError(f"{source} holds no scores. Give scores of runs.")
+        raise RunError(f"{source} holds no scores. Give scores of runs.")
     tasks = list(dict.fromkeys(each.task for each in scores))
     places = {metric: place for place, metric in enumerate(registry.metrics())}
     known = sorted((each for each in scores if each.metric in places), key=lambda each: -places[each.metric])
@@ -268,7 +268,7 @@ def whole_run(
     """Return a run whose parts are checked, and fit one another: `About`, the frame, and of each unit `UnitFacts` and files.
 
     Raises:
-        ReportError: they do not.
+        RunError: they do not.
     """
     place = f"{source}: " if source else ""
     try:
@@ -276,14 +276,14 @@ def whole_run(
         facts = [checked(UnitFacts, each) for each in units]
         _check_frame(frame, known)
     except (ValueError, UsageError) as error:
-        raise ReportError(f"{place}{first_line(error)}. {remedy}") from error
+        raise RunError(f"{place}{first_line(error)}. {remedy}") from error
     stages = {key: {*its} for key, its in frame.groupby([*UNIT, "task", "metric"], sort=False)["after"]}
     runs = []
     for each, shown in zip(facts, files or [{}] * len(facts), strict=True):
         try:
             _check_unit(each, known, stages)
         except ValueError as error:
-            raise ReportError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
+            raise RunError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
         runs.append(Run(each, source, **shown))
     return RunRecord(known, frame, tuple(runs), source)
 
@@ -337,16 +337,16 @@ class RunReader:
         running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
 
     Raises:
-        ReportError: it is no run directory, or config.json is damaged or another run's.
+        RunError: it is no run directory, or config.json is damaged or another run's.
     """
 
     def __init__(self, out: Path, *, running: bool = False) -> None:
         if not (out / CONFIG).exists():
-            raise ReportError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
-        self._out, self._running, self._config = out, running, load_run(out, _REMEDY, ReportError)
+            raise RunError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
+        self._out, self._running, self._config = out, running, load_run(out, _REMEDY)
         here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
         if foreign := sorted(here - self._config["units"].keys()):
-            raise ReportError(
+            raise RunError(
                 f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
             )
         self._tasks = [TaskDefinition.of_fields(each) for each in self._config["tasks"]]
@@ -356,7 +356,7 @@ class RunReader:
         """Return what is there now.
 
         Raises:
-            ReportError: a file is missing or damaged; the message names file and place.
+            RunError: a file is missing or damaged; the message names file and place.
         """
         config, names = self._config, [task.name for task in self._tasks]
         about: Json = {**config["about"], "unfinished": [], "failed": []}
@@ -385,16 +385,16 @@ class RunReader:
         if not (folder / RECORD).exists():
             return None
         try:
-            record = read_record(folder, ReportError, _REMEDY)
-        except ReportError:
+            record = read_record(folder, _REMEDY)
+        except RunError:
             if self._running:
                 return None
             raise
         if record["unit"] != key:
-            raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
+            raise RunError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
         if record["status"] != "done":
             return _Ended(record["floors"], error=record["error"], after=_last_row(folder))
-        check_described(folder / SCORES_FILE, record, ReportError)
+        check_described(folder / SCORES_FILE, record)
         scores, facts = _of_unit(record, self._tasks, self._config["about"]["data"].get("test_rows", {}))
         answers = {} if self._running else read_answers(folder, self._tasks)
         return _Ended(record["floors"], [*read_scores(folder / SCORES_FILE), *scores], facts, answers)
@@ -435,7 +435,7 @@ def _last_row(folder: Path) -> int:
     """Return after how many tasks a unit that did not end well was scored last."""
     try:
         return max((score.after for score in read_scores(folder / SCORES_FILE)), default=0)
-    except ReportError:
+    except RunError:
         return 0
 
 
@@ -458,7 +458,7 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
         tasks: of the stream.
 
     Raises:
-        ReportError: the file is not the one that the unit made, or holds no answers on these tasks.
+        RunError: the file is not the one that the unit made, or holds no answers on these tasks.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -466,7 +466,7 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
     path = folder / PREDICTIONS
     if not path.exists():
         return {}
-    check_own(path, ReportError)
+    check_own(path)
     try:
         arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in load_file(path).items():
@@ -474,9 +474,9 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
             arrays.setdefault(place, {})[part] = array
         return {task.name: registry.kind(task.kind).kept_answers(task, arrays[task.name]) for task in tasks}
     except KeyError as error:
-        raise ReportError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
+        raise RunError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
     except (OSError, ValueError, TypeError, IndexError, SafetensorError) as error:
-        raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
+        raise RunError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
 
 
 # ---- one CSV file ---------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ def of_csv(text: str, source: str = "") -> RunRecord:
 
     Raises:
         ValueError: it is no such text.
-        ReportError: its parts do not fit one another.
+        RunError: its parts do not fit one another.
     """
     header = list[Json]()
     while text.startswith("# "):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.results.run_folder import COLUMNS, Score, read_scores, write_scores
 
 HEADER = ",".join(COLUMNS)
@@ -33,7 +33,7 @@ def test_a_table_comes_back_to_the_bit(tmp_path: Path) -> None:
 )
 def test_another_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text(text)
-    with pytest.raises(ReportError, match=message):
+    with pytest.raises(RunError, match=message):
         read_scores(tmp_path / "scores.csv")
-    with pytest.raises(ReportError, match=r"nowhere\.csv is not a readable table of scores .*Restore it"):
+    with pytest.raises(RunError, match=r"nowhere\.csv is not a readable table of scores .*Restore it"):
         read_scores(tmp_path / "nowhere.csv")

@@ -15,7 +15,7 @@ from reported import edit, edit_about, make_run
 import forgetfree
 from forgetfree import json_file
 from forgetfree.cli import main
-from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.errors import RunError, UnknownNameError, UsageError
 from forgetfree.results import runs
 from forgetfree.results.report.run_report import to_csv, write_report
 from forgetfree.results.run_folder import Score, write_scores
@@ -114,11 +114,11 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         results.matrix("ewcc")
     with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'lora'"):
         results.compare("ewc", "lora")
-    with pytest.raises(ReportError, match=r"ewc has no seed 7: there are seeds 0, 1\."):
+    with pytest.raises(RunError, match=r"ewc has no seed 7: there are seeds 0, 1\."):
         results.matrix("ewc", seed=7)
     runs = [run_of("a", 0, [0.8, 0.7]), run_of("b", 1, [0.8, 0.7])]
     apart = forgetfree.load_results(write(tmp_path / "apart", results_of(*runs)))
-    with pytest.raises(ReportError, match=r"a and b have no seed in common\. Run both with the same seeds\."):
+    with pytest.raises(RunError, match=r"a and b have no seed in common\. Run both with the same seeds\."):
         apart.compare("a", "b")
     with pytest.raises(UsageError, match="needs at least one path"):
         forgetfree.load_results()
@@ -133,15 +133,15 @@ def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
     ):
         with pytest.raises(UnknownNameError, match=r"^Unknown metric 'acuracy'\. .*Known: accuracy, ece, f1, score\.$"):
             read()
-    with pytest.raises(ReportError, match=r"^There are no scores to draw\. Load results of a run"):
+    with pytest.raises(RunError, match=r"^There are no scores to draw\. Load results of a run"):
         Results([record_of(results_of())]).plot()
 
 
 def test_what_is_no_directory_of_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"holds no results: it has no config\.json\. Give the directory that"):
+    with pytest.raises(RunError, match=r"holds no results: it has no config\.json\. Give the directory that"):
         forgetfree.load_results(tmp_path)
     for name in ("nowhere", "nowhere.csv"):
-        with pytest.raises(ReportError, match=rf"{name} does not exist"):
+        with pytest.raises(RunError, match=rf"{name} does not exist"):
             forgetfree.load_results(tmp_path / name)
 
 
@@ -151,25 +151,25 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
     kept = {name: (folder / name).read_bytes() for name in ("scores.csv", "predictions.safetensors")}
     for name, content in kept.items():
         (folder / name).write_bytes(content[:-9])
-        with pytest.raises(ReportError, match=rf"{name} is not the file that its unit made"):
+        with pytest.raises(RunError, match=rf"{name} is not the file that its unit made"):
             forgetfree.load_results(out)
         (folder / name).write_bytes(content)
     outcome = json.loads((folder / "outcome.json").read_text())
     (folder / "outcome.json").write_text(json.dumps(outcome | {"status": "failed"}))
-    with pytest.raises(ReportError, match=r"outcome\.json is not the file that its unit made"):
+    with pytest.raises(RunError, match=r"outcome\.json is not the file that its unit made"):
         forgetfree.load_results(out)
     assert [run.strategy for run in RunReader(out, running=True).read().runs] == [
         "lora"
     ]  # as a run that goes on has it
     edit(out, "lora", kept_bytes=[1])
     (folder / "unit.json").unlink()
-    with pytest.raises(ReportError, match=r"lora with seed 0: kept_bytes must be 2 numbers, got \[1\]"):
+    with pytest.raises(RunError, match=r"lora with seed 0: kept_bytes must be 2 numbers, got \[1\]"):
         forgetfree.load_results(out)
     edit(out, "lora", kept_bytes=[1, "2"])
-    with pytest.raises(ReportError, match=r"kept_bytes\[1\] must be an integer"):
+    with pytest.raises(RunError, match=r"kept_bytes\[1\] must be an integer"):
         forgetfree.load_results(out)
     edit_about(out, tasks=[])
-    with pytest.raises(ReportError, match=r"tasks must be"):
+    with pytest.raises(RunError, match=r"tasks must be"):
         forgetfree.load_results(out)
 
 
@@ -225,7 +225,7 @@ def test_scores_alone_are_read_and_compared(tmp_path: Path) -> None:
         write_scores(tmp_path / name / "scores.csv", scores)
     first, second, third = (tmp_path / name / "scores.csv" for name in "abc")
     assert forgetfree.load_results(first, second).strategies == ["a", "b"]
-    with pytest.raises(ReportError, match="test rows of sst2 is 40 in one and 400 in the other"):
+    with pytest.raises(RunError, match="test rows of sst2 is 40 in one and 400 in the other"):
         forgetfree.load_results(first, third)
 
 
@@ -263,7 +263,7 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
     file.write_text(text)
     forgetfree.load_results(file)
     file.write_text(change(text))
-    with pytest.raises(ReportError, match=message) as caught:
+    with pytest.raises(RunError, match=message) as caught:
         forgetfree.load_results(file)
     said = str(caught.value)
     assert said.startswith(str(file)) and said.count(str(file)) == 1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forgetfree.display import PERCENT, Scale, counted, json_text, listed
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.options import typed
 from forgetfree.results.answers import LabelAnswers, pack_rows
@@ -206,10 +206,10 @@ def to_csv(results: Results) -> str:
     """Return results as the text of a CSV file, with what the first of several runs says of the whole.
 
     Raises:
-        ReportError: there are two configurations of one strategy, or several set-ups.
+        RunError: there are two configurations of one strategy, or several set-ups.
     """
     if any(label != run.strategy for label, runs in results.units.items() for run in runs.values()):
-        raise ReportError(
+        raise RunError(
             f"One CSV file holds one set-up and one configuration of a strategy, got {', '.join(results.strategies)}. Write a "
             "file for each."
         )
