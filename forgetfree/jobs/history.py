@@ -18,7 +18,7 @@ from forgetfree.results.run_folder import HISTORY, Score
 from forgetfree.training.monitor import Monitor, Phase
 
 Json = dict[str, Any]
-#: Logged steps of a phase, about.
+#: Logged steps of a phase, about: the first, the last, and others between.
 _LOGGED = 100
 
 
@@ -77,7 +77,7 @@ class History(Monitor):
 
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred; its rate may be NaN."""
-        if math.isfinite(loss) and is_logged(step, steps):
+        if math.isfinite(loss) and (step % max(1, steps // _LOGGED) == 0 or step in (1, steps)):
             line: Json = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate}
             line["seconds"] = self.seconds
             if math.isnan(rate):
@@ -102,11 +102,6 @@ class History(Monitor):
         super().log_scores(scores)
         if self.log:
             self.log({f"{score.metric}/{score.task}": score.value for score in scores}, self._before + self._step)
-
-
-def is_logged(step: int, steps: int) -> bool:
-    """Say whether a step of a phase is one of about a hundred: the first, the last, and others between."""
-    return step % max(1, steps // _LOGGED) == 0 or step in (1, steps)
 
 
 def _parsed(line: str) -> Json | None:

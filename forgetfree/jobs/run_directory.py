@@ -92,7 +92,7 @@ class Unit:
     directory: Path
 
     def __str__(self) -> str:
-        return named(self.key, " ")
+        return f"{self.key['strategy']} seed {self.key['seed']}"
 
     def record(self) -> Json | None:
         """Return how it ended; ``None`` where it has not, or what says so is damaged or another unit's."""
@@ -157,11 +157,6 @@ def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
     return [Unit(key, out / folder) for folder, key in keys.items()]
 
 
-def named(key: Mapping[str, Any], separator: str) -> str:
-    """Return a unit's key as a message names it, e.g. ``fine-tune seed 0``."""
-    return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
-
-
 def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> list[Unit]:
     """Write config.json, and return the units that are not done, each marked as not ended, with its folder.
 
@@ -217,7 +212,4 @@ def _finished(out: Path) -> str:
 
 def failures(results: Json) -> list[str]:
     """Return a message for each unit that failed."""
-    return [
-        f"{named({key: value for key, value in unit.items() if key not in ('error', 'after')}, ', ')}: {unit['error']}"
-        for unit in results["failed"]
-    ]
+    return [f"{unit['strategy']}, seed {unit['seed']}: {unit['error']}" for unit in results["failed"]]

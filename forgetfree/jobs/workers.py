@@ -15,7 +15,7 @@ from multiprocessing.queues import SimpleQueue
 
 from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
-from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads, threads_of_each
+from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.run_directory import Unit
 from forgetfree.training.monitor import Monitor
@@ -33,16 +33,15 @@ class WorkerProcesses:
 
     Args:
         jobs: how many at a time.
-        threads: of each; default: its share of this process's.
+        threads: of each.
         progress: hears of them; default: silence.
         devices: numbers of devices that the workers take in turn; default: what the work says.
     """
 
     def __init__(
-        self, jobs: int, threads: int | None = None, progress: Progress | None = None, devices: Sequence[int] = ()
+        self, jobs: int, threads: int = 1, progress: Progress | None = None, devices: Sequence[int] = ()
     ) -> None:
-        self._jobs, self._threads, self._progress = jobs, threads, progress or Progress()
-        self._devices = devices
+        self._jobs, self._threads, self._progress, self._devices = jobs, threads, progress or Progress(), devices
 
     def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
         """Yield each unit when it has ended.
@@ -51,7 +50,6 @@ class WorkerProcesses:
             BrokenProcessPool: a worker was killed, or could not start.
         """
         jobs = min(self._jobs, len(units))
-        threads = self._threads or threads_of_each(jobs)
         others = set(multiprocessing.active_children())
         context = _context()
         events: SimpleQueue[Event | None] = context.SimpleQueue()
@@ -61,7 +59,9 @@ class WorkerProcesses:
         numbers: SimpleQueue[int | None] = context.SimpleQueue()
         for i in range(jobs):  # as many on each device as can be
             numbers.put(self._devices[i % len(self._devices)] if self._devices else None)
-        with ProcessPoolExecutor(jobs, context, _begin, (work, threads, events, numbers, dict(os.environ))) as workers:
+        with ProcessPoolExecutor(
+            jobs, context, _begin, (work, self._threads, events, numbers, dict(os.environ))
+        ) as workers:
             try:
                 futures = {workers.submit(_run, unit): unit for unit in units}
                 for future in as_completed(futures):

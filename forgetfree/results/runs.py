@@ -90,17 +90,12 @@ class UnitFacts(_Facts):
     options: Json = Field(default_factory=dict)
     seconds: dict[str, Amount | None] = Field(default_factory=dict)
     seconds_per_task: list[Amount] | None = None
-    kept_bytes: list[Count] | None = None
+    kept_bytes: list[Count] = Field(default_factory=list)
     ledger: Json | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
     held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
     made: Json = Field(default_factory=dict)
-
-    @property
-    def memory(self) -> list[int]:
-        """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
-        return self.kept_bytes or ([self.ledger["bytes"]] if self.ledger else [])
 
 
 class Floors(_Facts):
@@ -323,7 +318,7 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
                 raise ValueError(f"{name} of {task} are missing after a task")
     for name in ("seconds_per_task", "kept_bytes"):
         values = getattr(facts, name)
-        check(name, values, values is None or len(values) == count, f"{count} numbers")
+        check(name, values, not values or len(values) == count, f"{count} numbers")
 
 
 # ---- a directory ----------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_a_unit_goes_on_from_the_files_it_had_and_sends_what_it_has_so_far(tmp_p
 
 
 def test_a_node_must_see_where_fine_tuned_models_are_shared(tmp_path: Path) -> None:
-    place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"seed": 0}
+    place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"strategy": "mine", "seed": 0}
     with pytest.raises(
         UsageError, match=rf"does not see {tmp_path / 'out'}, where .* Give --cache DIR, a directory of every"
     ):

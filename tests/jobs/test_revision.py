@@ -236,14 +236,6 @@ def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path:
     same(tmp_path / "out", run("qnli", "ag_news", **how))
 
 
-@pytest.mark.sampled(share=0.4)
-def test_two_tasks_are_taken_back_one_after_the_other(
-    run: MakeRun, removed: Callable[[str], Path], tmp_path: Path
-) -> None:
-    assert remove(removed("qnli"), "sst2", tmp_path / "twice") == 0
-    same(tmp_path / "twice", run("ag_news"))
-
-
 def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, out = run(*TASKS), tmp_path / "out"
 

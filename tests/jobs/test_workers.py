@@ -151,7 +151,7 @@ def test_an_error_of_the_parent_stops_the_workers(
 
 def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that are forked from a process that was started under others."""
-    units = [Unit({"seed": seed}, tmp_path / f"seed-{seed}") for seed in (0, 1)]
+    units = [Unit({"strategy": "mine", "seed": seed}, tmp_path / f"seed-{seed}") for seed in (0, 1)]
     for value in ("once", "later"):
         (tmp_path / value).mkdir()
         monkeypatch.chdir(tmp_path / value)
@@ -173,7 +173,7 @@ from pathlib import Path
 from forgetfree.jobs.run_directory import Unit
 from forgetfree.jobs.workers import WorkerProcesses
 from surroundings import tell_surroundings
-units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
+units = [Unit({{"strategy": "mine", "seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
 print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}

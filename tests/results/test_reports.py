@@ -112,12 +112,12 @@ def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
     assert not [title for title in titles if title.startswith("Transfer")] and "FWT" not in dict(page.words)
 
 
-def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
+def test_cost_table_has_every_phase_and_what_is_kept() -> None:
     """12,000 bytes over two tasks: 6,000 a task."""
-    ledger = {"bytes": 12000}
+    kept = [7000, 12000]
     page = page_of(
         run_of("fine-tune", 0, [0.8, 0.7]),
-        run_of("grafting-continual", 0, [0.8, 0.7], ledger=ledger, seconds={"localize": 1234.56}),
+        run_of("grafting-continual", 0, [0.8, 0.7], kept_bytes=kept, seconds={"localize": 1234.56}),
     )
     table = table_of(page, "Time per phase")
     assert table.header == (
