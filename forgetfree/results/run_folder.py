@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -238,17 +239,28 @@ def write_scores(path: Path, scores: Iterable[Score]) -> None:
     write_atomically(path, text.getvalue())
 
 
-def read_scores(path: Path) -> list[Score]:
-    """Read a table of scores.
+def is_header(line: str) -> bool:
+    """Say whether a line before a table of scores tells, as JSON, what is known beside them."""
+    return line.startswith("# ")
+
+
+def read_scores(path: Path, remedy: str = "Restore it from a copy, or go on with --resume.") -> list[Score]:
+    """Read a table of scores; what stands before it, see `is_header`, is left aside.
+
+    Args:
+        path: the file.
+        remedy: the last sentence of an error.
 
     Raises:
         RunError: the file is missing or damaged.
     """
     try:
+        size_of(path)
         with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = list(csv.reader(file, strict=True)) or [[]]
+            header, *rows = list(csv.reader(dropwhile(is_header, file), strict=True)) or [[]]
             if tuple(header) != COLUMNS:
-                raise ValueError(f"its columns must be {', '.join(COLUMNS)}, got {', '.join(header) or 'none'}")
+                got = brief(", ".join(header) or "none", 200)
+                raise ValueError(f"its columns must be {', '.join(COLUMNS)}, got {got}")
             scores = [
                 Score(strategy, int(seed), task, int(after), metric, float(value), int(count))
                 for strategy, seed, task, after, metric, value, count in rows
@@ -258,9 +270,7 @@ def read_scores(path: Path) -> list[Score]:
                     raise ValueError(f"expected finite numbers, after and rows of at least 0, got {brief(each, 200)}")
             return scores
     except (OSError, ValueError, csv.Error) as error:
-        raise RunError(
-            f"{path} is not a readable table of scores ({first_line(error)}). Restore it from a copy, or go on with --resume."
-        ) from error
+        raise RunError(f"{path} is not a readable table of scores ({first_line(error)}). {remedy}") from error
 
 
 # ---- places in config.json ------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
 """Runs as they are read: the frame of scores, and beside it what is known of each unit and of the whole.
 
-A directory of units is read, or one CSV file: lines ``# {…}`` of JSON, the first of the whole, then one a unit, and below them
-the frame with a column for each metric.
+A directory of units is read, or one table of scores, as a unit has it. Before the table may stand lines ``# {…}`` of JSON that
+say what is known beside the scores: the first of the whole, then one a unit.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError, first_line
-from forgetfree.json_file import check, checked, parse_json, read_bounded
+from forgetfree.json_file import check, checked, parse_json
 from forgetfree.results.answers import Answers, TextAnswers
 from forgetfree.results.metrics import limits_of
 from forgetfree.results.run_folder import (
@@ -32,6 +32,7 @@ from forgetfree.results.run_folder import (
     Score,
     check_described,
     check_own,
+    is_header,
     load_run,
     read_record,
     read_scores,
@@ -219,16 +220,16 @@ def read_run(path: Path) -> RunRecord:
         raise RunError(f"{path} does not exist. {_DIRECTORY}")
     if path.name == SCORES_FILE:
         check_own(path)
-        return of_scores(read_scores(path), str(path))
+    scores = read_scores(path, _DIRECTORY)
     try:
-        if path.suffix != ".csv":
-            raise ValueError("it is no CSV file")
-        return of_csv(read_bounded(path), str(path))
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {first_line(error)}. {_DIRECTORY}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        missing = f"a row or a setting lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise RunError(f"{path}: {missing}. {_DIRECTORY}") from error
+        with path.open(encoding="utf-8") as file:
+            header = [parse_json(line.removeprefix("# ")) for line in takewhile(is_header, file)]
+    except ValueError as error:
+        raise RunError(f"{path}: {first_line(error)}. {_DIRECTORY}") from error
+    if not header:
+        return of_scores(scores, str(path))
+    about, *units = header
+    return whole_run(about, frame_of(scores), units, str(path))
 
 
 def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
@@ -472,27 +473,3 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
         raise RunError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
     except (OSError, ValueError, TypeError, IndexError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
-
-
-# ---- one CSV file ---------------------------------------------------------------------------------------
-
-
-def of_csv(text: str, source: str = "") -> RunRecord:
-    """Return a run from the text of a CSV file: undoes `forgetfree.results.report.run_report.to_csv`.
-
-    Raises:
-        ValueError: it is no such text.
-        RunError: its parts do not fit one another.
-    """
-    header = list[Json]()
-    while text.startswith("# "):
-        line, _, text = text.removeprefix("# ").partition("\n")
-        header.append(parse_json(line))
-    if not header or not all(isinstance(each, dict) for each in header):
-        raise ValueError("it must begin with a line `# {…}` that says what was measured")
-    about, *units = header
-    index = [*UNIT, "task", "after", "rows"]
-    wide = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
-    frame = wide.melt(index, var_name="metric")
-    frame = frame[frame["value"] != ""].astype({"seed": int, "after": int, "rows": int, "value": float})
-    return whole_run(about, frame[[*COLUMNS]], units, source)

@@ -23,7 +23,7 @@ from forgetfree.results.evidence import Evidence, Interval
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of, words_of
-from forgetfree.results.runs import REFERENCE, UNION, UNIT, Run, RunRecord
+from forgetfree.results.runs import REFERENCE, UNION, Run, RunRecord
 from forgetfree.results.table import SCORE, Results, floors_by_seed
 
 Json = dict[str, Any]
@@ -203,7 +203,7 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 
 
 def to_csv(results: Results) -> str:
-    """Return results as the text of a CSV file, with what the first of several runs says of the whole.
+    """Return the frame as CSV, below what is known beside it, of the whole as the first of several runs says it.
 
     Raises:
         RunError: there are two configurations of one strategy, or several set-ups.
@@ -227,9 +227,8 @@ def to_csv(results: Results) -> str:
         summary = {"summary": results.summary_of(run.strategy, run.seed)}
         facts = run.facts.model_copy(update={"right_rows": right}) if right else run.facts
         lines.append(facts.model_dump(exclude_unset=True) | summary)
-    text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
-    index = [*UNIT, "task", "after", "rows"]
-    return text + results.scores.pivot_table("value", index, "metric", sort=False).reset_index().to_csv(index=False)
+    header = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
+    return header + results.scores.to_csv(index=False)
 
 
 def content_of(results: Results) -> Json:
