@@ -26,7 +26,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
 from forgetfree.training.training_options import LocalizationOptions
 
 #: The ledger of the grafts that are merged.

@@ -102,8 +102,8 @@ def run(
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
-    from forgetfree.jobs.directory import failures
     from forgetfree.jobs.progress import make_progress
+    from forgetfree.jobs.run_directory import failures
     from forgetfree.results.table import load_results
 
     if out is None and resume:
@@ -266,8 +266,8 @@ class Job:
 
     def announced(self, execution: Execution) -> Callable[[], Json]:
         """Say what will be done, and return what trains what is missing, and returns the content of results.json."""
-        from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.run import run
+        from forgetfree.jobs.run_directory import resumption
 
         config, out, is_watched = self.config, Path(self.config.out), execution.progress is not None
         if is_watched:

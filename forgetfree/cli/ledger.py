@@ -75,14 +75,14 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
 def _load(path: Path) -> tuple[Path, Ledger]:
     """Return the file at a path, or of the run there, and its ledger, which must be its unit's own, where it lies in one."""
     from forgetfree.ledger import Ledger
-    from forgetfree.results.unit_folder import LEDGER, check_own
+    from forgetfree.results.run_folder import LEDGER, check_own
     from forgetfree.serve.source import saved_file
 
     file = saved_file(path) if path.is_dir() else path
     if path.is_dir() and file.name != LEDGER:
         raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
     ledger = Ledger.load(file)
-    check_own(file, LedgerError)
+    check_own(file)
     return file, ledger
 
 

@@ -40,7 +40,7 @@ from forgetfree.data.tables import Columns
 from forgetfree.display import Screen, counted, escaped, is_blank, nfc, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
-from forgetfree.results.config_file import load_run
+from forgetfree.results.run_folder import load_run
 from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.

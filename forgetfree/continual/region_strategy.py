@@ -44,7 +44,7 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
 from forgetfree.training.encoded_task import loss_of
 from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate

@@ -21,7 +21,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import model_files, quiet
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
 
 _CARD = """---
 tags: [forgetfree, continual-learning]

@@ -25,7 +25,7 @@ from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.ledger import rows_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore, check_keys, load_checkpoint
-from forgetfree.results.unit_folder import check_own
+from forgetfree.results.run_folder import check_own
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 

@@ -24,7 +24,7 @@ from forgetfree.data.rows import by_length
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically
 from forgetfree.json_file import parse_json
-from forgetfree.results.unit_folder import FEATURES
+from forgetfree.results.run_folder import FEATURES
 from forgetfree.tensor_file import TensorFile
 
 #: How far Σ is drawn towards a multiple of the identity, since a few hundred rows tell it badly.

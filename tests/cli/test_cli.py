@@ -22,7 +22,7 @@ from forgetfree import __version__, cli, recipes, registry
 from forgetfree.cli.calls import recipe_of
 from forgetfree.jobs import progress
 from forgetfree.jobs.config import RunConfig
-from forgetfree.jobs.directory import merged_config
+from forgetfree.jobs.continuation import merged_config
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.ledger import Ledger
 
