@@ -27,7 +27,7 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
     what, first = "command" if command == "forgetfree" else "action", next(iter(words[command.count(" ") :]), "-")
     if commands and not first.startswith("-") and first not in commands:  # told before its flags, which are its own
         return UnknownNameError(what, first, commands)
-    arguments = list(app.assemble_argument_collection()) if app.default_command else []
+    arguments = [each for each in app.assemble_argument_collection() if each.parse] if app.default_command else []
     flags = [name for each in arguments for name in each.names if name.startswith("-")]
     flags += [name for name in app if name.startswith("--")]
     typed = [word.partition("=")[0] for word in words if word.startswith("--") and " " not in word]

@@ -1,29 +1,27 @@
-"""``forgetfree run`` and ``graft``: their flags, made from the fields of a configuration; how a run begins; what it prints."""
+"""``forgetfree run`` and ``graft``: their flags, how a run begins, and what it prints."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields
-from inspect import Parameter as Argument
-from inspect import Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from forgetfree import recipes
-from forgetfree.cli.arguments import Debug, check_there
+from forgetfree.cli.arguments import Debug, Flags, check_there
 from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, escaped, stderr
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import refuse_used
-from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream_of
+from forgetfree.jobs.config import Execution, RunConfig, RunOptions, stream_of
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.options import HelpGroup, option
+from forgetfree.options import GROUPS, Options, option
 from forgetfree.results.unit_folder import CONFIG
+from forgetfree.training.training_options import LocalizationOptions
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revision
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CommandLine(Execution):
     """The way in which a job is run, with what the command line alone has: files of options, and what is done with them."""
 
@@ -44,35 +41,98 @@ class CommandLine(Execution):
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
     )
-    on: Path | None = option(None, "a finished run: learn further tasks on top of it", placeholder="RUN")
-    without: str | None = option(
-        None, "with --on: write RUN as it would be, had the task never been learned", placeholder="TASK"
-    )
 
 
-def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any) -> int:
+class Asked(LocalizationOptions, RunOptions, RunConfig):
+    """All options that have a flag."""
+
+
+Data = Annotated[
+    list[str] | None,
+    Parameter(
+        group=GROUPS["What to learn"],
+        metavar="hub|demo|DIR|FILE",
+        help="hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: "
+        "$FORGETFREE_DATA, else hub)",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    Parameter(
+        group=GROUPS["How to learn"],
+        metavar="KEY=VALUE",
+        help="any option: see 'forgetfree list strategies --verbose'",
+    ),
+]
+#: No flag is given.
+NOTHING, USUAL = Asked(), CommandLine()
+
+
+def run(
+    *stream: Annotated[str, Parameter(help="a registered stream, or task names joined by commas")],
+    data: Data = None,
+    set: Set = None,
+    asked: Annotated[Flags[Asked], Parameter(parse="^(?!fine_tuned$)")] = NOTHING,
+    on: Annotated[
+        Path | None,
+        Parameter(
+            group=GROUPS["What to learn"], metavar="RUN", help="a finished run: learn further tasks on top of it"
+        ),
+    ] = None,
+    without: Annotated[
+        str | None,
+        Parameter(
+            group=GROUPS["What to learn"],
+            metavar="TASK",
+            help="with --on: write RUN as it would be, had the task never been learned",
+        ),
+    ] = None,
+    way: Flags[CommandLine] = USUAL,
+    debug: Debug = False,
+) -> int:
     """Check what is asked for, say what will be done, and do it; or print the plan."""
-    from forgetfree.jobs.progress import make_progress
+    how, flags = _command_line(way, debug), _flags(data, set, asked)
+    if on is None and without is None:
+        if len(stream) > 1:
+            raise _too_many("run", stream, f"Join the tasks of a stream by commas: {','.join(stream)}. ")
+        return _learned(how, _config_of(how, flags | ({"stream": stream[0]} if stream else {})))
+    check_there(None, on)
+    if how.config:
+        raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
+    job = Job.on(on, without, {**flags, "stream": ",".join(stream)})
+    if how.check:
+        _show_plan(job.config, how.resume, job.revision)
+        return 0
+    with _remains_told(job, debug):
+        results = job.announced(how)()
+    code = _shown(results, job.config)
+    if without is not None:
+        print(escaped(f"{on} still holds {without}. Delete that directory to have it gone."))
+        if cache := job.config.set.get("cache"):
+            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
+    return code
 
-    quiet_libraries()
-    how = CommandLine(
-        **{name: flags.pop(name) for name in _OF_COMMAND if name in flags},
-        debug=debug,
-        progress=make_progress(stderr()),
-    )
-    if how.resume and "out" not in flags:
-        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
-    if "set" in flags:
-        flags["set"] = _settings(flags["set"])
-    if how.on or how.without:
-        job = _job_on(how, {**flags, "stream": ",".join(subjects)})
-        if how.check:
-            _show_plan(job.config, how.resume, job.revision)
-            return 0
-        with _remains_told(job, debug):
-            results = job.announced(how)()
-        return _shown(results, job.config, how)
-    config = _config_of(how, command, subjects, flags)
+
+def graft(
+    *task: Annotated[str, Parameter(help="a registered task, or one under --data DIR")],
+    data: Data = None,
+    set: Set = None,
+    asked: Annotated[Flags[Asked], Parameter(parse="^(?!strategy$|held_out$)")] = NOTHING,
+    way: Flags[CommandLine] = USUAL,
+    debug: Debug = False,
+) -> int:
+    """Run the two strategies of a graft on one task."""
+    how, flags = _command_line(way, debug), _flags(data, set, asked)
+    if len(task) > 1:
+        raise _too_many("graft", task)
+    flags |= {"strategy": recipes.GRAFT} | ({"stream": stream_of(task)} if task else {})
+    config = _config_of(how, flags, "graft-")
+    config.check_one_task()
+    return _learned(how, config)
+
+
+def _learned(how: CommandLine, config: RunConfig) -> int:
+    """Learn what a configuration asks for, or print the plan; return the exit code."""
     if how.check:
         _show_plan(config, how.resume)
         return 0
@@ -83,93 +143,54 @@ def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any)
             refuse_used(out)
         job = Job.of(config, f" into {out}")
         loader = job.loader
-        with _remains_told(job, debug):
+        with _remains_told(job, how.debug):
             results = job.announced(how)()
     except ForgetfreeError as error:
-        if debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or it has begun
+        if how.debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or it has begun
             raise
         from forgetfree.jobs.preflight import with_all_faults
 
         raise with_all_faults(error, config, loader) from error
-    return _shown(results, config, how)
-
-
-def graft(*subjects: str, **flags: Any) -> int:
-    """Run the two strategies of a graft on one task."""
-    return run(*subjects, command="graft", **flags)
-
-
-def _job_on(how: CommandLine, flags: Json) -> Job:
-    """Return the run on top of a finished one, with further tasks or without one of its own."""
-    check_there(None, how.on)
-    if how.config:
-        raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
-    return Job.on(how.on, how.without, flags)
-
-
-# -- From the fields to the flags ------------------------------------------------------------------------
-
-_OF_COMMAND = {each.name: each for each in fields(CommandLine) if each.metadata}
-_GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
-#: What one of the two commands has no flag for.
-_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategy", "held_out", "on", "without")}
-
-
-def _arguments_of(command: str) -> Iterator[Argument]:
-    """Yield the argument without a flag, and every flag, of ``run`` or ``graft``."""
-    hints = get_type_hints(RunConfig)
-    options = {**OF_RUN, **FLAGGED, **_OF_COMMAND}
-    stream = options.pop("stream")
-    help = "a registered task, or one under --data DIR" if command == "graft" else stream.metadata["help"]
-    name = "task" if command == "graft" else stream.name
-    yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, Parameter(help=help)])
-    for name, field in options.items():
-        if name not in _WITHOUT[command]:
-            yield _flag(name, field, hints.get(name, type(field.default)))
-    yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
-
-
-def _flag(name: str, field: Field[Any], hint: Any) -> Argument:
-    """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
-    several = any((get_origin(each) or each) in (tuple, Mapping) for each in (hint, *get_args(hint)))
-    placeholder, default = field.metadata["placeholder"], field.default if name in FLAGGED else None
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
-    typed: Any = list[str] if several else bool if hint is bool else str
-    if placeholder in ("DIR", "FILE", "RUN"):
-        typed = Path  # which the shell completes
-    parameter = Parameter(
-        name=f"--{name.replace('_', '-')}",
-        help=field.metadata["help"] + ("" if default is None else f" (default: the model's recipe, else {default})"),
-        group=_GROUPS[field.metadata["group"]],
-        metavar=None if choices else placeholder,
-        choices=choices or None,
-    )
-    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, parameter])
+    return _shown(results, config)
 
 
 # -- From the flags to the configuration -----------------------------------------------------------------
 
 
-def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: Json) -> RunConfig:
+def _typed(flags: Options) -> Json:
+    """Return the flags that were given, by the names of options."""
+    return {name: getattr(flags, name) for name in flags.model_fields_set}
+
+
+def _command_line(way: CommandLine, debug: bool) -> CommandLine:
+    """Return the way in which a job is run, its flags read; what is done is told on stderr."""
+    from forgetfree.jobs.progress import make_progress
+
+    quiet_libraries()
+    return CommandLine(**_typed(way), debug=debug, progress=make_progress(stderr()))
+
+
+def _flags(data: Sequence[str] | None, settings: Sequence[str] | None, asked: Options) -> Json:
+    """Return what the flags of options say, by their names."""
+    return _typed(asked) | ({"data": data} if data else {}) | ({"set": _settings(settings)} if settings else {})
+
+
+def _too_many(command: str, subjects: Sequence[str], hint: str = "") -> UsageError:
+    more = " ".join(subjects[1:])
+    return UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
+
+
+def _config_of(how: CommandLine, flags: Json, prefix: str = "") -> RunConfig:
     """Return the configuration that a command line asks for: the file's options, and the flags over them."""
-    if len(subjects) > 1:
-        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if command == "run" else ""
-        more = " ".join(subjects[1:])
-        raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
-    if command == "graft":
-        flags = flags | {"strategy": recipes.GRAFT} | ({"stream": stream_of(subjects)} if subjects else {})
-    elif subjects:
-        flags = flags | {"stream": subjects[0]}
+    if how.resume and "out" not in flags:
+        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
     file: Json = {}
     if how.config:
         from forgetfree.jobs.option_file import for_strategies, read_options
 
         file = read_options(Path(how.config))
         file = for_strategies(file, flags.get("strategy", ()))  # no flag could take these away
-    config = RunConfig.of(file, flags).completed("graft-" if command == "graft" else "")
-    if command == "graft":
-        config.check_one_task()
-    return config
+    return RunConfig.of(file, flags).completed(prefix)
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -188,7 +209,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 # -- What is trained, and printed ------------------------------------------------------------------------
 
 
-def _shown(results: Json, config: RunConfig, how: CommandLine) -> int:
+def _shown(results: Json, config: RunConfig) -> int:
     """Print what a run made, and what failed; return the exit code."""
     from forgetfree.jobs.directory import failures, holdings
 
@@ -197,10 +218,6 @@ def _shown(results: Json, config: RunConfig, how: CommandLine) -> int:
         _print_results(out)
     for message in (messages := failures(results)):
         fail(f"{message} {holdings(out)}" if message is messages[-1] else message, 1)
-    if how.without is not None:
-        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
-        if cache := config.set.get("cache"):
-            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return 1 if messages else 0
 
 
@@ -270,10 +287,3 @@ def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None
     for note in found["notes"]:
         print(escaped(f"Note: {note}"))
     print("Nothing was written or downloaded.")
-
-
-# What the parser of the command line reads.
-_COMMANDS: tuple[Any, ...] = (run, graft)
-for _command in _COMMANDS:
-    _command.__signature__ = Signature([*_arguments_of(_command.__name__)])
-    _command.__annotations__ = {}

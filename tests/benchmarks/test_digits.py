@@ -53,7 +53,7 @@ def test_tuning_reads_validation_rows_only() -> None:
 
 def test_every_choice_is_of_a_known_option_and_from_its_grid() -> None:
     for name, streams in digits.CHOSEN.items():
-        known = registry.strategy(name).Options.__dataclass_fields__
+        known = registry.strategy(name).Options.model_fields
         for stream, options in streams.items():
             assert stream in digits.STREAMS
             for option, value in options.items():

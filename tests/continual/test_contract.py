@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,6 @@ def test_an_interrupt_at_the_end_of_begin_costs_no_earlier_task_a_bit(
         assert torch.equal(weights(trained), trained.pre_trained.theta)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Patience(TrainingOptions):
     patience: int = option(3, "no argument of the plugin", at_least=1)
 
