@@ -22,7 +22,7 @@ from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions
 
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train")
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "mask": {"region_from": "mask"},
     "movement": {"region_from": "movement"},
     "gradient": {"region_from": "gradient"},

@@ -11,31 +11,28 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
+import pydantic
 from cyclopts import Group, Parameter
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
 from pydantic_core import PydanticKnownError
 
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError
 
 if TYPE_CHECKING:
-    from pydantic import ModelWrapValidatorHandler
+    from pydantic import ValidationInfo
     from pydantic_core import ErrorDetails
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 #: A function as an option: itself, or its name ``package.module:function``.
 Function = Callable[..., Any]
+#: A place as an option: a text, which the shell completes.
+if TYPE_CHECKING:
+    Place = str
+else:
+    Place = str | Path
 #: Where an option stands in the help of a command.
 HelpGroup = Literal["What to learn", "How to learn", "How to run"]
 GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
@@ -91,7 +88,7 @@ def option(
     """
     key = "default_factory" if callable(default) else "default"
     how: dict[str, Any] = {key: default, "gt": above, "ge": at_least, "le": at_most}
-    field: Any = Field(description=help, **how)
+    field: Any = pydantic.Field(description=help, **how)
     flag = (
         {"group": GROUPS[group], "metavar": placeholder, "show_choices": placeholder is None}
         if group
@@ -101,7 +98,7 @@ def option(
     return field
 
 
-class Options(BaseModel):
+class Options(pydantic.BaseModel):
     """Base of all options: reads texts, checks types and bounds when it is made, and reports all faults together.
 
     >>> class Speed(Options):
@@ -110,42 +107,44 @@ class Options(BaseModel):
     0.5
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
-    @model_validator(mode="wrap")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _checked(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        check_names(cls, values, cls.__name__)
+    def _checked(cls, values: Any, handler: pydantic.ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        for name in values:
+            if name not in cls.model_fields:
+                raise UnknownNameError(f"option of {info.context or cls.__name__}", name, cls.model_fields)
+        try:
+            return cls._made(values, handler)
+        except OptionError as error:
+            raise OptionError(
+                f"Options of {info.context}: {error}" if info.context else str(error), error.parts
+            ) from None
+
+    @classmethod
+    def _made(cls, values: Mapping[str, Any], handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
+        """Return the options of values, or raise ``OptionError`` with all that is wrong with them."""
         try:
             return handler(values)
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             faults = sentences(cls, error)
             raise OptionError(f"{'; '.join(faults)}.", faults) from None
 
-    @field_validator("*")
+    @pydantic.field_validator("*")
     @classmethod
     def _limited(cls, value: Any) -> Any:
         if type(value) is int and value > _MOST:
             raise PydanticKnownError("less_than_equal", {"le": _MOST})
         return value
 
-    @field_validator("*", mode="before")
+    @pydantic.field_validator("*", mode="before")
     @classmethod
     def _read(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
         try:
-            return read_value(value, cls.model_fields[info.field_name].annotation)
+            return read_value(value, cls.model_fields[info.field_name or ""].annotation)
         except OptionError as error:  # told with the others
             raise ValueError(str(error)) from error
-
-
-def flagged(options: type[Options]) -> list[str]:
-    """Return the names of the options that have a flag of their own."""
-    return [
-        name
-        for name, field in options.model_fields.items()
-        if any(isinstance(each, Parameter) and each.group for each in field.metadata)
-    ]
 
 
 def describe(options: type[Options]) -> list[dict[str, str]]:
@@ -157,13 +156,6 @@ def describe(options: type[Options]) -> list[dict[str, str]]:
         }
         for name, field in options.model_fields.items()
     ]
-
-
-def check_names(options: type[Options], values: Mapping[str, Any], owner: str) -> None:
-    """Raise ``UnknownNameError`` if there is no option of a name; it lists the known ones."""
-    for name in values:
-        if name not in options.model_fields:
-            raise UnknownNameError(f"option of {owner}", name, options.model_fields)
 
 
 def build(options: type[AnyOptions], values: Mapping[str, Any], owner: str) -> AnyOptions:
@@ -178,11 +170,7 @@ def build(options: type[AnyOptions], values: Mapping[str, Any], owner: str) -> A
         UnknownNameError: no such option; lists the known ones.
         OptionError: a value of the wrong type or out of range.
     """
-    check_names(options, values, owner)
-    try:
-        return options(**values)
-    except OptionError as error:
-        raise OptionError(f"Options of {owner}: {error}", error.parts) from error
+    return options.model_validate(dict(values), context=owner)
 
 
 def read_value(value: Any, hint: Any) -> Any:
@@ -207,12 +195,12 @@ def read_value(value: Any, hint: Any) -> Any:
     if ":" in value and Function in _choices(hint):
         return function_named(value)
     try:
-        return TypeAdapter(_unbounded(hint)).validate_python(value)
-    except ValidationError:
+        return pydantic.TypeAdapter(_unbounded(hint)).validate_python(value)
+    except pydantic.ValidationError:
         return value
 
 
-def sentences(options: type[BaseModel], error: ValidationError, show: Callable[[str], str] = str) -> list[str]:
+def sentences(options: type[Options], error: pydantic.ValidationError, show: Callable[[str], str] = str) -> list[str]:
     """Return a phrase for each value that pydantic refused, as ``NAME must be …, got …``.
 
     Args:
@@ -272,8 +260,8 @@ def recorded(options: Options) -> dict[str, Any]:
 
 def type_name(hint: Any) -> str:
     """Return a type as a user reads it, e.g. ``a number or none``."""
-    known = (_TYPE_NAMES.get(each) or _TYPE_NAMES.get(typing.get_origin(each), str(each)) for each in _choices(hint))
-    return " or ".join(known)
+    kinds = (each for each in _choices(hint) if each is not Path)  # read as a text
+    return " or ".join(_TYPE_NAMES.get(each) or _TYPE_NAMES.get(typing.get_origin(each), str(each)) for each in kinds)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

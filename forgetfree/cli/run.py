@@ -19,7 +19,7 @@ from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import refuse_used
 from forgetfree.jobs.config import Execution, RunConfig, RunOptions, stream_of
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.options import GROUPS, Options, option
+from forgetfree.options import Place, option
 from forgetfree.results.unit_folder import CONFIG
 from forgetfree.training.training_options import LocalizationOptions
 
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 class CommandLine(Execution):
     """The way in which a job is run, with what the command line alone has: files of options, and what is done with them."""
 
-    config: str | None = option(
+    config: Place | None = option(
         None,
         "options in a TOML or JSON file, or a directory whose config.json has them",
         group="How to run",
@@ -41,73 +41,64 @@ class CommandLine(Execution):
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
     )
+    on: Place | None = option(
+        None, "a finished run: learn further tasks on top of it", group="What to learn", placeholder="RUN"
+    )
+    without: str | None = option(
+        None,
+        "with --on: write RUN as it would be, had the task never been learned",
+        group="What to learn",
+        placeholder="TASK",
+    )
 
 
-class Asked(LocalizationOptions, RunOptions, RunConfig):
-    """All options that have a flag."""
+class Asked(RunOptions, RunConfig):
+    """Options of a run as the command line has them: two are typed in another way than they stand in a configuration."""
+
+    data: tuple[str, ...] = option(
+        (),
+        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
+        "else hub)",
+        group="What to learn",
+        placeholder="hub|demo|DIR|FILE",
+    )
+    set: tuple[str, ...] = option(  # type: ignore[assignment]
+        (), "any option: see 'forgetfree list strategies --verbose'", group="How to learn", placeholder="KEY=VALUE"
+    )
 
 
-Data = Annotated[
-    list[str] | None,
-    Parameter(
-        group=GROUPS["What to learn"],
-        metavar="hub|demo|DIR|FILE",
-        help="hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: "
-        "$FORGETFREE_DATA, else hub)",
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    Parameter(
-        group=GROUPS["How to learn"],
-        metavar="KEY=VALUE",
-        help="any option: see 'forgetfree list strategies --verbose'",
-    ),
+Training = Annotated[
+    Flags[LocalizationOptions], Parameter(show_default=lambda known: f"the model's recipe, else {known}")
 ]
 #: No flag is given.
-NOTHING, USUAL = Asked(), CommandLine()
+NOTHING, UNTRAINED, USUAL = Asked(), LocalizationOptions(), CommandLine()
 
 
 def run(
     *stream: Annotated[str, Parameter(help="a registered stream, or task names joined by commas")],
-    data: Data = None,
-    set: Set = None,
     asked: Annotated[Flags[Asked], Parameter(parse="^(?!fine_tuned$)")] = NOTHING,
-    on: Annotated[
-        Path | None,
-        Parameter(
-            group=GROUPS["What to learn"], metavar="RUN", help="a finished run: learn further tasks on top of it"
-        ),
-    ] = None,
-    without: Annotated[
-        str | None,
-        Parameter(
-            group=GROUPS["What to learn"],
-            metavar="TASK",
-            help="with --on: write RUN as it would be, had the task never been learned",
-        ),
-    ] = None,
+    training: Training = UNTRAINED,
     way: Flags[CommandLine] = USUAL,
     debug: Debug = False,
 ) -> int:
     """Check what is asked for, say what will be done, and do it; or print the plan."""
-    how, flags = _command_line(way, debug), _flags(data, set, asked)
-    if on is None and without is None:
+    how, flags = _typed(asked, training, way, debug)
+    if not how.on and how.without is None:
         if len(stream) > 1:
             raise _too_many("run", stream, f"Join the tasks of a stream by commas: {','.join(stream)}. ")
         return _learned(how, _config_of(how, flags | ({"stream": stream[0]} if stream else {})))
-    check_there(None, on)
+    check_there(None, Path(how.on) if how.on else None)
     if how.config:
         raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
-    job = Job.on(on, without, {**flags, "stream": ",".join(stream)})
+    job = Job.on(how.on, how.without, {**flags, "stream": ",".join(stream)})
     if how.check:
         _show_plan(job.config, how.resume, job.revision)
         return 0
     with _remains_told(job, debug):
         results = job.announced(how)()
     code = _shown(results, job.config)
-    if without is not None:
-        print(escaped(f"{on} still holds {without}. Delete that directory to have it gone."))
+    if how.without is not None:
+        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
         if cache := job.config.set.get("cache"):
             print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return code
@@ -115,14 +106,13 @@ def run(
 
 def graft(
     *task: Annotated[str, Parameter(help="a registered task, or one under --data DIR")],
-    data: Data = None,
-    set: Set = None,
     asked: Annotated[Flags[Asked], Parameter(parse="^(?!strategy$|held_out$)")] = NOTHING,
-    way: Flags[CommandLine] = USUAL,
+    training: Training = UNTRAINED,
+    way: Annotated[Flags[CommandLine], Parameter(parse="^(?!on$|without$)")] = USUAL,
     debug: Debug = False,
 ) -> int:
     """Run the two strategies of a graft on one task."""
-    how, flags = _command_line(way, debug), _flags(data, set, asked)
+    how, flags = _typed(asked, training, way, debug)
     if len(task) > 1:
         raise _too_many("graft", task)
     flags |= {"strategy": recipes.GRAFT} | ({"stream": stream_of(task)} if task else {})
@@ -157,22 +147,20 @@ def _learned(how: CommandLine, config: RunConfig) -> int:
 # -- From the flags to the configuration -----------------------------------------------------------------
 
 
-def _typed(flags: Options) -> Json:
-    """Return the flags that were given, by the names of options."""
-    return {name: getattr(flags, name) for name in flags.model_fields_set}
-
-
-def _command_line(way: CommandLine, debug: bool) -> CommandLine:
-    """Return the way in which a job is run, its flags read; what is done is told on stderr."""
+def _typed(asked: Asked, training: LocalizationOptions, way: CommandLine, debug: bool) -> tuple[CommandLine, Json]:
+    """Return the way in which a job is run, its flags read, and the flags of options that were given, as texts."""
     from forgetfree.jobs.progress import make_progress
 
     quiet_libraries()
-    return CommandLine(**_typed(way), debug=debug, progress=make_progress(stderr()))
-
-
-def _flags(data: Sequence[str] | None, settings: Sequence[str] | None, asked: Options) -> Json:
-    """Return what the flags of options say, by their names."""
-    return _typed(asked) | ({"data": data} if data else {}) | ({"set": _settings(settings)} if settings else {})
+    options, trained, of_way = (
+        {name: getattr(each, name) for name in each.model_fields_set} for each in (asked, training, way)
+    )
+    how, flags = CommandLine(**of_way, debug=debug, progress=make_progress(stderr())), options | trained
+    if how.resume and "out" not in flags:
+        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+    if "set" in flags:
+        flags["set"] = _settings(flags["set"])
+    return how, flags
 
 
 def _too_many(command: str, subjects: Sequence[str], hint: str = "") -> UsageError:
@@ -182,8 +170,6 @@ def _too_many(command: str, subjects: Sequence[str], hint: str = "") -> UsageErr
 
 def _config_of(how: CommandLine, flags: Json, prefix: str = "") -> RunConfig:
     """Return the configuration that a command line asks for: the file's options, and the flags over them."""
-    if how.resume and "out" not in flags:
-        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
     file: Json = {}
     if how.config:
         from forgetfree.jobs.option_file import for_strategies, read_options

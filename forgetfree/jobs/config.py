@@ -19,10 +19,9 @@ from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameE
 from forgetfree.files import free_directory
 from forgetfree.options import (
     Options,
+    Place,
     build,
     by_name,
-    check_names,
-    flagged,
     name_of_function,
     option,
     read_value,
@@ -52,7 +51,7 @@ class RunOptions(Options):
     evaluate_on: EvaluatedOn = option(
         "test", "validation: score every other validation row instead, to choose options by"
     )
-    cache: str | None = option(
+    cache: Place | None = option(
         None,
         "directory of fine-tuned models to share between runs; none: inside OUT",
         group="How to run",
@@ -106,7 +105,10 @@ class RunOptions(Options):
 
 #: The types of options of ``--set`` that have a flag of their own, too; in a file, they may stand beside the table ``set``.
 FLAGGED: Mapping[str, Any] = {
-    name: cls.model_fields[name].annotation for cls in (LocalizationOptions, RunOptions) for name in flagged(cls)
+    name: each.annotation
+    for cls in (LocalizationOptions, RunOptions)
+    for name, each in cls.model_fields.items()
+    if each.metadata[-1].parse is None
 }
 
 
@@ -212,7 +214,7 @@ class RunConfig(Options):
         group="What to learn",
         placeholder="NAME",
     )
-    fine_tuned: str | None = option(
+    fine_tuned: Place | None = option(
         None,
         "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
         group="What to learn",
@@ -225,15 +227,15 @@ class RunConfig(Options):
         group="What to learn",
         placeholder="TEXTS|TASK",
     )
-    out: str = option("", "directory to write (default: a new one under runs/)", group="How to run", placeholder="DIR")
+    out: Place = option(
+        "", "directory to write (default: a new one under runs/)", group="How to run", placeholder="DIR"
+    )
     objects: Any = option(NO_OBJECTS, "objects in the place of names, which no flag and no file can give")
     #: What is wrong with values, in whose place the defaults stand: `check` tells it with all else.
     _refused: ValidationError | None = PrivateAttr(None)
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _checked(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        check_names(cls, values, "run")
+    def _made(cls, values: Mapping[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             return handler(values)
         except ValidationError as error:
