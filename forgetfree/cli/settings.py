@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
+from forgetfree.files import StrPath
 from forgetfree.options import Function
 from forgetfree.recipes import ModelDtype, OptimizerName, PrecisionChoice, RegionSource
 from forgetfree.tasks import EvaluatedOn, Scenario
@@ -27,7 +28,7 @@ class Settings(TypedDict, total=False):
     # How a run goes: `forgetfree.jobs.config.RunOptions`.
     test_limit: int | None
     evaluate_on: EvaluatedOn
-    cache: str | None
+    cache: StrPath | None
     threads: int | None
     max_length: int | None
     graftable: str | None

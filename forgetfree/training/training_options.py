@@ -27,7 +27,12 @@ AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
 
 
 class TrainingOptions(Options):
-    """Options of training. The defaults are the paper's (A.2 and §3) unless something else is said."""
+    """Options of training. The defaults are the paper's (A.2 and §3) unless something else is said.
+
+    >>> options = TrainingOptions(optimizer="adamw", learning_rate=1e-4)
+    >>> options.model_copy(update={"steps": 100}).steps
+    100
+    """
 
     optimizer: recipes.OptimizerName | Function = option(
         "sgd",

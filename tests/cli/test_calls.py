@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -17,9 +19,13 @@ import torch
 from transformers import AutoModel
 
 import forgetfree
-from forgetfree import cli
+from forgetfree import cli, registry
+from forgetfree.cli.calls import GraftArguments
+from forgetfree.cli.settings import Settings
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import DataError, ReportError, RunError, UnknownNameError, UsageError
+from forgetfree.files import StrPath
+from forgetfree.jobs.config import RunConfig, RunOptions
 from forgetfree.options import option
 from forgetfree.results.table import Results
 from forgetfree.training.training_options import TrainingOptions
@@ -161,6 +167,23 @@ def test_wrong_arguments_are_refused_in_the_same_words(
         )
         said = capsys.readouterr().err
         assert str(refused.value) in said
+
+
+def test_signatures_name_every_option_with_its_type() -> None:
+    """Of rows, of a run, of training and of our strategies, once; a graft takes what a run takes."""
+    known = {**RunConfig.model_fields, **RunOptions.model_fields}
+    for name in registry.STRATEGIES:
+        known |= registry.strategy(name).Options.model_fields
+    types, named = get_type_hints(Settings), inspect.signature(forgetfree.run).parameters.keys() - {"settings"}
+    in_python = {"strategy": "strategies", "seed": "seeds"}
+    beside = {"tokenizer", "options", "on", "without", "resume", "jobs", "progress", "debug"}
+    assert named | types.keys() == {in_python.get(key, key) for key in known.keys() - {"set", "objects"}} | beside
+    assert not named & types.keys()
+    as_given = {tuple[str, ...]: str | Sequence[str], str | Path | None: StrPath | None}
+    for name, hint in types.items():
+        assert hint == as_given.get(known[name].annotation, known[name].annotation), name
+    lacks = {"stream", "strategies", "held_out", "on", "without"}
+    assert GraftArguments.__annotations__.keys() == (named | types.keys()) - lacks
 
 
 def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
