@@ -107,7 +107,7 @@ class Options(pydantic.BaseModel):
     0.5
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     @pydantic.model_validator(mode="wrap")
     @classmethod

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
-from pydantic_core import CoreSchema, core_schema
 
 from forgetfree.cli.hub import reach_hub
 from forgetfree.display import tell
 from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.options import Options
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
     from forgetfree.serve.source import Source
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
-
-
-class _Unread:
-    """Leaves flags as they were typed; they are read with the options of files, so that all faults are told together."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(options: type[Options], _: Any) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(lambda typed: options.model_construct(**typed))
-
-
-#: The flags of a class of options, whose values are still texts.
-Flags = Annotated[AnyOptions, Parameter(name="*"), _Unread]
 #: A flag of every command.
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
 #: A flag of commands whose result programs read.

@@ -15,7 +15,6 @@ from cyclopts import (
 
 from forgetfree.display import brief, escaped_lines, stderr
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.options import type_name
 
 
 def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
@@ -53,6 +52,8 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
             name = token.keyword or (argument.name if argument.field_info.is_keyword_only else "argument")
             if choices := argument.get_choices(force=True):
                 return UnknownNameError(name, token.value, choices)
+            from forgetfree.options import type_name
+
             expected = type_name(argument.hint).removesuffix(" or none")  # which nobody types
             return UsageError(f"{name} must be {expected}, got {brief(token.value)}. {see}")
     return UsageError(f"{' '.join(str(error).split()).rstrip('.')}. {see}")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from pydantic_core import CoreSchema, core_schema
 
 from forgetfree import recipes
-from forgetfree.cli.arguments import Debug, Flags, check_there
+from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, escaped, stderr
@@ -19,7 +20,7 @@ from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import refuse_used
 from forgetfree.jobs.config import Execution, RunConfig, RunOptions, stream_of
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.options import Place, option
+from forgetfree.options import AnyOptions, Options, Place, option
 from forgetfree.results.unit_folder import CONFIG
 from forgetfree.training.training_options import LocalizationOptions
 
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revision
 
 Json = dict[str, Any]
+
+
+class _Unread:
+    """Leaves flags as they were typed; they are read with the options of files, so that all faults are told together."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(options: type[Options], _: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(lambda typed: options.model_construct(**typed))
+
+
+#: The flags of a class of options, whose values are still texts.
+Flags = Annotated[AnyOptions, Parameter(name="*"), _Unread]
 
 
 class CommandLine(Execution):
@@ -71,7 +84,11 @@ Training = Annotated[
     Flags[LocalizationOptions], Parameter(show_default=lambda known: f"the model's recipe, else {known}")
 ]
 #: No flag is given.
-NOTHING, UNTRAINED, USUAL = Asked(), LocalizationOptions(), CommandLine()
+NOTHING, UNTRAINED, USUAL = (
+    Asked.model_construct(),
+    LocalizationOptions.model_construct(),
+    CommandLine.model_construct(),
+)
 
 
 def run(
