@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -57,12 +58,7 @@ class RunOptions(Options):
         group="How to run",
         placeholder="DIR",
     )
-    threads: int | None = option(
-        None,
-        "CPU threads; none: as torch chooses",
-        at_least=1,
-        group="How to run",
-    )
+    threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1, group="How to run")
     max_length: int | None = option(
         None,
         "tokens a row is read at, at most; the longest text is cut; none: 128, or 1,024 where a task's answers are texts, as "
@@ -142,61 +138,53 @@ class InMemory:
 NO_OBJECTS = InMemory()
 
 
+#: An option of what is learned.
+subject = partial(option, group="What to learn")
+
+
 class RunConfig(Options):
     """A run as it was asked for. Flags, files of options and the ``run`` of config.json have its fields under their names.
 
     `of` makes it of what was typed; `check` tells all that is wrong with it, together.
     """
 
-    model: str = option(
-        "minilm", "minilm (default), a directory, or a hub name", group="What to learn", placeholder="NAME|DIR"
-    )
+    model: str = subject("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
     data: str | tuple[str, ...] = option(default_data, "where rows are, or files of rows")
-    text_column: tuple[str, ...] = option(
+    text_column: tuple[str, ...] = subject(
         (),
         "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
-        group="What to learn",
         placeholder="NAME",
     )
-    label_column: tuple[str, ...] = option(
+    label_column: tuple[str, ...] = subject(
         (),
         "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
-        group="What to learn",
         placeholder="NAME",
     )
-    kind: tuple[str, ...] = option(
+    kind: tuple[str, ...] = subject(
         (),
         "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
-        group="What to learn",
         placeholder="KIND",
     )
-    map_label: tuple[str, ...] = option(
+    map_label: tuple[str, ...] = subject(
         (),
         "label that is read as another, or TASK:OLD=NEW for one task; without NEW, its rows are left out; may be given several "
         "times",
-        group="What to learn",
         placeholder="OLD=NEW",
     )
-    skip_bad_rows: bool = option(
-        False, "leave out rows that cannot be used, and say how many; else they are refused", group="What to learn"
-    )
-    metric: tuple[str, ...] = option(
+    skip_bad_rows: bool = subject(False, "leave out rows that cannot be used, and say how many; else they are refused")
+    metric: tuple[str, ...] = subject(
         (),
         "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
         "see docs/data.md)",
-        group="What to learn",
         placeholder="NAME",
     )
-    readout: Readout = option(
+    readout: Readout = subject(
         "auto",
         "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
-        group="What to learn",
         placeholder=None,
     )
     seed: tuple[Seed, ...] = option(
-        (0,),
-        "seed of sampling and training, may be given several times (default: 0)",
-        group="How to learn",
+        (0,), "seed of sampling and training, may be given several times (default: 0)", group="How to learn"
     )
     set: Mapping[str, Any] = option(dict, "any other option")
     device: str = option(
@@ -207,24 +195,21 @@ class RunConfig(Options):
     )
     stream: str = option("", "a registered stream, or task names joined by commas")
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
-    strategy: tuple[str, ...] = option(
+    strategy: tuple[str, ...] = subject(
         DEFAULT_STRATEGIES,
         "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
         f"of ours (default: {', '.join(DEFAULT_STRATEGIES)})",
-        group="What to learn",
         placeholder="NAME",
     )
-    fine_tuned: Place | None = option(
+    fine_tuned: Place | None = subject(
         None,
         "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
-        group="What to learn",
         placeholder="DIR",
     )
-    held_out: str | None = option(
+    held_out: str | None = subject(
         None,
         "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
         "text, or a task, of --data or in a folder (causal language models)",
-        group="What to learn",
         placeholder="TEXTS|TASK",
     )
     out: Place = option(

@@ -81,8 +81,7 @@ class TrainingOptions(Options):
         "rows, about a third more time, the same gradients",
     )
     deterministic_training: bool = option(
-        False,
-        "let training on a GPU repeat bit for bit, by slower algorithms of PyTorch's; on a CPU it does anyway",
+        False, "let training on a GPU repeat bit for bit, by slower algorithms of PyTorch's; on a CPU it does anyway"
     )
     precision: recipes.PrecisionChoice = option(
         "fp32",
