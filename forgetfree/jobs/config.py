@@ -264,7 +264,7 @@ class RunConfig(Options):
             values |= {key: value for key, value in layer.items() if key in OF_RUN}
             settings |= {**table, **own}
         settings = {key: by_name(value) for key, value in settings.items()}
-        return build(cls, {**values, "set": settings, "objects": objects}, "run")
+        return cls(**{**values, "set": settings, "objects": objects})
 
     def completed(self, prefix: str = "") -> Self:
         """Return it with a stream, the tasks of its files where it names none, and a free directory, likewise.
