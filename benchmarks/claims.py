@@ -1,4 +1,4 @@
-"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims [--figures] [NAME [RUN ...]]``.
+"""Judge the claims of claims.md: ``python -m benchmarks.claims [--figures] [NAME [RUN ...]]``.
 
 The thresholds stand in claims.md alone; here stands how each quantity is measured.
 """
@@ -416,7 +416,7 @@ def _shown(found: Interval) -> str:
 
 def main() -> None:
     """Print the verdicts as markdown."""
-    parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.claims", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
     parser.add_argument(
         "name", nargs="?", help="a table of claims.md, such as main-job; default: all whose runs are published"
     )

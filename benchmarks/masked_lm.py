@@ -1,4 +1,4 @@
-"""Give an encoder an LM head, so that prompts work: ``python -m forgetfree.benchmarks.masked_lm --data DIR --out DIR``.
+"""Give an encoder an LM head, so that prompts work: ``python -m benchmarks.masked_lm --data DIR --out DIR``.
 
 Use it where the only model at hand is ``minilm``, which has no LM head. It trains the encoder and a new head, tied to the
 word embeddings, on masked tokens (Devlin et al., 2019, §3.1) of the tasks' training texts, without their labels. Few

@@ -1,6 +1,6 @@
 """The memory of each phase: what tensors held at most, weights included.
 
-python -m forgetfree.benchmarks.memory [MODEL]
+python -m benchmarks.memory [MODEL]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forgetfree.benchmarks.speed.measurement import PeakMemory
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model

@@ -1,6 +1,6 @@
 """Repeat a unit of a published run file, and compare its scores with the published ones.
 
-    python -m forgetfree.benchmarks.replay small --unit fine-tune/seed-0 --data demo
+    python -m benchmarks.replay small --unit fine-tune/seed-0 --data demo
 
 With the versions, threads and kind of processor that the file names, the scores must be equal to the bit; else each score after
 the last task must lie in the 95 % interval (Wilson's) that its test rows give the published one.
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Repeat, compare, and print both; return the exit code: 1 where scores differ."""
     known = ", ".join(sorted(path.stem for path in RESULTS.glob("*.csv")))
     parser = argparse.ArgumentParser(
-        prog="python -m forgetfree.benchmarks.replay",
+        prog="python -m benchmarks.replay",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.bench import Bench, random_region, same
+from benchmarks.gpu.results import Measurement, SectionResults, Value, promise
+from benchmarks.speed.ledger_growth import ledger_of
 from forgetfree import LedgerSwitch, MixedBatchModel, registry
-from forgetfree.benchmarks.gpu.bench import Bench, random_region, same
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value, promise
-from forgetfree.benchmarks.speed.ledger_growth import ledger_of
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.readout_model import TaskHead

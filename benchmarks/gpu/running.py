@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from forgetfree.benchmarks.gpu import main_job, memory, promises, superni, times, trainers
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Json, Measurement, SectionResults, Value
+from benchmarks.gpu import main_job, memory, promises, superni, times, trainers
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Json, Measurement, SectionResults, Value
 from forgetfree.errors import UnknownNameError, first_line
 
 #: The sections in the order in which they are worth most.

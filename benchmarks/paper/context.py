@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forgetfree.benchmarks.paper.rows import Row, Unit
-from forgetfree.benchmarks.paper.setting import Setting
+from benchmarks.paper.rows import Row, Unit
+from benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
 from forgetfree.data.rows import TaskRows, representative
 from forgetfree.data.sources import load_task

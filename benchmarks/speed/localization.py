@@ -1,11 +1,11 @@
 """Localizing a task, all of it, beside fine-tuning it; and the memory that the search takes.
 
-python -m forgetfree.benchmarks.speed localization
+python -m benchmarks.speed localization
 """
 
 from __future__ import annotations
 
-from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
+from benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model
 from forgetfree.training.single_task import SingleTask

@@ -1,6 +1,6 @@
 """A stream of 50 tasks, run as ``forgetfree run`` does: the time of a task does not grow with those before it.
 
-python -m forgetfree.benchmarks.speed long_stream
+python -m benchmarks.speed long_stream
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from forgetfree.benchmarks.speed.evaluation import small_tasks
-from forgetfree.benchmarks.speed.measurement import Figure
+from benchmarks.speed.evaluation import small_tasks
+from benchmarks.speed.measurement import Figure
 from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.learn import UnitWork, learn
 from forgetfree.jobs.unit import Unit

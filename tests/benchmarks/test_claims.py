@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from reported import edit, edit_about, make_run, save
 
-from forgetfree.benchmarks.claims import (
+from benchmarks.claims import (
     CLAIMS,
     MEASURED,
     Claim,

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 import torch
 
-from forgetfree.benchmarks import kept
+from benchmarks import kept
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.speed.measurement import PeakMemory
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
 from forgetfree.core.parameters import ParameterSpace

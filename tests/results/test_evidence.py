@@ -10,7 +10,7 @@ from edited import change_outcome
 from handmade import results_of, run_of, together
 from reported import edit_about, make_run
 
-from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
+from benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance

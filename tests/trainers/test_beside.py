@@ -18,9 +18,9 @@ from quantised import QUANTISATIONS, counting, llama, load, qwen2, sft
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.gpu.operations import Launches
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree import Ledger
-from forgetfree.benchmarks.gpu.operations import Launches
-from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear, space_of_layers
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
