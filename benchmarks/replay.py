@@ -75,14 +75,14 @@ def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | N
     from forgetfree import registry
     from forgetfree.jobs.config import RunConfig, RunOptions
 
-    own, about = RunOptions.__dataclass_fields__, results.about
+    own, about = RunOptions.model_fields, results.about
     settings = {key: value for key, value in about.set.items() if key in own}
     settings.setdefault("test_limit", max(results.test_rows.values()))
     settings |= {"scenario": about.scenario, "evaluate_on": about.evaluated_on}
     settings["floors"] = "constant"  # no score depends on it
     if threads := run.facts.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
-    known = registry.strategy(run.strategy).Options.__dataclass_fields__
+    known = registry.strategy(run.strategy).Options.model_fields
     settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items() if key in known}
     return RunConfig(
         stream=about.stream,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -30,7 +29,6 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
         return self.everything_by_avalanche(task)
 
 
-@dataclass(frozen=True, kw_only=True)
 class JointOptions(TrainingOptions):
     """Options of `Joint` beside those of training."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -87,7 +86,6 @@ class _GDumbPlugin(avalanche.GDumbPlugin):
         self.storage_policy = _BalancedBuffer(mem_size, adaptive_size=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GDumbOptions(TrainingOptions):
     """Options of GDumb's training."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Training
@@ -14,7 +13,6 @@ from forgetfree.training.training_options import LocalizationOptions
 GRAFT = "graft.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BareGraftOptions(TaskwiseOptions, LocalizationOptions):
     """Options of a graft without further training: of fine-tuning and localization."""
 

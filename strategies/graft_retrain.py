@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Training
 from forgetfree.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraftRetrainOptions(SkillOptions):
     """Grafting's options, with regions trained from θ_pre."""
 

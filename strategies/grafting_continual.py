@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
@@ -11,7 +10,6 @@ from forgetfree.errors import OptionError
 from forgetfree.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraftingOptions(SkillOptions):
     """Grafting, and what is said at the end of the stream."""
 

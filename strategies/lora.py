@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,7 +37,6 @@ from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.training_options import TrainingOptions
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdapterOptions(TrainingOptions):
     """Options of adapters and their training."""
 
@@ -58,12 +57,11 @@ class AdapterOptions(TrainingOptions):
 
 def adapter_training(options: AdapterOptions) -> TrainingOptions:
     """Return the options by which adapters are trained. ℓ1 has no part in it: what is trained is not θ."""
-    return replace(
-        options,
-        learning_rate=options.lora_learning_rate or 10 * options.learning_rate,
-        readout_learning_rate=options.readout_learning_rate or options.learning_rate,
-        l1=0.0,
-    )
+    rates = {
+        "learning_rate": options.lora_learning_rate or 10 * options.learning_rate,
+        "readout_learning_rate": options.readout_learning_rate or options.learning_rate,
+    }
+    return options.model_copy(update={**rates, "l1": 0.0})
 
 
 class AdapterStrategy(ContinualStrategy):
@@ -100,7 +98,6 @@ class AdapterStrategy(ContinualStrategy):
         return self.adapters.answering(task)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
     """Adapters, and a model per task."""
 
@@ -129,7 +126,6 @@ class LoRA(AdapterStrategy):
         return [learned] if self.stream.scenario == "task" else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OLoRAOptions(AdapterOptions):
     """Adapters, and how far they must keep apart."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.continual.region_strategy import RegionOptions
@@ -15,7 +14,6 @@ from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoTTOOptions(RegionOptions):
     """Calibration, which is the fine-tuning, and sparse adaptation of the mask, which is the region."""
 

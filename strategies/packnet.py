@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.continual.region_strategy import EncodedTask, LedgerOptions, RegionStrategy, Stream, Training
@@ -11,7 +10,6 @@ from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
 class PackNetOptions(LedgerOptions):
     """Training, pruning, retraining."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +18,6 @@ from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 
 
-@dataclass(frozen=True, kw_only=True)
 class WSNOptions(LedgerOptions):
     """Training weights and masks together."""
 

@@ -56,8 +56,8 @@ class Plain(ContinualStrategy):
 def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
     """A strategy; what is no option of any strategy is an argument of the constructor."""
     cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
-    everywhere = {key for each in OWN for key in registry.strategy(each).Options.__dataclass_fields__}
+    known = cls.Options.model_fields
+    everywhere = {key for each in OWN for key in registry.strategy(each).Options.model_fields}
     options = {key: value for key, value in (SMALL | OWN.get(name, {}) | changes).items() if key in known}
     rest = {key: value for key, value in changes.items() if key not in everywhere | set(known)}
     return cls(stream=stream, options=cls.Options(**options), seed=seed, **rest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ from forgetfree.training.training_options import TrainingOptions
 STREAM = ("sst2", "qnli")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MyOptions(TrainingOptions):
     """Options of `MyStrategy`, in addition to those of training."""
 

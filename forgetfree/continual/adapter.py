@@ -11,7 +11,6 @@ for all and in `forgetfree.strategies` for one: docs/baselines.md says what and 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -22,6 +21,7 @@ from typing import Any, ClassVar
 from avalanche import _annotations as decorators
 from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.templates.base import BaseTemplate
+from pydantic import create_model
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
@@ -55,10 +55,8 @@ class AvalancheStrategy(ContinualStrategy):
     ) -> None:
         super().__init_subclass__()
         if options:
-            fields: Any = [(name, type(field.default), field) for name, field in options.items()]
-            cls.Options = dataclasses.make_dataclass(
-                f"{cls.__name__}Options", fields, bases=(cls.Options,), frozen=True, kw_only=True
-            )
+            fields: Any = {name: (type(field.default), field) for name, field in options.items()}
+            cls.Options = create_model(f"{cls.__name__}Options", __base__=cls.Options, **fields)
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
         cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
@@ -152,7 +150,6 @@ class PluginStrategy(AvalancheStrategy):
         return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportanceOptions(TrainingOptions):
     """Options that strategies that weigh parameters after each task take beside those of training."""
 

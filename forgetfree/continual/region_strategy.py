@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -50,7 +50,6 @@ from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
 
-@dataclass(frozen=True, kw_only=True)
 class RegionOptions(TrainingOptions):
     """Options of training a region that is chosen."""
 
@@ -68,21 +67,19 @@ class RegionOptions(TrainingOptions):
 
     def for_region(self, space_size: int, allowed: int) -> Self:
         """Return the options by which a region is trained that may have ``allowed`` of the N entries of the space."""
-        return replace(
-            self,
-            readout_learning_rate=self.readout_learning_rate or self.learning_rate,
-            l1=0.0,  # a region is as sparse as it gets
-            learning_rate=self.region_rate_factor * region_rate(self, space_size, allowed),
-            dropout=self.dropout is True,
-        )
+        changes = {
+            "readout_learning_rate": self.readout_learning_rate or self.learning_rate,
+            "l1": 0.0,  # a region is as sparse as it gets
+            "learning_rate": self.region_rate_factor * region_rate(self, space_size, allowed),
+            "dropout": self.dropout is True,
+        }
+        return self.model_copy(update=changes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LedgerOptions(RegionOptions, TaskwiseOptions):
     """Options of training a region, and a model per task."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SkillOptions(LedgerOptions, LocalizationOptions):
     """Fine-tuning, then localizing, then training the region."""
 

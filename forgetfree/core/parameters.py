@@ -61,6 +61,10 @@ class ParameterSpace:
 
     Tied weights are one tensor, under the first of their names; if any of their names is excluded, the
     tensor is. The order is that of ``model.named_parameters()``.
+
+    >>> space = ParameterSpace.of(torch.nn.Linear(4, 3))
+    >>> len(space), [tensor.name for tensor in space.tensors]
+    (15, ['weight', 'bias'])
     """
 
     tensors: tuple[TensorSpec, ...]

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,7 +98,7 @@ class _Look:
         attempt = self.faults.attempt
         known: RunOptions | None = attempt(lambda: config.common)
         self._common = known or RunOptions()
-        self._loader = loader or StreamLoader(config if known else replace(config, set={}))
+        self._loader = loader or StreamLoader(config if known else config.model_copy(update={"set": {}}))
         self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
         if config.out:  # a program that only asks may name none
             attempt(check_place, Path(config.out))
@@ -264,8 +264,8 @@ class _Look:
         few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
         if getattr(options, "mask_steps", None) == 0:
             del few["mask_steps"]
-        known = type(options).__dataclass_fields__
-        options = replace(options, **{key: each for key, each in few.items() if key in known})
+        known = type(options).model_fields
+        options = options.model_copy(update={key: each for key, each in few.items() if key in known})
         how: Json = {"seed": config.seed[0], "device": self._device, "store": self._fine_tuned, "monitor": times}
         if (needed := _least_memory(stream.model, options)) > self._free:
             self._notes.append(

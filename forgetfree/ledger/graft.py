@@ -100,6 +100,10 @@ class GraftOrigin:
 class Graft(HubFile, tags=["forgetfree", "graft"]):
     """A region and the values that a model takes there. With a parameter space it can be saved and used elsewhere.
 
+    >>> model = torch.nn.Linear(4, 3)
+    >>> Graft.of(model, ParameterSpace.of(model), Region.of([0, 5]))
+    Graft(2 entries)
+
     Attributes:
         region: γ.
         values: ``(s,)``.

@@ -180,6 +180,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     Besides the records it knows the first task that owns an entry, see `forgetfree.ledger.owners`. In a ledger of composition
     ``auto`` these are owners in the union: a task that stands alone takes nothing from later ones.
 
+    >>> ledger = Ledger.of_model(torch.nn.Linear(4, 3))
+    >>> len(ledger.space), ledger.tasks
+    (15, [])
+
     Args:
         space: the parameter space of the base model.
         fingerprint: that of the base model, see `forgetfree.core.fingerprint.fingerprint_of`.

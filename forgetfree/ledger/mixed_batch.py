@@ -48,6 +48,9 @@ class MixedBatchModel:
     In a ledger of unions, the small groups share the union up to the middle one of their tasks; only the records between
     count as entries.
 
+    >>> mixed = MixedBatchModel(model, LedgerSwitch(ledger, model.backbone))  # doctest: +SKIP
+    >>> logits = mixed.answer(rows, ["sst2", "qnli"])  # doctest: +SKIP
+
     Args:
         model: with a readout for every task that is asked for.
         switch: of the ledger, for the model's backbone, which holds θ_pre.

@@ -176,6 +176,9 @@ class LedgerSwitch:
     back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
     union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
 
+    >>> switch = LedgerSwitch(ledger, model)  # doctest: +SKIP
+    >>> switch.to(1)  # the model answers the first task; 0: it is θ_pre again  # doctest: +SKIP
+
     Args:
         ledger: the records.
         model: the base model, or any with its body where the ledger is of that; it must hold θ_pre now.

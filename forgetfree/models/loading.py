@@ -287,6 +287,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a pre-trained model.
 
+    >>> load_model("minilm").model.readout  # doctest: +SKIP
+    'linear'
+
     Args:
         name: ``minilm``, ``smollm2``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which
             is copied as ``save_pretrained`` writes it.

@@ -61,6 +61,8 @@ _KEPT = ("ledger", "graft")
 def load_results(*paths: StrPath) -> Results:
     """Read what was measured.
 
+    >>> results = load_results("runs/first", "runs/second")  # doctest: +SKIP
+
     Args:
         paths: any of: directories that ``forgetfree run`` wrote; CSV files of ``forgetfree report --format csv``; a scores.csv.
             Several are brought together: runs of one strategy whose options differ are told apart by them, ``lora (rank=8)``.
@@ -77,6 +79,10 @@ def load_results(*paths: StrPath) -> Results:
 
 class Results:
     """Runs that may stand side by side, because they learned the same tasks and were scored on the same rows.
+
+    >>> results = load_results("runs/first")  # doctest: +SKIP
+    >>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
+    >>> results.compare("grafting-continual", "continual-ft")  # doctest: +SKIP
 
     Args:
         records: what `read_run` returned.

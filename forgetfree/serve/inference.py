@@ -54,6 +54,9 @@ def _one_at_a_time(
 class Predictor:
     """A model, and what a strategy saved, that answer for every task of a run. Threads may share it: it answers one at a time.
 
+    >>> predictor = Predictor.of_run("runs/first")  # doctest: +SKIP
+    >>> predictor.answer("sst2", ["a joy from start to end"])[0].label  # doctest: +SKIP
+
     Args:
         loaded: the base model, with no tasks yet; answers are computed on the device where it is.
         weights: a ledger, or what else a strategy saved: see `forgetfree.serve.weights`.

@@ -40,6 +40,10 @@ class TaskSwitch:
     so such a model keeps its own logits, and the words' logits are among them. `to` with ``None`` gives back weights, output,
     configuration and modes as they were.
 
+    >>> switch = TaskSwitch("runs/first", model)  # doctest: +SKIP
+    >>> with switch.task("sst2"):  # doctest: +SKIP
+    ...     logits = model(**inputs).logits
+
     Args:
         ledger: the ledger, its file, or the directory of a run, whose first ledger it is (grafting-continual's, if there).
         model: made from the weights that the stream was trained on: an ``AutoModel``, or any ``AutoModelFor…``.

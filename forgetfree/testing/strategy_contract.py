@@ -150,11 +150,6 @@ def _check_class(cls: Any, faults: Breaches) -> None:
     for name in sorted(finals):
         if not _is_final(inspect.getattr_static(cls, name)):
             faults.add(f"{name}: expected the contract's own, which is final, got another. Give yours another name.")
-    if "__dataclass_params__" not in vars(cls.Options):  # a dataclass that inherits from a frozen one is frozen
-        faults.add(
-            f"Options: expected a frozen dataclass, got {cls.Options.__name__}, which is none. Decorate it with "
-            "@dataclass(frozen=True, kw_only=True)."
-        )
 
 
 def _is_final(member: Any) -> bool:

@@ -210,7 +210,7 @@ class SingleTask:
         if not any(parameter.numel() for parameter in readout.parameters()):
             return self.pre
         nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
-        options = replace(options, l1=0.0)
+        options = options.model_copy(update={"l1": 0.0})
         with self.holding(self.pre, Region.empty()):
             self.train_(options, "fine_tune", nothing, READOUT_STEPS, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
@@ -302,7 +302,8 @@ class SingleTask:
         """
         rate = region_rate(options, len(self.space), len(region))
         readout_rate = options.readout_learning_rate or options.learning_rate
-        options = replace(options, learning_rate=rate, readout_learning_rate=readout_rate, l1=0.0)
+        rates = {"learning_rate": rate, "readout_learning_rate": readout_rate}
+        options = options.model_copy(update={**rates, "l1": 0.0})
         with self.holding(replace(start, theta=self.pre.theta), region):
             self.train_(options, "train", RegionParameters(self.model.backbone, self.space, region))
             return ModelState.of(self.model, [self.task.name])
@@ -443,7 +444,7 @@ def fine_tuned_key(
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model."""
     model = loaded.model
     options = for_model(options, model, task.train)
-    training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
+    training = {field: getattr(options, field) for field in TrainingOptions.model_fields}
     training |= {"steps": task.full_steps(options), "dropout": bool(options.dropout), "evaluation_batch_size": None}
     content = {
         "model": loaded.fingerprint,

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -559,4 +558,4 @@ def test_who_has_no_recipe_and_sets_no_optimizer_is_told_what_trains() -> None:
     config = RunConfig(stream="sst2", model="gpt2", strategy=("fine-tune",))
     assert recipe_of(config).startswith("No recipe for gpt2: the paper's options train it, by SGD")
     for key in ("optimizer", "fine-tune.optimizer"):
-        assert recipe_of(replace(config, set={key: "adamw"})) == ""
+        assert recipe_of(config.model_copy(update={"set": {key: "adamw"}})) == ""

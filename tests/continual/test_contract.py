@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,6 @@ def test_what_begin_entered_hears_of_the_error_that_breaks_training_off(where: s
     assert len(seen) == 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class Patience(TrainingOptions):
     patience: int = option(3, "no argument of the plugin", at_least=1)
 

@@ -24,7 +24,7 @@ NAMES = ("qnli", "ag_news", "sst2")
 
 def make(name: str, **how: Any) -> ContinualStrategy:
     cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
+    known = cls.Options.model_fields
     stream = tiny_stream(how.pop("tasks", NAMES), **how.pop("of", {}))
     options = {"sparsity": 0.05, "mask_steps": 1, "rank": 2} | SMALL | how
     return cls(stream=stream, options=build(cls.Options, {k: v for k, v in options.items() if k in known}, name))

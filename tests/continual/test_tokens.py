@@ -29,7 +29,7 @@ from forgetfree.training.training_options import TrainingOptions
 def options_of(name: str, **more: Any) -> Any:
     options = registry.strategy(name).Options
     given: dict[str, Any] = {"steps": 12, "batch_size": 4, "optimizer": "adamw", "learning_rate": 5e-3}
-    if "mask_steps" in options.__dataclass_fields__:
+    if "mask_steps" in options.model_fields:
         given |= {"sparsity": 0.05, "mask_steps": 4, "mask_batch_size": 8}
     return options(**given | more)
 

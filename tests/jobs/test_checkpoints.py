@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +391,7 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
 
     (tmp_path / "cut" / "fine-tune" / "seed-0" / CHECKPOINT).mkdir()
     run(
-        replace(config("fine-tune", "cut"), seed=(1,)), Execution(resume=True)
+        config("fine-tune", "cut").model_copy(update={"seed": (1,)}), Execution(resume=True)
     )  # it goes where another seed is asked for, too
     assert not list((tmp_path / "cut").rglob(CHECKPOINT))
 
@@ -425,7 +424,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
 def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = replace(config("bitfit", "out"), strategy=("bitfit", "continual-ft"))
+    both = config("bitfit", "out").model_copy(update={"strategy": ("bitfit", "continual-ft")})
     out = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         log_step, count = History.log_step, 0
@@ -456,9 +455,9 @@ def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig
     torch.set_num_threads(2)
     usual = config("bitfit", "out")
     settings = {key: value for key, value in usual.set.items() if key != "threads"}
-    run(replace(usual, set=settings))
+    run(usual.model_copy(update={"set": settings}))
     torch.set_num_threads(1)
-    run(replace(usual, set=settings, seed=(0, 1)), Execution(resume=True))
+    run(usual.model_copy(update={"set": settings, "seed": (0, 1)}), Execution(resume=True))
     assert torch.get_num_threads() == 1
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("outcome.json")]
     assert [record["machine"]["threads"] for record in records] == [2, 2]

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Command:
             "cache": str(out.parent / f"{out.name}-models"),
             **changes.pop("set", {}),
         }
-        return replace(self.config, out=str(out), set=settings, **changes)
+        return self.config.model_copy(update={"out": str(out), "set": settings, **changes})
 
     def words(self, out: Path, *more: str) -> list[str]:
         """The command line of the same."""

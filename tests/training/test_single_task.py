@@ -96,7 +96,7 @@ def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(
     moved = retrained.theta != bench.pre.theta
     assert moved.any()
     # One plain SGD step of rate r from θ_pre: θ_pre − r · ∂L/∂θ, inside the region.
-    one = replace(OPTIONS, steps=1, weight_decay=0.0, schedule="constant", dropout=False)
+    one = OPTIONS.model_copy(update={"steps": 1, "weight_decay": 0.0, "schedule": "constant", "dropout": False})
     stepped = bench.retrained(fine_tuned, region, one)
     with bench.holding(replace(fine_tuned, theta=bench.pre.theta)):
         seed = derive_seed(bench.seed, "train", "sst2")
@@ -147,7 +147,7 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     bench: SingleTask, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The paper's: the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
-    options = replace(OPTIONS, sparsity=0.05, base_fraction=fraction, mask_steps=steps)
+    options = OPTIONS.model_copy(update={"sparsity": 0.05, "base_fraction": fraction, "mask_steps": steps})
     count = int(0.05 * len(bench.space))
     found: list[Region] = []
     learn = single_task.learn_region
