@@ -90,8 +90,8 @@ def _load(path: Path) -> tuple[Path, Ledger]:
 
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
-    """Return what the tables say, for programs, and regions by layer and kind of parameter; lists have the tasks' order."""
-    from forgetfree.core.parameters import layer_of, parameter_kind
+    """Return what the tables say, for programs, and regions by layer and role of a tensor; lists have the tasks' order."""
+    from forgetfree.core.families import layer_of, role_of
     from forgetfree.core.regions import distribution
 
     tasks = [
@@ -116,7 +116,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "tasks": tasks,
         "overlap": ledger.overlap(),
         "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
-        "kinds": [distribution(record.region, ledger.space, parameter_kind) for record in ledger.records],
+        "roles": [distribution(record.region, ledger.space, role_of) for record in ledger.records],
     }
 
 

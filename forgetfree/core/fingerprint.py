@@ -22,7 +22,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forgetfree.core.readout_model import POOLER, body_of
+from forgetfree.core.families import POOLER
+from forgetfree.core.readout_model import body_of
 from forgetfree.errors import ModelError
 
 

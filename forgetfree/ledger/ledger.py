@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from forgetfree import registry
+from forgetfree.core.families import IN_OWN_BODY
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.linear_layers import dtype_of_rest, is_quantised, is_sharded, space_of_layers
 from forgetfree.core.parameters import DTYPES, ParameterSpace, not_finite
@@ -376,11 +377,9 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         if binding is None or record.definition is None or not binding.tokenizer:
             return {}
         first = {spec.name.partition(".")[0] for spec in space.tensors}
-        # A run's language model, whose body is one of its attributes; but T5's is its own body.
-        if binding.readout in BY_WORDS and not binding.architecture and not first <= {"encoder", "decoder"}:
+        # A run's language model, whose body is one of its attributes; but T5's, and one without such, is its own body.
+        if binding.readout in BY_WORDS and not binding.architecture and len(first) == 1 and not first <= IN_OWN_BODY:
             cut = len(min(first)) + 1
-            if len(first) > 1:
-                return {}
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
         headed = binding.readout == "classifier"
         origin = GraftOrigin(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from forgetfree.core.beside import Differences, answers_beside
+from forgetfree.core.families import POOLER
 from forgetfree.core.fingerprint import fingerprint_of, restored
 from forgetfree.core.linear_layers import LinearLayers, dtype_of_rest, is_sharded
 from forgetfree.core.parameters import (
@@ -24,7 +25,7 @@ from forgetfree.core.parameters import (
     persistent_buffers,
     tensors_of,
 )
-from forgetfree.core.readout_model import POOLER, in_evaluation_mode, part_named
+from forgetfree.core.readout_model import in_evaluation_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError, TrainingError
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from forgetfree.core.families import embeddings_of
 from forgetfree.core.linear_layers import LinearLayers, full_tensor, is_quantised, is_sharded
-from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
+from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import ROWS, Graftable, PlainTensors, budget, choose

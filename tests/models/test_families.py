@@ -13,7 +13,7 @@ import torch
 from families import FAMILIES
 from tiny import POSITIONS, TASK
 
-from forgetfree.core.parameters import parameter_kind
+from forgetfree.core.families import role_of
 from forgetfree.data.rows import Rows
 from forgetfree.models.loading import LoadedModel, load_model
 
@@ -45,7 +45,7 @@ def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any,
     closing = set()
     for spec in space.tensors:
         module = re.sub(r"\.(weight|bias)$", "", spec.name)
-        kind = parameter_kind(spec.name)
+        kind = role_of(spec.name)
         assert kind.split()[-1] == ("bias" if spec.name.endswith("bias") else "weight")
         if layer := re.match(r"(?:.*?\.)??\d+\.", module):
             layers.setdefault(module[layer.end() :], set()).add(kind.rpartition(" ")[0])
