@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from forgetfree.core.families import named_like, never_grafted, outside_of_the_body
 from forgetfree.errors import ModelError, RegionError
 from forgetfree.json_file import check, parse_json
+from forgetfree.tensor_file import DTYPES
 
 #: The most entries that a file's space may have: more than any model has.
 MOST_ENTRIES = 2**41
@@ -99,7 +100,7 @@ class ParameterSpace:
             check("the layout", rows, isinstance(rows, list) and bool(rows), "a list of tensors")
             for row in rows:
                 check("a tensor of it", row, _is_row(row), "its name, shape and floating-point dtype")
-                specs.append(TensorSpec(row[0], tuple(row[1]), DTYPES[row[2]], offset))
+                specs.append(TensorSpec(row[0], tuple(row[1]), getattr(torch, row[2]), offset))
                 offset += math.prod(row[1])
             check("its number of entries", offset, offset <= MOST_ENTRIES, f"at most {MOST_ENTRIES:,}")
             narrow = [str(spec.dtype) for spec in specs if spec.dtype.itemsize == 1]
@@ -252,9 +253,8 @@ def _is_row(row: Any) -> bool:
     """Return whether a JSON value describes a tensor of a layout."""
     if not (isinstance(row, list) and [type(part) for part in row] == [str, list, str]):
         return False
-    dtype = DTYPES.get(row[2])
     sides = all(type(side) is int and side >= 0 for side in row[1])
-    return sides and dtype is not None and dtype.is_floating_point
+    return sides and row[2] in DTYPES and bool(getattr(torch, row[2]).is_floating_point)
 
 
 def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -372,16 +372,6 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
 
 # -- Tensors by name: parameters and persistent buffers ------------------------------------------------
 
-#: The dtypes that files hold, by name.
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.bool),
-        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-    )
-}
-
 #: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
 ALIGNMENT = 64
 
@@ -411,20 +401,6 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
     persistent = module.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
-
-
-def digest_of(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes, without its shape and dtype."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
-
-
-def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity, if there is one."""
-    for name, tensor in tensors.items():
-        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no isfinite
-        if tensor.is_floating_point() and not bool(torch.isfinite(numbers).all()):
-            return name
-    return None
 
 
 def check_buffers(buffers: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

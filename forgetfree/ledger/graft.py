@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.core.fingerprint import body_fingerprint, fingerprint_of
-from forgetfree.core.parameters import ParameterSpace, check_buffers, not_finite, persistent_buffers
+from forgetfree.core.parameters import ParameterSpace, check_buffers, persistent_buffers
 from forgetfree.core.readout_model import ReadoutKind, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.display import counted
@@ -33,7 +33,7 @@ from forgetfree.hub import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Network, has_other_head, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
-from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
+from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
 FORMAT = "forgetfree.graft"
 #: The tensors of a region with its values, of a readout, and of buffers.

@@ -29,7 +29,7 @@ from forgetfree import registry
 from forgetfree.core.families import IN_OWN_BODY
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.linear_layers import dtype_of_rest, is_quantised, is_sharded, space_of_layers
-from forgetfree.core.parameters import DTYPES, ParameterSpace, not_finite
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
 from forgetfree.display import brief
@@ -41,7 +41,7 @@ from forgetfree.ledger.binding import Binding, head_digest
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.ledger.owners import Owners
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
+from forgetfree.tensor_file import DTYPES, StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
 #: What a task is inferred with on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
 #: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap. In ``auto``

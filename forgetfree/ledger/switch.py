@@ -19,7 +19,6 @@ from forgetfree.core.linear_layers import LinearLayers, dtype_of_rest, is_sharde
 from forgetfree.core.parameters import (
     ParameterSpace,
     check_buffers,
-    digest_of,
     entries,
     load_tensors_,
     persistent_buffers,
@@ -33,6 +32,7 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.tasks import TaskDefinition
+from forgetfree.tensor_file import checksum
 
 #: The tasks whose weights models hold now, by the part of a model that its ledger is of.
 _IN_PLACE: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -321,7 +321,7 @@ class LedgerSwitch:
             )
 
     def _digests(self) -> list[str]:
-        return [digest_of(tensor) for tensor in self.ledger.space.parameters(self._backbone)]
+        return [checksum({"": tensor}) for tensor in self.ledger.space.parameters(self._backbone)]
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:

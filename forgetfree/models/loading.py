@@ -25,7 +25,7 @@ from forgetfree.core.families import (
     positions_of,
 )
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import DTYPES, ParameterSpace
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
@@ -306,7 +306,7 @@ def load_model(
             kind = "linear"
         loader = loader_of(config, kind, called)
         more = loader_arguments(config, kind)
-        backbone, missing = read_weights(path, loader, called, DTYPES[dtype], quantised=quantised, **more)
+        backbone, missing = read_weights(path, loader, called, getattr(torch, dtype), quantised=quantised, **more)
     check_weights(backbone, missing, tokenizer, kind, called)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(

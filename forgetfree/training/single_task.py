@@ -23,7 +23,7 @@ import torch
 from forgetfree import __version__
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
-from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of
+from forgetfree.core.parameters import ParameterSpace, tensors_of
 from forgetfree.core.readout_model import Precision, ReadoutModel, body_of, body_prefix, body_space, evaluating
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import ROWS, PlainTensors, budget, choose, floor_share, most_moved
@@ -45,6 +45,7 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.tensor_file import checksum
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import deterministic, fine_tune, layer_checkpoints
@@ -450,7 +451,7 @@ def fine_tuned_key(
         "readout": model.readout,
         "label words": model.heads[task.label].label_words,
         "tokens": repr(getattr(model, "tokens", None)),
-        "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "head": checksum(pre.readouts[task.name]),
         "rows": task.train.digest,
         "task": asdict(task.definition) | {"hub": None},
         "options": training,
