@@ -31,7 +31,7 @@ API = {
     "forgetfree": ("What `import forgetfree` gives. Nothing heavy loads before a name is used.", ["forgetfree"]),
     "strategy": (
         "The contract of a strategy, and what makes one of Avalanche's plugins. [Your own plug-in](../plug-in.md) uses it.",
-        ["forgetfree.continual.strategy", "forgetfree.continual.adapter"],
+        [f"forgetfree.continual.{name}" for name in ("strategy", "strategy_parts", "adapter")],
     ),
     "kinds": (
         "What a kind of tasks says: how its rows are read, answered and scored.",
@@ -47,7 +47,7 @@ API = {
     ),
     "ledger": (
         "Which task owns which entry, and its value.",
-        ["forgetfree.ledger", "forgetfree.ledger.graft"],
+        [f"forgetfree.ledger.{name}" for name in ("ledger", "switch", "graft")],
     ),
     "testing": ("Checks for a strategy or a kind of your own.", ["forgetfree.testing"]),
 }

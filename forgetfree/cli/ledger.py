@@ -14,7 +14,7 @@ from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
 
 if TYPE_CHECKING:
-    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.ledger import Ledger
 
 FileOrRun = Annotated[
     Path,
@@ -51,7 +51,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if model:
-        from forgetfree.ledger import check_binding, check_weights
+        from forgetfree.ledger.switch import check_binding, check_weights
         from forgetfree.models.loading import load_bound
 
         reach_hub(model)
@@ -74,7 +74,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
 
 def _load(path: Path) -> tuple[Path, Ledger]:
     """Return the file at a path, or of the run there, and its ledger, which must be its unit's own, where it lies in one."""
-    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.ledger import Ledger
     from forgetfree.results.unit_folder import LEDGER, check_own
     from forgetfree.serve.source import saved_file
 

@@ -24,12 +24,14 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
-from forgetfree.continual.strategy_parts import ModelStorage
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import ModelStorage, Training
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 

@@ -28,7 +28,7 @@ from forgetfree.jobs.directory import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, LearnedStream, Unit
 from forgetfree.json_file import parse_json
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run

@@ -51,7 +51,7 @@ from forgetfree.training.monitor import Monitor, Phase
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.ledger import Ledger
     from forgetfree.results.answers import Answers
     from forgetfree.training.encoded_task import EncodedTask
 

@@ -23,11 +23,10 @@ from forgetfree.core.trained import trainable
 from forgetfree.display import brief, counted, listed, tell_note
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNameError, UsageError, nearest
 from forgetfree.kinds.networks import naming_labels
-from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.binding import head_digest
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Effect
-from forgetfree.ledger.switch import has_weights
+from forgetfree.ledger.ledger import Effect, Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_weights, has_weights
 from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import meaning_of, word_head

@@ -24,7 +24,7 @@ from forgetfree.jobs import progress
 from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.directory import merged_config
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 
 from forgetfree import cli
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 LABELS = ("angry", "joyful", "very sad")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forgetfree import cli, recipes, registry
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,11 @@ from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
 from forgetfree.ledger.owners import Owners
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 from forgetfree.tasks import TaskDefinition
 
 

@@ -35,7 +35,8 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, OptionError, TaskError, TrainingError
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
