@@ -301,8 +301,8 @@ def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
     return 0
 
 
-def _is_avalanches(kind: type) -> bool:
-    return any(cls.__module__.startswith("avalanche.training") for cls in kind.__mro__)
+def _is_avalanches(plugin: type) -> bool:
+    return any(cls.__module__.startswith("avalanche.training") for cls in plugin.__mro__)
 
 
 def _row_part(part: Any, tokens: TokenLayout | None) -> int:

@@ -118,8 +118,8 @@ def role_of(name: str) -> str:
 
 def is_conv1d(module: nn.Module) -> bool:
     """Return whether a module is GPT-2's linear layer, from transformers, which stores its weight as ``(in, out)``."""
-    kind = type(module)
-    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")  # which is not imported here
+    cls = type(module)
+    return (cls.__module__, cls.__name__) == ("transformers.pytorch_utils", "Conv1D")  # which is not imported here
 
 
 #: Buffers that older versions of transformers wrote to files, and that networks now make themselves.

@@ -116,7 +116,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     origin: GraftOrigin | None = None
 
-    kind = "graft"
+    noun = "graft"
     use = (
         "from forgetfree.ledger.graft import Graft\n"
         "from forgetfree.serve.apply import apply_graft\n\n"

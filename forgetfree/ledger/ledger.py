@@ -192,7 +192,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         dtype: of the weights that tasks stand beside; empty where tasks are written, whose space says it.
     """
 
-    kind = "ledger"
+    noun = "ledger"
     use = (
         "from forgetfree import Ledger, Predictor\n\n"
         'ledger = Ledger.from_pretrained("OWNER/NAME")\n'

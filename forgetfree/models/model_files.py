@@ -132,12 +132,12 @@ def read_weights(
     """
     import transformers
 
-    files, kind = weight_files(path, name), getattr(transformers, loader)
+    files, cls = weight_files(path, name), getattr(transformers, loader)
     dtypes = _dtypes(files, name)
     with explained(name), quiet(transformers):
-        if hasattr(kind, "from_config"):
-            _check_size(kind.from_config, read_config(path, name, quantised=quantised), files, name)
-        backbone, info = kind.from_pretrained(
+        if hasattr(cls, "from_config"):
+            _check_size(cls.from_config, read_config(path, name, quantised=quantised), files, name)
+        backbone, info = cls.from_pretrained(
             path,
             dtype=dtype,
             use_safetensors=True,
@@ -278,12 +278,14 @@ def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterabl
             )
 
 
-def check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
+def check_weights(backbone: Any, missing: list[str], tokenizer: Any, readout: str, name: str) -> None:
     """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
     if missing:
-        remedy = "Save the model whole" if kind in LINEAR else "Use --readout linear, or a model saved with its LM head"
+        remedy = (
+            "Save the model whole" if readout in LINEAR else "Use --readout linear, or a model saved with its LM head"
+        )
         raise ModelError(
-            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {kind} needs, e.g. "
+            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {readout} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."
         )
     try:

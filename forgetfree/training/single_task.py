@@ -225,13 +225,13 @@ class SingleTask:
             taken: the entries that ``among=free`` leaves out.
         """
         options = for_model(options, self.model, self.task.train)
-        if (kind := options.region_from) == "mask":
+        if (source := options.region_from) == "mask":
             return self.localized(fine_tuned, options).region
         rows, batches, loss = self.task.train, list[Batch](), mask_loss(self.model, options)
-        if kind == "fisher":  # small squares would not survive half precision
+        if source == "fisher":  # small squares would not survive half precision
             loss = CrossEntropy(self.model, self.device, "fp32", summed=True)
             batches = [rows.batch([row]) for row in representative(rows.targets, ROWS)]
-        elif kind not in ("movement", "random"):
+        elif source not in ("movement", "random"):
             batches = in_pieces(rows, representative(rows.targets, ROWS), self.device)
         with (
             self.monitor.phase(self.task.name, "localize", 1) as on_step,
@@ -241,7 +241,7 @@ class SingleTask:
             deterministic(options.deterministic_training),
         ):
             region = choose(
-                kind,
+                source,
                 PlainTensors(self.model.backbone, self.space),
                 budget(len(self.space), options.sparsity),
                 batches=batches,
