@@ -128,7 +128,6 @@ ROOMS = (
 )
 COMMON = {
     "checkpoint",
-    "deferred",
     "device",
     "display",
     "errors",

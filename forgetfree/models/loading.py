@@ -28,7 +28,6 @@ from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
-from forgetfree.deferred import deferred
 from forgetfree.display import listed
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
@@ -297,8 +296,6 @@ def load_model(
     if max_length is None:
         max_length = usual_max_length(tasks)
     with _files_of(name, tokenizer, graftable) as (path, called):
-        with deferred("scipy.optimize"):  # for losses of object detection alone
-            from transformers import PreTrainedModel  # noqa: F401
         config = read_config(path, called, quantised=quantised)
         kind = choose_readout(config, "linear" if headed else readout, called)
         tokenizer = read_tokenizer(path, called)
