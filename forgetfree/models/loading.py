@@ -32,7 +32,6 @@ from forgetfree.display import listed
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.models.heads import HeadModel, classifier_class
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import check_weights, explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.task_model import TaskModel
@@ -314,6 +313,8 @@ def load_model(
     if kind == "generate":
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     if headed:
+        from forgetfree.models.heads import HeadModel, classifier_class
+
         classifier_class(architecture, backbone.config)
         model: TaskModel = HeadModel(backbone, tokens, architecture)
         kind = "classifier"

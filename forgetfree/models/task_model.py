@@ -33,7 +33,6 @@ from forgetfree.core.families import LM_HEADS, POOLER, attention_of, hidden_size
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, TaskHead, body_of, body_prefix
 from forgetfree.core.trained import Batch
-from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
 from forgetfree.models.token_inputs import TokenInputs, TokenLayout, moved_together
 
@@ -152,6 +151,8 @@ class TaskModel(ReadoutModel):
         if self.readout in BY_WORDS and bool(
             (marked < 0).any()
         ):  # what is written after a prompt does not tell what it is about
+            from forgetfree.data.prompts import prompt_of
+
             lengths = self.tokens.attention_mask(marked).sum(1).tolist()
             x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(marked, lengths, strict=True)])
         body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
@@ -227,6 +228,8 @@ class TaskModel(ReadoutModel):
 
     def _decoded(self, x: Tensor) -> TokenInputs:
         """Return what a decoder apart reads of rows: up to its first mark a row is the prompt, the rest the text."""
+        from forgetfree.data.prompts import prompt_of
+
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
         prompts = self._padded([prompt_of(row).tolist() for row in rows], x.device)
         texts = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows], x.device)
