@@ -62,7 +62,7 @@ def picture(files: Sequence[str] = FILES) -> str:
     rows = ", ".join(f"{count:,}" for count in results.test_rows.values())
     seeds = " to ".join(map(str, sorted({len(results.units[label]) for label in labels})))
     parts = [
-        text(LEFT, 24, f"Average over {tasks} tasks, in %, by what is kept a task", "text", anchor="start"),
+        text(LEFT, 24, f"Average over {tasks} tasks, in %, by bytes stored per task", "text", anchor="start"),
         text(LEFT, 41, f"mean and 95 % interval, {seeds} seeds, {rows} test rows", "faint", anchor="start", size=11),
     ]
     for level in range(lowest, highest + 1, 2):
@@ -75,7 +75,7 @@ def picture(files: Sequence[str] = FILES) -> str:
         text(
             WIDTH - RIGHT,
             HEIGHT - 14,
-            "bytes kept a task, beside the pre-trained model",
+            "bytes stored per task, in addition to the pre-trained model",
             "faint",
             anchor="end",
             size=11,
