@@ -132,7 +132,7 @@ COMMON = {
     "display",
     "errors",
     "files",
-    "hub",
+    "hub_file",
     "json_file",
     "options",
     "recipes",
@@ -268,6 +268,12 @@ def test_a_name_is_imported_from_the_file_that_defines_it(module: str) -> None:
         if f"{node.module}.{alias.name}" not in MODULES and alias.name not in defined(node.module)
     }
     assert elsewhere == set()
+
+
+def test_no_two_files_have_one_name() -> None:
+    """But that of a command."""
+    names = [path.name for module, path in MODULES.items() if within(module, "forgetfree") and room(module) != "cli"]
+    assert {name for name in names if names.count(name) > 1} == {"__init__.py"}
 
 
 def test_no_two_classes_have_one_name() -> None:

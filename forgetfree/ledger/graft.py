@@ -29,7 +29,7 @@ from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath
-from forgetfree.hub import HubFile
+from forgetfree.hub_file import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Network, has_other_head, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition

@@ -35,7 +35,7 @@ from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RegionError, TaskError, UnknownNameError, nearest
 from forgetfree.files import StrPath
-from forgetfree.hub import HubFile
+from forgetfree.hub_file import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding, head_digest
 from forgetfree.ledger.graft import Graft, GraftOrigin
@@ -49,7 +49,7 @@ from forgetfree.tensor_file import DTYPES, StoredTasks, TaskFile, TaskTensors, g
 Composition = Literal["union", "selection", "alone", "auto"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 #: How tasks take effect: their values are ``written`` into the weights; or what is kept are differences, which linear layers
-#: add to their outputs ``beside`` the weights (see `forgetfree.core.beside`).
+#: add to their outputs ``beside`` the weights (see `forgetfree.core.differences`).
 Effect = Literal["written", "beside"]
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from forgetfree.core.beside import Differences, answers_beside
+from forgetfree.core.differences import Differences, answers_beside
 from forgetfree.core.families import POOLER
 from forgetfree.core.fingerprint import fingerprint_of, restored
 from forgetfree.core.linear_layers import LinearLayers, dtype_of_rest, is_sharded

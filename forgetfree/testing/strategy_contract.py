@@ -22,8 +22,8 @@ from forgetfree.display import listed
 from forgetfree.errors import UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.testing.runs import Breaches, Look, Observer, Trial, Untrained, differing, learn, look, tensors
 from forgetfree.testing.tiny import other_rows, tiny_model, tiny_stream, tiny_task
+from forgetfree.testing.trials import Breaches, Look, Observer, Trial, Untrained, differing, learn, look, tensors
 from forgetfree.training.encoded_task import EncodedTask
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
