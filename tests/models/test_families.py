@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import simulated_gpu
 import torch
 from families import FAMILIES
 from tiny import POSITIONS, TASK
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+import forgetfree
 from forgetfree.core.families import role_of
 from forgetfree.data.rows import Rows
 from forgetfree.models.loading import LoadedModel, load_model
@@ -116,3 +119,15 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
     assert x.shape == (2, loaded.max_length)
     with torch.no_grad():
         assert bool(loaded.model.eval()(x, loaded.model.add_task(loaded.head(TASK))).isfinite().all())
+
+
+def test_one_file_names_families() -> None:
+    library = Path(forgetfree.__file__).parent
+    types = {*CONFIG_MAPPING_NAMES} - {"git", "gpt2"}  # the command, and a name on the hub
+    named = {
+        path.relative_to(library).as_posix()
+        for path in library.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in types
+    }
+    assert named == {"core/families.py"}
