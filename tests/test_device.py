@@ -11,7 +11,8 @@ from forgetfree import device
 from forgetfree.device import devices, find_device, give_device, processor_of, spread
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import RunConfig
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.options import build
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream

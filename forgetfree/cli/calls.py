@@ -18,7 +18,6 @@ from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
 from forgetfree.cli.settings import Settings
 from forgetfree.data.columns import listed_names
 from forgetfree.data.sources import check_form, check_stream, tasks_of_files
-from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath, free_directory
@@ -228,8 +227,7 @@ def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None =
         RunError: it cannot go on in its directory, or on top of that run.
     """
     reach_hub(config.model)
-    with deferred():
-        from forgetfree.jobs.preflight import plan_of
+    from forgetfree.jobs.preflight import plan_of
 
     if resume or revision:
         from forgetfree.jobs.run import check_base

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.config import Execution, RunConfig
     from forgetfree.jobs.revision import Revision, StreamPrefix
-    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.ledger import Ledger
     from forgetfree.training.held_out_loss import HeldOutTexts
 
 Json = dict[str, Any]

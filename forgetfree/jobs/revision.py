@@ -29,7 +29,7 @@ from forgetfree.jobs.continuation import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.run_directory import Json, Unit
 from forgetfree.json_file import parse_json
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.results.run_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, load_run, read_scores

@@ -46,8 +46,8 @@ from forgetfree.results.runs import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from forgetfree.ledger import Ledger
     from forgetfree.ledger.graft import Graft
+    from forgetfree.ledger.ledger import Ledger
 
 Json = dict[str, Any]
 #: The metric of a task's own, such as accuracy or F1.
@@ -433,8 +433,8 @@ class Results:
         path = _file(run, kind)
         if not path.is_file():
             raise RunError(f"There is no {kind} of {strategy} with seed {seed}. Take a strategy that keeps one.")
-        from forgetfree.ledger import Ledger  # with torch, which scores do not need
         from forgetfree.ledger.graft import Graft
+        from forgetfree.ledger.ledger import Ledger  # with torch, which scores do not need
 
         check_own(path)
         return Ledger.load(path) if kind == "ledger" else Graft.load(path)

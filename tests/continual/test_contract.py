@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.region_strategy import RegionStrategy
-from forgetfree.continual.strategy import Training
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.errors import ConformanceError
 from forgetfree.options import build, option
 from forgetfree.testing import tiny_stream

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers, Training
+from forgetfree.continual.strategy import ContinualStrategy, StreamAnswers
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.kinds.kind import Kind
 from forgetfree.options import build

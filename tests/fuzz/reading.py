@@ -22,9 +22,9 @@ from forgetfree.core.regions import Region
 from forgetfree.data.folders import read_source
 from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, RunError
 from forgetfree.kinds.classification import with_source
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import RunRecord, read_run
 from forgetfree.results.table import Results

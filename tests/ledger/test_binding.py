@@ -25,8 +25,9 @@ from forgetfree import cli
 from forgetfree.continual.stream import make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError
-from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.binding import Binding, network_differences, network_of, tokenizer_digest
+from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.strategies.grafting_continual import GraftingContinual

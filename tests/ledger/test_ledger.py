@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from forgetfree.cli.ledger import render_ledger
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
 from forgetfree.ledger.owners import Owners
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 from forgetfree.tasks import TaskDefinition
 
 
@@ -218,6 +220,17 @@ def test_what_the_caller_does_to_its_tensors_later_cannot_reach_the_ledger(model
         tensor.zero_()
     assert ledger.records[0].owned.values.tolist() == [100, 101, 102]
     assert ledger.records[0].readout["bias"].tolist() == [100, -100]
+
+
+@pytest.mark.parametrize(("names", "there"), [(("h.0.w", "norm.w"), ("h.0.w", "norm.w")), (("gpt.h.w",), ("h.w",))])
+def test_the_graft_of_a_language_model_has_names_as_in_its_body(names: tuple[str, ...], there: tuple[str, ...]) -> None:
+    """Whether the body is one attribute of the model, or the model itself."""
+    space = ParameterSpace(tuple(TensorSpec(name, (2,), torch.float32, 2 * i) for i, name in enumerate(names)))
+    ledger = Ledger(space, "f" * 64, binding=Binding("{}", "t", "causal", 5))
+    owned = Graft(Region.of([1]), torch.ones(1))
+    ledger.append(Record("own", owned.region, owned, 0.5, definition=tiny.TASK))
+    graft = ledger.graft("own")
+    assert graft.space and graft.origin and tuple(spec.name for spec in graft.space.tensors) == there
 
 
 # -- The file --------------------------------------------------------------------------------------------

@@ -24,7 +24,10 @@ def test_a_table_comes_back_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("strategy,task\n", "its columns must be strategy, seed, task, after, metric, value, rows, got 'strategy, task'"),
+        (
+            "strategy,task\n",
+            "its columns must be strategy, seed, task, after, metric, value, rows, got 'strategy, task'",
+        ),
         (f"{HEADER}\newc,0,qnli,0,accuracy,high,40\n", "could not convert string to float: 'high'"),
         (f"{HEADER}\newc,0,qnli,0,accuracy,nan,40\n", "expected finite numbers, .* got Score"),
         (f"{HEADER}\newc,0,qnli,-1,accuracy,0.5,40\n", "after and rows of at least 0, got Score"),

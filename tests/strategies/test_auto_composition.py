@@ -15,7 +15,7 @@ from forgetfree import registry
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual import region_strategy
 from forgetfree.jobs.checkpoints import pack
-from forgetfree.ledger import Record
+from forgetfree.ledger.ledger import Record
 from forgetfree.tensor_file import checksum
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor

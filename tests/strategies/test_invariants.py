@@ -31,7 +31,7 @@ from forgetfree.core.parameters import load_tensors_, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import OptionError, TaskError, TrainingError
-from forgetfree.ledger import LedgerSwitch
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
 from forgetfree.seeds import derive_seed

@@ -20,7 +20,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError
-from forgetfree.ledger import LedgerSwitch
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.testing.tiny import tiny_model, tiny_task
 
 TASKS = ("qnli", "ag_news", "sst2")

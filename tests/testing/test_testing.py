@@ -17,11 +17,13 @@ from small_strategies import Plain
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.strategy import ContinualStrategy, ModelStorage, TaskwiseOptions, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import ModelStorage, Training
 from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.testing import ConformanceError, check_strategy, check_stream, tiny_stream
 from forgetfree.training.step import fine_tune

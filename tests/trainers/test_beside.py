@@ -25,7 +25,7 @@ from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear,
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
-from forgetfree.ledger import LedgerSwitch
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.testing.tiny import pre_trained
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.learning import answering, learning
