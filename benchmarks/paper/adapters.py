@@ -152,7 +152,7 @@ def adapted(
             fine_tune(
                 bench.model,
                 bench.task.train,
-                replace(options, l1=0.0),
+                options.model_copy(update={"l1": 0.0}),
                 steps=steps,
                 seed=seed,
                 on_step=on_step,

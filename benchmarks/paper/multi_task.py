@@ -296,7 +296,7 @@ def purified(
     """
     first = benches[0]
     rows = min(options.mask_batch_size, *(len(bench.task.train) for bench in benches))  # every task counts the same
-    mask = replace(mask_options(options, rows, steps), steps=steps, evaluate_every=steps)
+    mask = mask_options(options, rows, steps).model_copy(update={"steps": steps, "evaluate_every": steps})
 
     def batches() -> Iterator[list[Batch]]:
         seeds = (derive_seed(bench.seed, "purify", bench.task.name) for bench in benches)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 #: Task names, in order.
 STREAM = ("sst2", "qnli")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MyOptions(TrainingOptions):
     """Options of `MyStrategy`, in addition to those of training."""
 

@@ -31,7 +31,7 @@ from forgetfree.data.texts import has_columns, read_texts, texts_of_line
 from forgetfree.display import Screen, counted, escaped, is_blank, nfc, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
-from forgetfree.results.config_file import load_run
+from forgetfree.results.run_folder import load_run
 from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.

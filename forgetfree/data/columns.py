@@ -17,6 +17,22 @@ PAIR = ("text_a", "text_b")
 WORDS = ("tokens", "words")
 #: The column of a chat.
 CHATS = ("messages", "conversations", "conversation")
+#: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
+PROMPTS = {
+    ("prompt",): ("target", "completion", "response", "answer", "answers", "output"),
+    ("instruction", "input"): ("output", "response"),
+    ("instruction", "context"): ("output", "response"),
+    ("instruction",): ("output", "response"),
+    ("context", "question"): ("answers", "answer"),
+    ("passage", "question"): ("answer",),
+    ("question",): ("answer", "answers"),
+    ("input",): ("output", "target"),
+    ("document",): ("summary",),
+    ("article",): ("highlights", "summary"),
+    ("dialogue",): ("summary",),
+    ("text",): ("summary",),
+    ("source",): ("translation", "target"),
+}
 #: Common names, compared without case and punctuation.
 _SINGLES = (
     *("text", "sentence", "review", "content", "comment", "tweet", "message", "post", "body", "document"),
@@ -275,6 +291,11 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
     options = [*(pairs if kind in ("pair", None) else []), *(singles if kind != "pair" else [])]
     (texts,) = _only(where, "the texts", options, "--text-column") or [()]
     return texts
+
+
+def are_prompts_and_answers(columns: Sequence[str]) -> bool:
+    """Return whether columns have common names of prompts, and the last that of their answers."""
+    return columns[-1] in PROMPTS.get(tuple(columns[:-1]), ())
 
 
 def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> bool:

@@ -8,28 +8,12 @@ from typing import Any
 
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, of_json, tools_of
-from forgetfree.data.columns import CHATS, are_labelled_texts
+from forgetfree.data.columns import CHATS, PROMPTS, are_labelled_texts
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import Columns, Table, TaskTables
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError
 
-#: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
-_COLUMNS = {
-    ("prompt",): ("target", "completion", "response", "answer", "answers", "output"),
-    ("instruction", "input"): ("output", "response"),
-    ("instruction", "context"): ("output", "response"),
-    ("instruction",): ("output", "response"),
-    ("context", "question"): ("answers", "answer"),
-    ("passage", "question"): ("answer",),
-    ("question",): ("answer", "answers"),
-    ("input",): ("output", "target"),
-    ("document",): ("summary",),
-    ("article",): ("highlights", "summary"),
-    ("dialogue",): ("summary",),
-    ("text",): ("summary",),
-    ("source",): ("translation", "target"),
-}
 #: Columns beside chats, or prompts, that belong to what is asked: the text of the system, tools, and earlier turns.
 _SYSTEM = ("system", "system_prompt", "system_message")
 _TOOLS = ("tools", "functions")
@@ -44,7 +28,7 @@ def _chat_of(names: Collection[str]) -> str | None:
 
 
 def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
-    pairs = ((prompts, answer) for prompts, answers in _COLUMNS.items() for answer in answers)
+    pairs = ((prompts, answer) for prompts, answers in PROMPTS.items() for answer in answers)
     return next((pair for pair in pairs if names >= {*pair[0], pair[1]}), None)
 
 
@@ -60,17 +44,12 @@ def are_prompts(task: TaskTables) -> bool:
     return bool(_chat_of(names) or pair) and not are_labelled_texts(names, beside=answer)
 
 
-def are_prompts_and_answers(columns: Sequence[str]) -> bool:
-    """Return whether columns have common names of prompts, and the last that of their answers."""
-    return columns[-1] in _COLUMNS.get(tuple(columns[:-1]), ())
-
-
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
     """Return the columns of prompts, or chats, where answers may be missing; none where no name is known."""
     if form == "messages" and (chat := _chat_of(names)):
         return (chat,)
     pair = _pair_of(set(names))
-    return pair[0] if pair else next((prompts for prompts in _COLUMNS if set(names) >= set(prompts)), ())
+    return pair[0] if pair else next((prompts for prompts in PROMPTS if set(names) >= set(prompts)), ())
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:

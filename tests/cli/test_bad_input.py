@@ -354,7 +354,10 @@ CASES = [
             ("--metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
             ("--device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
             ("--seed -1", "--seed must be at least 0, got -1."),
-            ("--readout magic", "Unknown --readout 'magic'. Known: auto, causal,"),
+            (
+                "--readout magic",
+                "--readout must be auto or prompt or linear or mean or causal or generate, got 'magic'.",
+            ),
         )
     ),
     # -- report --------------------------------------------------------------------------------------------
@@ -534,7 +537,7 @@ def test_there_are_many_cases_and_every_flag_of_every_command_is_among_them() ->
     def flags(app: App, *chain: str) -> Iterator[str]:
         if app.default_command:
             for argument in app.assemble_argument_collection(default_parameter=cli.app.default_parameter):
-                if argument.field_info.is_keyword_only and argument.name != "--debug":
+                if argument.show and argument.field_info.is_keyword_only and argument.name != "--debug":
                     yield from (f"{' '.join(chain)} {name}" for name in argument.names)
         for name in app:
             if not name.startswith("-"):

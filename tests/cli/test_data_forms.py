@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from forgetfree import cli
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 LABELS = ("angry", "joyful", "very sad")
 

@@ -15,9 +15,9 @@ from forgetfree import cli
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import UsageError
 from forgetfree.kinds.tagging import words_of
-from forgetfree.ledger import LedgerSwitch
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.mixed_batch import MixedBatchModel
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
 from forgetfree.training.encoded_task import predict
