@@ -17,7 +17,6 @@ from tagged import PEOPLE, tagged_task
 from task_files import write_task
 
 from forgetfree.data.columns import ReadOptions
-from forgetfree.data.demo import TAGGED, load
 from forgetfree.data.encoding import WordEncoder
 from forgetfree.data.rows import Rows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task
@@ -209,21 +208,6 @@ def test_a_word_without_a_token_is_read_as_an_unknown_one() -> None:
     tokenizer = tiny.build("bert")[1]
     (ids,) = WordEncoder(tokenizer)(Rows(("a \u200b film",), (), ((0, 0, 0),)))
     assert [~i for i in ids if i < 0][1] == tokenizer.unk_token_id and sum(i < 0 for i in ids) == 3
-
-
-@pytest.mark.parametrize("task", TAGGED)
-def test_no_name_of_the_demo_is_in_two_splits(task: str) -> None:
-    """So a list of the names seen in training finds nothing."""
-    rows = load(task)
-    names = {
-        split: {word for text, _, tags in each for word, tag in zip(text.split(), tags, strict=True) if tag}
-        for split, each in rows.items()
-    }
-    words = {split: {word for text, *_ in each for word in text.split()} for split, each in rows.items()}
-    assert all(names.values())
-    for one, other in (("train", "test"), ("train", "validation"), ("test", "train")):
-        assert not names[one] & words[other]
-    assert rows == load(task) and {len(each) for each in rows.values()} == {400, 100, 160}
 
 
 def test_columns_of_words_and_tags_may_be_named(tmp_path: Path) -> None:
