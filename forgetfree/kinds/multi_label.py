@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -262,7 +263,7 @@ class _LabelSets:
     def _of_cell(self, sign: str, i: int) -> list[str]:
         name, names = self._columns[0], self._table.label_names.get(self._columns[0], ())
         cell = self._table.columns[name][i]
-        labels = _list_in(cell) or cell.split(sign) if isinstance(cell, str) else cell
+        labels = _list_of(cell, sign) if isinstance(cell, str) else cell
         labels = labels if isinstance(labels, list) else [] if labels is None else [labels]
         if not all(type(label) in (str, int) for label in labels):
             expected = f"labels with {sign!r} between, or a list of them"
@@ -304,13 +305,12 @@ class _LabelSets:
         return Rows(first, second[0] if second else (), answers)
 
 
-def _list_in(text: str) -> list[Any] | None:
-    """Return the list that JSON or Python wrote as a text; ``None`` where it is none."""
-    try:
-        found = ast.literal_eval(text.strip()) if text.strip().startswith("[") else None
-    except (ValueError, SyntaxError):
-        return None
-    return found if isinstance(found, list) else None
+def _list_of(text: str, sign: str) -> Any:
+    """Return the list that JSON or Python wrote as a text, or else its parts between signs."""
+    if text.strip().startswith("["):
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text.strip())
+    return text.split(sign)
 
 
 # -- Metrics ---------------------------------------------------------------------------------------------

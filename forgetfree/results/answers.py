@@ -55,6 +55,11 @@ class Answers(ABC):
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
 
+    def metric(self, name: str) -> Metric:
+        """Return the metric of a name, as the kind of the answers computes it."""
+        registered: Metric = registry.metric(name)
+        return registered
+
     def more_scores(self) -> dict[str, float]:
         """Return what stands beside the score, by name."""
         return {} if (ece := self.ece) is None else {"ece": ece}
@@ -107,7 +112,12 @@ class LabelAnswers(Answers):
 
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
-        return measured(metric, registry.kind(self.kind).metric(metric).score, self)
+        return measured(metric, self.metric(metric).score, self)
+
+    def metric(self, name: str) -> Metric:
+        """Return the metric of a name, as the kind of the task computes it."""
+        own: Metric = registry.kind(self.kind).metric(name)
+        return own
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -127,7 +137,7 @@ class LabelAnswers(Answers):
 
     def constant_score(self, metric: str) -> float:
         """Return the best score of one label for all rows."""
-        registered: Metric = registry.kind(self.kind).metric(metric)
+        registered = self.metric(metric)
         if registered.constant is not None:
             return measured(metric, registered.constant, self)
         scores = [self.constant(int(label)).score(metric) for label in np.unique(self.labels)]
@@ -280,7 +290,7 @@ class TextAnswers(Answers):
                 f"The metric {metric!r} scores texts, and none were written for these rows, which a plugin or a caller put "
                 "together. Evaluate the rows of the stream."
             )
-        return measured(metric, registry.metric(metric).score, self)
+        return measured(metric, self.metric(metric).score, self)
 
     def more_scores(self) -> dict[str, float]:
         """Return an ECE, if any, the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""
