@@ -38,9 +38,7 @@ _A_REAL = (
     "names, list all as label_names in source.json. "
 )
 #: Why a cell with several labels is none.
-SEVERAL = (
-    "Keep one; --kind multi-label learns any number a row, --kind classification such cells as labels of their own. "
-)
+SEVERAL = "Keep one; --kind multi-label reads several; --kind classification takes such cells as labels of their own. "
 _A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
 
@@ -110,6 +108,19 @@ def several(texts: set[str]) -> set[str]:
         if any(len({*parts[text]}) > 1 and all(counts[part] > 1 for part in parts[text]) for text in divided):
             found |= divided
     return found
+
+
+def parts_of(text: str, sign: str) -> list[str]:
+    """Labels of a cell that holds any number of them: a list as programs write it, or texts with a sign between.
+
+    >>> parts_of("['joy', 'sad']", "|"), parts_of("[0 3]", "|"), parts_of("joy | sad", "|"), parts_of(" ", "|")
+    (['joy', 'sad'], ['0', '3'], ['joy', 'sad'], [])
+    """
+    parts = text.split(sign)
+    if _LIST.fullmatch(text.strip()):
+        quoted = [part for _, part in re.findall(r"""(['"])(.*?)\1""", text)]
+        parts = quoted or re.findall(r"[^\s,\[\]]+", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _part(text: str) -> str:

@@ -7,9 +7,7 @@ label, so that the cross-entropy by which every kind is learned is binary cross-
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +17,7 @@ import numpy.typing as npt
 
 from forgetfree.data.bad_rows import DataFaults, refusal
 from forgetfree.data.columns import ColumnNames, bare_name, choose, choose_texts, is_label
-from forgetfree.data.labels import Labels, check_alike, several
+from forgetfree.data.labels import Labels, check_alike, parts_of, several
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import listed, nfc
@@ -144,12 +142,6 @@ class MultiLabel(Kind):
         """Return the rows with a label."""
         return f"row{'s' * (count > 1)} with label {task.labels[group - 1]!r}"
 
-    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:
-        """Raise ``DataError`` if no row of a split has a label."""
-        for split, split_rows in rows.items():
-            if not any(map(any, split_rows.labels)):
-                raise DataError(f"Task {task.name!r} has no label in its {split} split. Add rows with labels.")
-
     # -- Models ----------------------------------------------------------------------------------------------
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
@@ -243,10 +235,11 @@ class _LabelSets:
     def __init__(self, table: Table, columns: ColumnNames, labels: Sequence[str], new: Mapping[str, str]) -> None:
         table.check_columns(ColumnNames((*columns.texts, *labels)))
         check_filled(table, columns)
-        self._table, self._texts, self._columns = table, columns.texts, labels
+        self._table, self._texts, self._columns, self.mapped = table, columns.texts, labels, set[str]()
+        self._own = labels if len(labels) > 1 else table.label_names.get(labels[0], ())
         written = [cell for cell in table.columns[labels[0]] if isinstance(cell, str)]
         sign = next((sign for sign in _BETWEEN if any(sign in cell for cell in written)), "|")
-        self._labels, self.mapped = dict[int, list[str]](), set[str]()
+        self._labels = dict[int, list[str]]()
         for i in range(len(table.numbers)):
             found = table.bad.attempt(self._of_columns if len(labels) > 1 else partial(self._of_cell, sign), i) or []
             self.mapped |= new.keys() & set(found)
@@ -254,46 +247,42 @@ class _LabelSets:
 
     def _of_columns(self, i: int) -> list[str]:
         answers = {name: _yes_or_no(self._table.columns[name][i]) for name in self._columns}
-        if None in answers.values():
-            name = next(name for name, answer in answers.items() if answer is None)
-            got = shown(self._table.columns[name][i])
-            raise refusal(self._table.fault(i, name, "neither 0 nor 1", "0 or 1", got))
+        for name, answer in answers.items():
+            if answer is None:
+                got = shown(self._table.columns[name][i])
+                raise refusal(self._table.fault(i, name, "neither 0 nor 1", "0 or 1", got))
         return [name for name, answer in answers.items() if answer]
 
     def _of_cell(self, sign: str, i: int) -> list[str]:
-        name, names = self._columns[0], self._table.label_names.get(self._columns[0], ())
-        cell = self._table.columns[name][i]
-        labels = _list_of(cell, sign) if isinstance(cell, str) else cell
-        labels = labels if isinstance(labels, list) else [] if labels is None else [labels]
-        if not all(type(label) in (str, int) for label in labels):
+        cell = self._table.columns[self._columns[0]][i]
+        labels = parts_of(cell, sign) if isinstance(cell, str) else [] if cell is None else cell
+        if not isinstance(labels, list) or not all(type(label) in (str, int) for label in labels):
             expected = f"labels with {sign!r} between, or a list of them"
-            raise refusal(self._table.fault(i, name, "no labels", expected, shown(cell)))
-        named = (names[each] if isinstance(each, int) and 0 <= each < len(names) else str(each) for each in labels)
-        return [label for each in named if (label := nfc(each).strip())]
+            raise refusal(self._table.fault(i, self._columns[0], "no labels", expected, shown(cell)))
+        own = dict[Any, str](enumerate(self._own))
+        return [own.get(label) or nfc(str(label)).strip() for label in labels]
 
     def names(self) -> list[str]:
-        """Return the labels of all rows: in the order of the data's own names, or of columns, or else sorted.
+        """Return the labels of all rows: in the data's own order, or else sorted.
 
         Raises:
             DataError: there are fewer than two, or some look alike.
         """
+        where = self._table.where
         cells = [(label, self._table.numbers[i]) for i, labels in self._labels.items() for label in labels]
-        own = self._columns if len(self._columns) > 1 else self._table.label_names.get(self._columns[0], ())
+        check_alike(where, [label for label, _ in cells], [row for _, row in cells])
         found = {label for label, _ in cells}
-        check_alike(self._table.where, [label for label, _ in cells], [row for _, row in cells])
         if len(found) < 2:
-            raise DataError(
-                f"{self._table.where} has {len(found)} different labels, and a task needs two. Add rows of others."
-            )
-        order = [*own, *sorted(found, key=lambda label: (label.isdecimal() and int(label), label))]
+            raise DataError(f"{where} has {len(found)} different labels, and a task needs two. Add rows of others.")
+        order = [*self._own, *sorted(found, key=lambda label: (label.isdecimal() and int(label), label))]
         return [label for label in dict.fromkeys(order) if label in found]
 
     def rows(self, task: TaskDefinition) -> Rows:
         """Return the good rows, with a 0 or 1 for each of the task's labels."""
         known, table = Labels.named(task.labels), self._table
         seen = {label for labels in self._labels.values() for label in labels}
-        as_numbers = {label: int(label) for label in seen if label.isdecimal() and label not in task.labels}
-        place = {label: known.place(as_numbers.get(label, label)) for label in seen}
+        numbers = {label: int(label) for label in seen if label.isdecimal() and label not in task.labels}
+        place = {label: known.place(numbers.get(label, label)) for label in seen}
         for i, labels in self._labels.items():
             if unknown := [label for label in labels if place[label] is None]:
                 expected = f"labels of {known.shown}"
@@ -303,14 +292,6 @@ class _LabelSets:
         sets = ({place[label] for label in self._labels[i]} for i in keep)
         answers = tuple(tuple(int(number in own) for number in range(len(task.labels))) for own in sets)
         return Rows(first, second[0] if second else (), answers)
-
-
-def _list_of(text: str, sign: str) -> Any:
-    """Return the list that JSON or Python wrote as a text, or else its parts between signs."""
-    if text.strip().startswith("["):
-        with suppress(ValueError, SyntaxError):
-            return ast.literal_eval(text.strip())
-    return text.split(sign)
 
 
 # -- Metrics ---------------------------------------------------------------------------------------------
@@ -334,12 +315,6 @@ def _constant_micro_f1(answers: LabelSetAnswers) -> float:
     return float((2 * counts.cumsum() / (guesses + counts.sum())).max())
 
 
-def _constant_macro_f1(answers: LabelSetAnswers) -> float:
-    """Return macro F1 where all rows are answered with all labels: the mean of 2n / (n + rows) for labels of n rows."""
-    counts = answers.sets[0].sum(axis=0)
-    return float((2 * counts / (counts + len(answers.sets[0])))[counts > 0].mean())
-
-
 def _exact(answers: LabelSetAnswers) -> npt.NDArray[np.float64]:
     """Return 1 for each row that is answered with exactly its labels, else 0 ``(rows,)``."""
     right, answered = answers.sets
@@ -354,6 +329,6 @@ def _constant_exact(answers: LabelSetAnswers) -> float:
 MICRO_F1 = Metric(partial(_f1, average="micro"), constant=_constant_micro_f1, title="micro F1")
 _METRICS = {
     "micro_f1": MICRO_F1,
-    "macro_f1": Metric(partial(_f1, average="macro"), constant=_constant_macro_f1, title="macro F1"),
+    "macro_f1": Metric(partial(_f1, average="macro"), title="macro F1"),
     "exact_match": Metric(lambda answers: float(_exact(answers).mean()), constant=_constant_exact, rows=_exact),
 }

@@ -136,11 +136,31 @@ def test_each_label_may_have_a_column(tmp_path: Path) -> None:
     assert {*load_task("mood", str(tmp_path)).train.labels} == {(0, 1), (1, 0)}
 
 
-def test_numbers_have_the_names_of_the_data() -> None:
+def test_numbers_have_the_names_of_the_data(tmp_path: Path) -> None:
     features = Features({"text": Value("string"), "labels": Sequence(ClassLabel(names=["none", "joy", "sad"]))})
     rows = {"text": [f"text {i}" for i in range(30)], "labels": [[1], [2, 1], []] * 10}
     (read,) = load_tasks(None, {"mood": Dataset.from_dict(rows, features=features)})
     assert read.task.labels == ("joy", "sad") and {*read.train.labels} == {(1, 0), (1, 1), (0, 0)}
+    for split in ("train", "validation", "test"):  # as GoEmotions has them
+        write_rows(tmp_path / "mood" / f"{split}.csv", [{"text": "a", "labels": "0,2"}, {"text": "b", "labels": "1"}])
+    (tmp_path / "mood" / "source.json").write_text('{"kind": "multi-label", "label_names": ["joy", "fear", "sad"]}')
+    assert load_task("mood", str(tmp_path)).train.labels == ((1, 0, 1), (0, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels", "sets"),
+    [
+        (["a|b", "b|c", "c|a"], "abc", [(1, 1, 0), (0, 1, 1), (1, 0, 1)]),
+        (["['joy', 'sad']", "['joy']", "[]"], ["joy", "sad"], [(1, 1), (1, 0), (0, 0)]),
+        (['["joy"]', "{'sad', 'joy'}", "('joy',)"], ["joy", "sad"], [(1, 0), (1, 1), (1, 0)]),
+        (["[0 3]", "[27]"], ["0", "3", "27"], [(1, 1, 0), (0, 0, 1)]),
+        (["['joy' 'sad']", '["it\'s"]'], ["it's", "joy", "sad"], [(0, 1, 1), (1, 0, 0)]),
+    ],
+)
+def test_a_column_of_lists_alone_is_recognised_by_any_name(cells: Any, labels: Any, sets: Any) -> None:
+    rows = [{"text": f"text {i}", "label": cells[i % len(cells)]} for i in range(60)]
+    (read,) = load_tasks(None, {"mood": rows})
+    assert read.task.labels == tuple(labels) and {*read.train.labels} == {*sets}
 
 
 @pytest.mark.parametrize("labels", [["joy", "sad"], ["joy", "joy|sad"]])
