@@ -63,9 +63,9 @@ AS_LEARNED = GenerationOptions()
 class Kind(ABC):
     """A kind of tasks: rows of one form with one question.
 
-    Every kind is learned by cross-entropy. A row has one label or several, and each label is read from the logits at one
-    position. Of a kind that is answered by texts, the labels are the tokens of a right one. A kind that differs from another
-    in a few things is a subclass of it.
+    Every kind is learned by cross-entropy. A row has one label or several, and each is compared with a line of logits. Where
+    a row has any number of labels, a line is no and yes for one of them; of a kind that is answered by texts, the labels are
+    the tokens of a right one. A kind that differs from another in a few things is a subclass of it.
     """
 
     #: What a user may write into ``kind`` of a ``source.json``, and what each is.

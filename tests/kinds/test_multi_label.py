@@ -17,9 +17,9 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from fastapi.testclient import TestClient
 from task_files import refusal, write_rows
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification, pipeline
 
-from forgetfree import Predictor, cli, registry
+from forgetfree import Ledger, Predictor, answering, cli, learning, registry
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.rows import Rows, TaskRows, few_rows_note, k_shot
@@ -30,7 +30,7 @@ from forgetfree.kinds.multi_label import LabelSetAnswers
 from forgetfree.serve.server import application
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
-from forgetfree.testing.tiny import FILLER, KEYWORDS, tiny_model, tiny_task
+from forgetfree.testing.tiny import FILLER, KEYWORDS, bert_config, pre_trained, tiny_model, tiny_task, wordpiece
 from forgetfree.training.encoded_task import loss_of, predict
 from forgetfree.training.floors import bag_of_words, linear_probes
 from forgetfree.training.training_options import TrainingOptions
@@ -282,6 +282,29 @@ def test_it_is_learned_by_a_region() -> None:
     answers = strategy.evaluate()["moods"]
     assert answers.score("micro_f1") > answers.constant_score("micro_f1") + 0.1
     assert {"ece", "micro_f1", "macro_f1", "exact_match"} == answers.more_scores().keys()
+
+
+def test_it_is_learned_in_any_trainer(tmp_path: Path) -> None:
+    """By transformers' own loss for several labels; the ledger then answers as the model does, where a sigmoid is above 0.5."""
+    tokenizer = wordpiece()
+    config = bert_config(len(tokenizer), num_labels=2, problem_type="multi_label_classification")
+    pre_trained(lambda: BertForSequenceClassification(config)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = BertForSequenceClassification.from_pretrained(tmp_path)
+    texts, labels = zip(*examples(MOODS, 32), strict=True)
+    batch = dict(tokenizer(list(texts), return_tensors="pt", padding=True)) | {"labels": torch.tensor(labels).float()}
+    ledger, given = Ledger.of_model(model), {"kind": "multi-label", "labels": [*MOODS], "tokenizer": tokenizer}
+    with learning(model, ledger, "moods", batches=[batch], sparsity=0.3, **given):
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+    with answering(model, ledger, "moods"), torch.no_grad():
+        shares = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits.sigmoid()
+    answers = Predictor.of_ledger(ledger, str(tmp_path)).answer("moods", texts)
+    assert np.allclose(shares, [[*each.probabilities.values()] for each in answers], atol=1e-5)
+    assert [len(each.labels) for each in answers] == (shares > 0.5).sum(1).tolist()
 
 
 def test_streams_are_checked() -> None:
