@@ -69,7 +69,6 @@ class Classification(Kind):
         "pair": ("a pair of texts, and one of two labels or more", ("text_a", "text_b", "label")),
     }
     metrics = ("accuracy", "f1", "macro_f1")
-    needs_every_label = True
 
     # -- Rows ------------------------------------------------------------------------------------------------
 

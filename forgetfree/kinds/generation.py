@@ -100,7 +100,6 @@ class Generation(Kind):
     metrics = tuple(registry.TEXT_METRICS)
     label_of = "token of a text"
     answer = "text"
-    depends_on_model = True
     readout = "generate"
     max_length = 1024  # instructions and what is to be summarised are long
     floors = ("nearest_row",)

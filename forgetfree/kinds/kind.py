@@ -80,10 +80,6 @@ class Kind(ABC):
     readout: ClassVar[str] = "auto"
     #: The longest row that a model reads of its tasks, in tokens, where nothing else is said.
     max_length: ClassVar[int] = MAX_LENGTH
-    #: Whether the training rows and the test rows need every label.
-    needs_every_label: ClassVar[bool] = False
-    #: Whether some rows cannot be learned by some models, which have to be loaded to tell.
-    depends_on_model: ClassVar[bool] = False
     #: The group that ``--shots`` may find few rows of, or none.
     optional_group: ClassVar[int | None] = None
     #: The floors that its tasks can have, see `forgetfree.training.floors`.
