@@ -203,7 +203,7 @@ class Kind(ABC):
 
     def choices(self, task: TaskDefinition) -> tuple[str, ...]:
         """Return the names of what the answers to whole rows are chosen among: labels, or closed answers."""
-        return task.closed_answers or (task.labels if self.answer == "label" else ())
+        return task.closed_answers or (() if self.answer == "tags" else task.labels)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""

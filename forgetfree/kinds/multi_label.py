@@ -53,7 +53,7 @@ class LabelSetAnswers(LabelAnswers):
     kind: str = field(default="multi-label", kw_only=True)
 
     @property
-    def sets(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def compared(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Whether each row has each label, and whether it is answered so: ``(rows, count)`` both."""
         right, answered = self.labels == 1, self.logits.argmax(axis=1) == 1
         return right.reshape(-1, self.count), answered.reshape(-1, self.count)
@@ -301,7 +301,7 @@ def _f1(answers: LabelSetAnswers, average: str) -> float:
     """Return F1 of all labels together (``micro``), or the mean of the F1 of each label that some row has (``macro``)."""
     from sklearn.metrics import f1_score
 
-    right, answered = answers.sets
+    right, answered = answers.compared
     there = np.flatnonzero(right.any(axis=0))
     return float(
         f1_score(right, answered, labels=there if average == "macro" else None, average=average, zero_division=0.0)
@@ -310,20 +310,20 @@ def _f1(answers: LabelSetAnswers, average: str) -> float:
 
 def _constant_micro_f1(answers: LabelSetAnswers) -> float:
     """Return micro F1 where all rows are answered with the k commonest labels, for the best k."""
-    counts = np.sort(answers.sets[0].sum(axis=0))[::-1]
-    guesses = len(answers.sets[0]) * np.arange(1, len(counts) + 1)
+    counts = np.sort(answers.compared[0].sum(axis=0))[::-1]
+    guesses = len(answers.compared[0]) * np.arange(1, len(counts) + 1)
     return float((2 * counts.cumsum() / (guesses + counts.sum())).max())
 
 
 def _exact(answers: LabelSetAnswers) -> npt.NDArray[np.float64]:
     """Return 1 for each row that is answered with exactly its labels, else 0 ``(rows,)``."""
-    right, answered = answers.sets
+    right, answered = answers.compared
     return np.asarray((right == answered).all(axis=1), np.float64)
 
 
 def _constant_exact(answers: LabelSetAnswers) -> float:
     """Return the share of the commonest set of labels."""
-    return float(np.unique(answers.sets[0], axis=0, return_counts=True)[1].max() / len(answers.sets[0]))
+    return float(np.unique(answers.compared[0], axis=0, return_counts=True)[1].max() / len(answers.compared[0]))
 
 
 MICRO_F1 = Metric(partial(_f1, average="micro"), constant=_constant_micro_f1, title="micro F1")

@@ -130,6 +130,11 @@ class LabelAnswers(Answers):
         return self.labels.tolist()
 
     @property
+    def compared(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The right labels and the answered ones ``(n,)``, as scikit-learn's metrics take them."""
+        return self.labels, self.logits.argmax(axis=1)
+
+    @property
     def right(self) -> npt.NDArray[np.bool_]:
         """Which rows have the right label ``(n,)``."""
         right: npt.NDArray[np.bool_] = self.logits.argmax(axis=1) == self.labels
@@ -196,8 +201,7 @@ def label_scores(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFram
     import pandas as pd
     from sklearn.metrics import precision_recall_fscore_support
 
-    right, predicted = answers.labels, answers.logits.argmax(axis=1)
-    measured = precision_recall_fscore_support(right, predicted, labels=list(names), zero_division=0.0)
+    measured = precision_recall_fscore_support(*answers.compared, labels=list(names), zero_division=0.0)
     index = pd.Index(names.values(), name="label")
     table = pd.DataFrame(dict(zip(("precision", "recall", "f1", "rows"), measured, strict=True)), index)
     there = table[table["rows"] > 0]
@@ -213,7 +217,7 @@ def confusion(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFrame:
     import pandas as pd
     from sklearn.metrics import confusion_matrix
 
-    counts = confusion_matrix(answers.labels, answers.logits.argmax(axis=1), labels=list(names))
+    counts = confusion_matrix(*answers.compared, labels=list(names))
     table = pd.DataFrame(counts, pd.Index(names.values(), name="right"), pd.Index(names.values(), name="answered"))
     elsewhere = np.array([(answers.labels == label).sum() for label in names]) - counts.sum(axis=1)
     return table.assign(**{"another task's": elsewhere}) if elsewhere.any() else table

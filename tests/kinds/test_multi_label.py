@@ -19,12 +19,12 @@ from task_files import refusal, write_rows
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification, pipeline
 
-from forgetfree import Ledger, Predictor, answering, cli, learning, registry
+from forgetfree import Ledger, Predictor, answering, cli, learning, load_results, registry
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.rows import Rows, TaskRows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.errors import UsageError
+from forgetfree.errors import ReportError, UsageError
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.multi_label import LabelSetAnswers
 from forgetfree.serve.server import application
@@ -396,6 +396,13 @@ def test_from_a_file_to_an_export(model_directory: Any, tmp_path: Path, capsys: 
     assert cli.main(["run", *files, *model, *small, "--strategy", "grafting-continual", "--out", out]) == 0
     said = capsys.readouterr().out
     assert "topics (micro F1)" in said and "a bag of words" in said and "a constant answer" in said
+    results = load_results(out)
+    by_label = results.label_scores("grafting-continual", "topics")
+    score = results.values("grafting-continual", 0, "macro_f1")[-1][1]
+    assert [*by_label.index] == ["sports", "trade", "world", "macro average"]
+    assert by_label["f1"]["macro average"] == pytest.approx(score)
+    with pytest.raises(ReportError, match="Use label_scores"):
+        results.confusion("grafting-continual", "topics")
     texts = [text for text, _ in examples(TOPICS, 20, seed=9)]
     assert cli.main(["predict", out, "--task", "topics", "--json", *texts]) == 0
     ours = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
