@@ -115,6 +115,7 @@ KINDS: dict[str, Entry] = {
     "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
     "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
     "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
+    "multi-label": Entry("forgetfree.kinds.multi_label:MultiLabel", "any number of labels a row, for a text or a pair"),
 }
 
 #: Those of answers that are labels.
@@ -122,6 +123,7 @@ LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
     "macro_f1": Entry("forgetfree.results.metrics:MACRO_F1", "the mean of the labels' F1: each counts the same"),
+    "micro_f1": Entry("forgetfree.kinds.multi_label:MICRO_F1", "F1 of all labels together, where a row has several"),
 }
 #: Those of answers that are texts.
 TEXT_METRICS: dict[str, Entry] = {

@@ -50,8 +50,7 @@ class Replay(
 
 def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
     apart = stream.scenario == "task"
-    # Rows that are answered by texts have no labels: those of a task are one group.
-    labels = len({(task.label if apart else 0, label) for task in stream.tasks for label in task.classes or (0,)})
+    labels = len({(task.label if apart else 0, group) for task in stream.tasks for group in {*task.train.targets}})
     if options.mem_size < labels:
         raise OptionError(
             f"{name} shares its memory out over the labels of all tasks, got mem_size={options.mem_size} for {labels} labels. "
@@ -70,7 +69,7 @@ class _LabelsApart:
     def update(self, strategy: Any, **kwargs: Any) -> None:
         data = strategy.experience.dataset
         if strategy.stream.scenario == "task":
-            first = sum(head.n_labels for head in strategy.stream.model.heads[: strategy.task.label])
+            first = sum(1 + max(task.train.targets) for task in strategy.stream.tasks[: strategy.task.label])
             data = data.update_data_attribute("targets", [first + int(y) for y in data.targets])
         with showing(strategy, data):  # rows keep their labels; only what groups them is another
             super().update(strategy, **kwargs)  # type: ignore[misc]  # of the buffer mixed into

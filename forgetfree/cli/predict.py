@@ -38,7 +38,7 @@ from forgetfree.tasks import TaskDefinition
 STDIN = "/dev/stdin"
 #: What a line of --json or --csv holds itself.
 _OURS = {
-    *("text", *PAIR, "prompt", "task", "label", "probability", "probabilities", "words", "tags"),
+    *("text", *PAIR, "prompt", "task", "label", "labels", "probability", "probabilities", "words", "tags"),
     *("cut_tokens", "entities"),
 }
 #: Rows that are answered together.
@@ -237,5 +237,6 @@ class _Csv:
         self.begin()
         cells, missing = self._kind.json(self._task, answer), [""] * (len(self._texts) - len(row))
         cells |= {probability_column(name): share for name, share in cells.get("probabilities", {}).items()}
-        answered = [cells.get(column, "") for column in self._columns]
+        found = [cells.get(column, "") for column in self._columns]
+        answered = ["|".join(cell) if isinstance(cell, tuple) else cell for cell in found]
         self._table.writerow([*extra.values(), *row, *missing, *answered])

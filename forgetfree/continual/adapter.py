@@ -207,7 +207,7 @@ class TemplateStrategy(AvalancheStrategy):
 def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
     """Refuse streams in which words are labelled, or texts are written."""
     for task in stream.tasks:
-        if not task.kind.one_label_a_row:
+        if task.kind.answer != "label":
             raise UsageError(
                 f"{name} {why}, and task {task.name!r} has one for each {task.kind.label_of}. Use a strategy that rehearses or "
                 "weighs whole rows (replay, agem, gdumb, ewc, si), or one that keeps what it learned (grafting-continual)."

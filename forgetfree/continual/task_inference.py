@@ -64,7 +64,7 @@ def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
 
 def check_inference(options: TrainingOptions, stream: Stream) -> None:
     """Raise ``OptionError`` where a task is to be found out by the entropy of answers that are texts."""
-    written = [task.name for task in stream.tasks if not task.classes]
+    written = [task.name for task in stream.tasks if task.kind.answer == "text"]
     if written and inference_of(options, stream) == "router":
         raise OptionError(
             f"task_inference=router goes by the entropy of labels, and {written[0]!r} is answered by texts. Use "
@@ -129,8 +129,8 @@ def answer_for(
     if strategy.stream.scenario != "task" and strategy.taskwise:
         if _infers_tasks(strategy) and strategy.learned:
             # The logits of texts are wide, and are made batch by batch.
-            return _by_task(strategy, batches if task.classes else ())
-        return _by_last(strategy) if task.classes else _texts_by_last(strategy)
+            return _by_task(strategy, () if task.kind.answer == "text" else batches)
+        return _texts_by_last(strategy) if task.kind.answer == "text" else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
     answering: AbstractContextManager[Answer | None] = strategy.answering(task)

@@ -330,7 +330,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
         kept = self.task.kind.collected(self.mb_output, self.mb_y)
-        self._collected.append((kept, self.mb_y, self._counts))
+        self._collected.append((kept, self.mb_y, self._counts * self.model.heads[self.task.label].lines))
         self._on_evaluated(len(self._collected), math.nan)
         super()._after_eval_iteration(**kwargs)
 
@@ -373,8 +373,9 @@ def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
     """Return the tokens and the labels of each row of a data set; 0 and ``None`` where rows are no texts."""
     if getattr(model, "tokens", None) is None:
         return [0] * len(data), None
-    rows = [data[i][0].unsqueeze(0) for i in range(len(data))]
-    return [int(model.tokens.attention_mask(row).sum()) for row in rows], [int(model.counts(row)) for row in rows]
+    rows = [data[i] for i in range(len(data))]
+    counts = [torch.as_tensor(row[1]).numel() for row in rows]
+    return [int(model.tokens.attention_mask(row[0].unsqueeze(0)).sum()) for row in rows], counts
 
 
 def alone(plugins: Iterable[Any]) -> bool:

@@ -40,14 +40,31 @@ class Current(Enum):
 
 @dataclass(frozen=True)
 class TaskHead:
-    """A task as a readout knows it: name, number of labels, ids of label words.
+    """A task as a readout knows it.
 
-    There are no label words for ``linear``, and none where texts are the answers: all of the vocabulary is then read.
+    Attributes:
+        name: the task's name.
+        n_labels: the number of its labels.
+        label_words: their ids; none for ``linear``, and none where texts are the answers: all of the vocabulary is then read.
+        yes_or_no: whether each label is a question of its own, so that a row has any number of them. Its logit z is then a
+            line (0, z), for no and yes: the cross-entropy of the lines is the binary cross-entropy of the labels.
     """
 
     name: str
     n_labels: int
     label_words: tuple[int, ...] = ()
+    yes_or_no: bool = False
+
+    @property
+    def lines(self) -> int:
+        """The number of lines of logits at a place that is read."""
+        return self.n_labels if self.yes_or_no else 1
+
+    def in_lines(self, logits: Tensor) -> Tensor:
+        """Return logits ``(n, n_labels)`` as the lines that labels are compared with, see `yes_or_no`."""
+        if not self.yes_or_no:
+            return logits
+        return torch.stack([torch.zeros_like(logits), logits], -1).flatten(0, 1)
 
 
 class ReadoutModel(nn.Module):
@@ -188,7 +205,7 @@ class ReadoutModel(nn.Module):
         Returns:
             ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
             does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task. Where words are labelled, a row
-            has as many labels, and lines of logits, as `counts` says.
+            has as many labels, and lines of logits, as `counts` says; where a row has several labels, as `TaskHead.lines` says.
 
         Raises:
             TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
@@ -235,21 +252,27 @@ class ReadoutModel(nn.Module):
         tasks = sorted(set(task_labels.tolist()))
         if len(tasks) == 1:
             return self.read(features, tasks[0])
-        width = max(self._head(task).n_labels for task in tasks)
-        logits = features.new_full((len(features), width), LOWEST, dtype=torch.float32)
+        heads = {task: self._head(task) for task in tasks}
+        width = max(2 if head.yes_or_no else head.n_labels for head in heads.values())
+        logits = features.new_full((len(task_labels), width), LOWEST, dtype=torch.float32)
+        task_of_place = task_labels
+        if any(head.yes_or_no for head in heads.values()):
+            labels, first = task_labels.tolist(), [0]
+            while (after := first[-1] + heads[labels[first[-1]]].lines) < len(labels):
+                first.append(after)
+            task_of_place = task_labels[first]
         for task in tasks:
-            rows = task_labels == task
-            read = self.read(features[rows], task)
-            logits[rows, : read.shape[1]] = read.to(logits.dtype)
+            read, lines = self.read(features[task_of_place == task], task), task_labels == task
+            logits[lines, : read.shape[1]] = read.to(logits.dtype)
         return logits
 
     def read(self, features: Tensor, task: int) -> Tensor:
-        """Return the logits ``(B, n)`` of one task from `features`."""
+        """Return the logits ``(B, n)`` of one task from `features`, in lines: see `TaskHead`."""
         head = self._head(task)
         if self.readout in LINEAR:
             linear: Any = self.linears[self._key(task)]
             logits: Tensor = linear(self.dropout(features).to(linear.weight.dtype))  # a backbone may be narrower
-            return logits
+            return head.in_lines(logits)
         return features[:, list(head.label_words)] if head.label_words else features
 
     def _head(self, task: int) -> TaskHead:

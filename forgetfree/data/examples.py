@@ -2,8 +2,9 @@
 
 A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels ``(B,)``, all int64.
 Where words are labelled, row i has as many labels and task labels as words that the model reads, and the id of each such word's
-first token stands in x as its complement ``~id``, below 0. Everything else that a model needs (attention mask, token types, the
-mask position) follows from the ids: see `forgetfree.models.task_model.TokenLayout`.
+first token stands in x as its complement ``~id``, below 0. Where a row has any number of a task's labels, it has a 0 or 1 for
+each of them. Everything else that a model needs (attention mask, token types, the mask position) follows from the ids: see
+`forgetfree.models.task_model.TokenLayout`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class EncodedRows:
     Attributes:
         tokens: all rows' ids, one after the other: int32 ``(total,)``.
         offsets: where each row begins, and the end: int64 ``(n + 1,)``.
-        labels: int64 ``(n,)``; where words are labelled, those of all words, also of those that were cut off.
+        labels: int64 ``(n,)``; where words are labelled, those of all words, also of those that were cut off; where rows have
+            several labels, a 0 or 1 for each that there is.
         task: the task label, the same for every row.
         pad: the id that fills short rows.
-        words: where words are labelled, where the labels of each row begin, and the end: int64 ``(n + 1,)``.
+        words: where a row has several ``labels``, where those of each row begin, and the end: int64 ``(n + 1,)``.
         kind: of the task, as its definition names it.
     """
 
@@ -69,11 +71,12 @@ class EncodedRows:
 
     @cached_property
     def counts(self) -> list[int]:
-        """The number of labels that are read in each row: one, or that of its words that are not cut off."""
+        """The number of labels that are read in each row: one, that of its words that are not cut off, or all of them."""
         if self.words is None:
             return [1] * len(self)
         before = torch.nn.functional.pad((self.tokens < 0).cumsum(0), (1, 0))
-        counts: list[int] = before[self.offsets].diff().tolist()
+        marked = before[self.offsets].diff()
+        counts: list[int] = (marked if marked.any() else self.words.diff()).tolist()
         return counts
 
     @property

@@ -38,7 +38,7 @@ _A_REAL = (
     "names, list all as label_names in source.json. "
 )
 #: Why a cell with several labels is none.
-SEVERAL = "Keep one; --kind classification takes such cells as labels of their own. "
+SEVERAL = "Keep one; --kind multi-label reads several; --kind classification takes such cells as labels of their own. "
 _A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
 
@@ -61,9 +61,9 @@ def label_cells(
     """
     texts = {cell: nfc(cell).strip() for cell in column if isinstance(cell, str)}
     known_names = {folded(name) for name in names}
-    several = set[str]() if as_written else _several({*texts.values(), *names})
-    several = {text for text in several if folded(text) not in known_names}
-    read = _reader({text for text in texts.values() if not is_blank(text)}, several, typed, bool(names))
+    lists = set[str]() if as_written else several({*texts.values(), *names})
+    lists = {text for text in lists if folded(text) not in known_names}
+    read = _reader({text for text in texts.values() if not is_blank(text)}, lists, typed, bool(names))
     known: dict[Any, int | str | ValueError] = {
         cell: text if text in names and not _WHOLE.fullmatch(text) else read(text) for cell, text in texts.items()
     }
@@ -84,39 +84,52 @@ def _of_value(value: Any, names: Sequence[str], as_written: bool) -> int | str |
     return str(value) if str(value) in names else ValueError(_A_REAL)
 
 
-def _several(texts: set[str]) -> set[str]:
+def several(texts: set[str]) -> set[str]:
     """Return the texts that seem to hold several labels.
 
     These are written lists; texts whose parts between commas, slashes, + or & are all texts of their own; and all with a
     vertical bar, a semicolon or a line break, where one of these stands between parts that other texts have, too.
 
-    >>> sorted(_several({"joy", "sad", "joy|sad", "fear|sad", "['joy']", "joy, sad", "Sci/Tech", "UK, Bath", "UK, Leeds"}))
+    >>> sorted(several({"joy", "sad", "joy|sad", "fear|sad", "['joy']", "joy, sad", "Sci/Tech", "UK, Bath", "UK, Leeds"}))
     ["['joy']", 'fear|sad', 'joy, sad', 'joy|sad']
     """
-    several, alone = set(filter(_LIST.fullmatch, texts)), {*map(_part, texts)} - {""}
+    found, alone = set(filter(_LIST.fullmatch, texts)), {*map(_part, texts)} - {""}
     for sign in _BETWEEN + _IN_NAMES:
         divided = {text for text in texts if sign in text}
         parts = {
             text: tuple(map(_part, text.split(sign))) for text in (texts if sign in _BETWEEN else divided) if divided
         }
         if sign in _IN_NAMES:
-            several |= {text for text in divided if len({*parts[text]}) > 1 and alone.issuperset(parts[text])}
+            found |= {text for text in divided if len({*parts[text]}) > 1 and alone.issuperset(parts[text])}
             continue
         counts = Counter(
             part for each in {*parts.values()} for part in {*each} if part
         )  # spellings of one text count once
         if any(len({*parts[text]}) > 1 and all(counts[part] > 1 for part in parts[text]) for text in divided):
-            several |= divided
-    return several
+            found |= divided
+    return found
+
+
+def parts_of(text: str, sign: str) -> list[str]:
+    """Labels of a cell that holds any number of them: a list as programs write it, or texts with a sign between.
+
+    >>> parts_of("['joy', 'sad']", "|"), parts_of("[0 3]", "|"), parts_of("joy | sad", "|"), parts_of(" ", "|")
+    (['joy', 'sad'], ['0', '3'], ['joy', 'sad'], [])
+    """
+    parts = text.split(sign)
+    if _LIST.fullmatch(text.strip()):
+        quoted = [part for _, part in re.findall(r"""(['"])(.*?)\1""", text)]
+        parts = quoted or re.findall(r"[^\s,\[\]]+", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _part(text: str) -> str:
     return folded(text.strip(" []'\""))
 
 
-def _reader(texts: set[str], several: set[str], typed: bool, named: bool) -> Any:
+def _reader(texts: set[str], lists: set[str], typed: bool, named: bool) -> Any:
     """Return a reader of a text in a column that holds these, of which some seem to hold several labels."""
-    numeric = {text for text in texts - several if any(map(str.isdigit, text))}
+    numeric = {text for text in texts - lists if any(map(str.isdigit, text))}
     whole = {text for text in numeric if _WHOLE.fullmatch(text)}
     as_reals = bool(numeric) and all(map(_WHOLE_AS_REAL.fullmatch, numeric))
     are_reals = not typed and not as_reals and _are_reals(numeric)
@@ -125,7 +138,7 @@ def _reader(texts: set[str], several: set[str], typed: bool, named: bool) -> Any
     def read(text: str) -> int | str | ValueError:
         if is_blank(text):
             return ValueError("")
-        if text in several:
+        if text in lists:
             return ValueError(SEVERAL)
         if text.lower() == "nan":
             return ValueError(_A_NAN)

@@ -223,7 +223,7 @@ class LearnedStream:
     def _scores_of(self, task: EncodedTask, answers: Answers) -> list[tuple[str, float]]:
         if task.name not in self._measured or self._measured[task.name][0] is not answers:
             metric = task.definition.metric
-            self._measured[task.name] = answers, [(metric, answers.score(metric)), *answers.more_scores().items()]
+            self._measured[task.name] = answers, [*({metric: answers.score(metric)} | answers.more_scores()).items()]
         return self._measured[task.name][1]
 
     def keep(self, number: int) -> None:

@@ -82,7 +82,7 @@ class StreamLoader:
         """The tasks of the stream with all their rows."""
         tasks, faults = self.read
         faults.report()
-        if any(kind_of(rows.task).depends_on_model for rows in tasks):
+        if any(kind_of(rows.task).answer == "text" for rows in tasks):  # prompts may be too long for a model
             self._fresh = fresh = self.load([rows.task for rows in tasks])
             tasks = [drop_bad_rows(rows, fresh.encoder(rows.task), self.config.skip_bad_rows) for rows in tasks]
         return tasks

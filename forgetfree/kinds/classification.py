@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults
-from forgetfree.data.columns import PAIR, ColumnNames, are_prompts_and_answers, bare_name, choose
+from forgetfree.data.columns import ColumnNames, are_prompts_and_answers, bare_name, choose
 from forgetfree.data.labels import (
     SEVERAL,
     Labels,
@@ -26,9 +26,9 @@ from forgetfree.data.labels import (
 )
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
-from forgetfree.display import brief, counted, escaped, is_blank, is_text
+from forgetfree.display import brief, counted, is_blank, is_text
 from forgetfree.errors import DataError, UsageError
-from forgetfree.kinds.kind import Form, Kind, Text, probability_column, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text, text_rows
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
@@ -68,7 +68,6 @@ class Classification(Kind):
         "pair": ("a pair of texts, and one of two labels or more", ("text_a", "text_b", "label")),
     }
     metrics = ("accuracy", "f1", "macro_f1")
-    needs_every_label = True
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
@@ -120,7 +119,7 @@ class Classification(Kind):
             notes.append(f"{counted(count, 'row')} of label {shown(label)} {read_as}")
         for split, each in read.items():
             if labels is None:
-                faults.attempt(each.check_texts)
+                faults.attempt(check_filled, each.table, columns)
             elif split != "train" and unlabelled[split] and not len(each.table.numbers):
                 continue
             elif (good := faults.attempt(each.rows, labels, task.name)) is not None:
@@ -132,7 +131,7 @@ class Classification(Kind):
         if labels is None:
             faults.report()
         assert labels is not None
-        inferred = _definition(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
+        inferred = definition_of(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
         definition = faults.demand(with_source, task.registered or inferred, source, task.folder)
         notes += [
             f"{counted(count, f'{split} row')} without a label (-1) left out"
@@ -163,9 +162,9 @@ class Classification(Kind):
             faults += prompt_faults(task, readout, words=False) if prompt else []
         return faults
 
-    def groups(self, labels: Sequence[Any]) -> list[int]:
-        """Return the label of each row."""
-        return list(labels)
+    def groups_of(self, label: int) -> tuple[int]:
+        """Return the label."""
+        return (label,)
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
         """Return the rows of a label."""
@@ -248,18 +247,9 @@ class Classification(Kind):
 
         return label_network(parts)
 
-    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: Answer) -> list[str]:
-        """Return label, probability, text."""
-        return [f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(texts))}"]
-
-    def json(self, task: TaskDefinition, answer: Answer, texts: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return texts, task, label, and all probabilities."""
-        names = PAIR if len(texts) == 2 else ("text",)  # a router may ask a task about pairs for a single text
-        return dict(zip(names, texts, strict=False)) | asdict(answer)
-
-    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return task, label, and a column for the probability of each label."""
-        return ("task", "label", "probability", *map(probability_column, task.labels))
+    def fields(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the label and its probability."""
+        return ("label", "probability")
 
 
 def _word_faults(task: TaskDefinition) -> list[str]:
@@ -302,7 +292,7 @@ def _check_order(task: TaskTables, column: str, numbered: Sequence[str]) -> None
             )
 
 
-def _definition(name: str, kind: str, labels: tuple[str, ...], texts: int, metric: str) -> TaskDefinition:
+def definition_of(name: str, kind: str, labels: tuple[str, ...], texts: int, metric: str) -> TaskDefinition:
     """Return the definition of a task that is not registered, over one text or two."""
     form = "pair" if texts == 2 else "single"
     return TaskDefinition(
@@ -351,6 +341,22 @@ def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskD
     if sorted(known) != sorted(map(bare_name, labels)):  # names of the data's own: by position
         return replace(task, labels=labels)
     return replace(task, labels=labels, label_words=tuple(known[bare_name(label)] for label in labels))
+
+
+def check_filled(table: Table, columns: ColumnNames) -> None:
+    """Add rows without a text to a table's bad rows.
+
+    Raises:
+        DataError: a column is missing or empty.
+    """
+    table.check_columns(columns)
+    for column in columns.texts:
+        cells = table.columns[column]
+        blank = [i for i, cell in enumerate(cells) if isinstance(cell, str) and is_blank(cell)]
+        if len(cells) and len(blank) == len(cells):
+            raise DataError(f"{table.where}: column {column!r} is empty in every row. Write the texts into it.")
+        for i in sorted({*blank, *(i for i, cell in enumerate(cells) if not is_text(cell))}):
+            table.bad.add(table.fault(i, column, "no text", "a text", shown(cells[i])))
 
 
 class _LabelledTable:
@@ -403,7 +409,7 @@ class _LabelledTable:
         Raises:
             DataError: a column is missing or empty.
         """
-        self.check_texts()
+        check_filled(self.table, ColumnNames(self._texts, self._label))
         read = self._read(labels.names)
         remedy = (
             f"Task {task!r} has the labels {labels.shown}, and every label needs training rows. --map-label OLD=NEW reads one "
@@ -424,23 +430,6 @@ class _LabelledTable:
         keep = [i for i, number in enumerate(self.table.numbers) if number not in self.table.bad.numbers]
         texts = [tuple(self.table.columns[name][i] for i in keep) for name in self._texts]
         return Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
-
-    def check_texts(self) -> None:
-        """Add rows without a text to the bad rows.
-
-        Raises:
-            DataError: a column is missing or empty.
-        """
-        self.table.check_columns(ColumnNames(self._texts, self._label))
-        for column in self._texts:
-            cells = self.table.columns[column]
-            blank = [i for i, cell in enumerate(cells) if isinstance(cell, str) and is_blank(cell)]
-            if len(cells) and len(blank) == len(cells):
-                raise DataError(
-                    f"{self.table.where}: column {column!r} is empty in every row. Write the texts into it."
-                )
-            for i in sorted({*blank, *(i for i, cell in enumerate(cells) if not is_text(cell))}):
-                self.table.bad.add(self._fault(column, i, "no text", "a text"))
 
     def notes(self, labels: Labels, split: str) -> list[str]:
         """Return what to say of the labels that are written otherwise than their names."""

@@ -33,7 +33,7 @@ from forgetfree.data.prompt_rows import (
 )
 from forgetfree.data.rows import Rows, TaskRows, evenly, read_rows
 from forgetfree.data.tables import TaskTables, plain
-from forgetfree.display import brief, escaped
+from forgetfree.display import brief
 from forgetfree.errors import DataError, FieldError, UsageError
 from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import (
@@ -44,7 +44,7 @@ from forgetfree.kinds.kind import (
     Text,
     Wrote,
     check_texts,
-    probability_column,
+    kind_of,
     text_rows,
 )
 from forgetfree.results.answers import TextAnswers
@@ -99,8 +99,7 @@ class Generation(Kind):
     }
     metrics = tuple(registry.TEXT_METRICS)
     label_of = "token of a text"
-    one_label_a_row = False
-    depends_on_model = True
+    answer = "text"
     readout = "generate"
     max_length = 1024  # instructions and what is to be summarised are long
     floors = ("nearest_row",)
@@ -149,9 +148,9 @@ class Generation(Kind):
             raise DataError(f"{task.folder / 'source.json'}: {faults[0]}.")
         return definition
 
-    def groups(self, labels: Sequence[Any]) -> list[int]:
+    def groups_of(self, label: Any) -> tuple[int]:
         """Return one group for all rows: ``--shots`` counts rows of a task."""
-        return [0] * len(labels)
+        return (0,)
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
         """Return the rows of a task."""
@@ -194,9 +193,9 @@ class Generation(Kind):
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
         """Raise ``UsageError`` where tasks with labels are to be told from such with texts by nobody."""
-        other = next((task.name for task in tasks if task.labels), None)
+        other = next((task.name for task in tasks if kind_of(task).answer != self.answer), None)
         if scenario != "task" and other is not None:
-            first = next(task.name for task in tasks if not task.labels)
+            first = next(task.name for task in tasks if kind_of(task).answer == self.answer)
             raise UsageError(
                 f"scenario={scenario} withholds the task, and {first!r} is answered by texts, {other!r} by labels. Use "
                 "scenario=task, or tasks of one kind."
@@ -410,10 +409,9 @@ class Generation(Kind):
 
         return writing_network(parts)
 
-    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: WrittenText) -> list[str]:
-        """Return what was written, its probability among closed answers, and the prompt."""
-        share = [f"{answer.probabilities[answer.text]:.3f}"] if answer.probabilities else []
-        return ["\t".join([escaped(answer.text), *share, escaped(one_prompt(texts))])]
+    def fields(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return what was written, and its probability among closed answers."""
+        return ("text", "probability") if task.closed_answers else ("text",)
 
     def json(self, task: TaskDefinition, answer: WrittenText, texts: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return the prompt, what was written, how much of the prompt was not read, and the probabilities of closed answers."""
@@ -422,11 +420,6 @@ class Generation(Kind):
         if shares := dict(answer.probabilities):
             shown |= {"probability": shares[answer.text], "probabilities": shares}
         return shown
-
-    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return task, text, and the probabilities of closed answers."""
-        closed = task.closed_answers
-        return ("task", "text", *(["probability"] if closed else []), *map(probability_column, closed))
 
 
 def _asked(prompt: str, task: TaskDefinition) -> str:

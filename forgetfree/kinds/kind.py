@@ -8,14 +8,15 @@ Its file imports no torch when it is read: rows are checked before that takes it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
 from forgetfree.data.columns import PAIR, ColumnNames, choose_texts
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.display import brief, is_blank, is_text
+from forgetfree.display import brief, escaped, is_blank, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.results.answers import label_answers
 from forgetfree.tasks import MAX_LENGTH, Scenario, TaskDefinition
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 Text = str | tuple[str, ...] | list[Any]
 #: A form of rows: what a row is, and its columns.
 Form = tuple[str, tuple[str, ...]]
+#: One label, any number of the labels, a label for each word, or a text.
+AnswerForm = Literal["label", "labels", "tags", "text"]
 #: Takes how many tokens were written so far, and of how many that there may be.
 Wrote = Callable[[int, int], object]
 
@@ -60,9 +63,9 @@ AS_LEARNED = GenerationOptions()
 class Kind(ABC):
     """A kind of tasks: rows of one form with one question.
 
-    Every kind is learned by cross-entropy. A row has one label or several, and each label is read from the logits at one
-    position. Of a kind that is answered by texts, the labels are the tokens of a right one. A kind that differs from another
-    in a few things is a subclass of it.
+    Every kind is learned by cross-entropy. A row has one label or several, and each is compared with a line of logits. Where
+    a row has any number of labels, a line is no and yes for one of them; of a kind that is answered by texts, the labels are
+    the tokens of a right one. A kind that differs from another in a few things is a subclass of it.
     """
 
     #: What a user may write into ``kind`` of a ``source.json``, and what each is.
@@ -71,16 +74,12 @@ class Kind(ABC):
     metrics: ClassVar[tuple[str, ...]]
     #: What has a label of its own, for messages: a ``text``, or a part of one.
     label_of: ClassVar[str] = "text"
-    #: Whether a row has one label: such tasks share a forward pass, and a router can choose among them.
-    one_label_a_row: ClassVar[bool] = True
+    #: What answers a row. Tasks of one ``label`` share a forward pass, and a router can choose among them.
+    answer: ClassVar[AnswerForm] = "label"
     #: The readout that ``auto`` is for its tasks; ``auto``: that which the model has.
     readout: ClassVar[str] = "auto"
     #: The longest row that a model reads of its tasks, in tokens, where nothing else is said.
     max_length: ClassVar[int] = MAX_LENGTH
-    #: Whether the training rows and the test rows need every label.
-    needs_every_label: ClassVar[bool] = False
-    #: Whether some rows cannot be learned by some models, which have to be loaded to tell.
-    depends_on_model: ClassVar[bool] = False
     #: The group that ``--shots`` may find few rows of, or none.
     optional_group: ClassVar[int | None] = None
     #: The floors that its tasks can have, see `forgetfree.training.floors`.
@@ -130,16 +129,25 @@ class Kind(ABC):
     # -- Samples ---------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def groups_of(self, label: Any) -> Collection[int]:
+        """Return the numbers of the groups that a row belongs to, from its label or labels: one group at least."""
+
     def groups(self, labels: Sequence[Any]) -> list[int]:
-        """Return for each row, from its label or labels, the number of its group: samples are spread over groups evenly."""
+        """Return for each row the smallest of its groups: samples are spread over groups evenly."""
+        groups = list(map(self.groups_of, labels))
+        rows = Counter(group for of_row in groups for group in of_row)
+        return [min(of_row, key=lambda group: (rows[group], group)) for of_row in groups]
 
     def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
-        """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn."""
-        groups = self.groups(labels)
-        members: dict[int, list[int]] = {group: [] for group in sorted(set(groups))}
-        for row, group in enumerate(groups):
-            members[group].append(row)
-        return members
+        """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn.
+
+        Where a row may be in several groups, the smallest group is drawn first.
+        """
+        members: dict[int, list[int]] = {}
+        for row, label in enumerate(labels):
+            for group in self.groups_of(label):
+                members.setdefault(group, []).append(row)
+        return dict(sorted(members.items(), key=lambda item: (self.answer != "label" and len(item[1]), item[0])))
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
         """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
@@ -195,7 +203,7 @@ class Kind(ABC):
 
     def choices(self, task: TaskDefinition) -> tuple[str, ...]:
         """Return the names of what the answers to whole rows are chosen among: labels, or closed answers."""
-        return task.closed_answers or (task.labels if self.one_label_a_row else ())
+        return task.closed_answers or (() if self.answer == "tags" else task.labels)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
@@ -385,20 +393,33 @@ class Kind(ABC):
     # -- What is shown ---------------------------------------------------------------------------------------
 
     @abstractmethod
-    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: Any) -> list[str]:
-        """Return an answer as lines of text, with what was asked."""
-
-    @abstractmethod
-    def json(self, task: TaskDefinition, answer: Any, texts: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return an answer as an object of JSON, with what was asked, if that is given."""
-
-    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the columns of a table of answers, which `json` has: see `probability_column`.
+    def fields(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the fields of an answer that a line of text, and a row of a table, have beside task and texts.
 
         Raises:
             UsageError: an answer is no row of a table.
         """
-        raise UsageError(f"The answers of task {task.name!r} are no rows of a table. Use --json.")
+
+    def json(self, task: TaskDefinition, answer: Any, texts: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return an answer as an object of JSON, with what was asked, if that is given."""
+        names = PAIR if len(texts) == 2 else ("text",)  # a router may ask a task about pairs for a single text
+        return dict(zip(names, texts, strict=False)) | asdict(answer)
+
+    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: Any) -> list[str]:
+        """Return an answer as lines of text, with what was asked."""
+        shown = self.json(task, answer)
+        return ["\t".join([*(_in_line(shown[name]) for name in self.fields(task)), escaped(" | ".join(texts))])]
+
+    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the columns of a table of answers: task, `fields`, and one for each probability. Errors as of `fields`."""
+        return ("task", *self.fields(task), *map(probability_column, task.closed_answers or task.labels))
+
+
+def _in_line(value: Any) -> str:
+    """Return a field of an answer as a line of text has it."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return escaped(value if isinstance(value, str) else "|".join(value) or "-")
 
 
 def probability_column(label: str) -> str:

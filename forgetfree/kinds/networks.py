@@ -131,8 +131,8 @@ def check_linear(readout: Mapping[str, Tensor], labels: int, width: int) -> None
 # -- One label a text ----------------------------------------------------------------------------------
 
 
-def label_network(parts: Parts) -> TaskNetwork:
-    """Return the network of a task that labels texts.
+def label_network(parts: Parts, *, several: bool = False) -> TaskNetwork:
+    """Return the network of a task that labels texts; with ``several``, of one with any number of labels a row.
 
     A linear readout becomes the head of a sequence classifier, if the architecture has one that computes it and its tokenizer
     reads as our encoder does. What is read in another way has no classes in its configuration.
@@ -150,15 +150,18 @@ def label_network(parts: Parts) -> TaskNetwork:
     network = tokenizer = None
     if origin.readout != "mean":  # which no sequence classifier reads
         network, tokenizer = _classifying(parts, position)
+    chosen = ", whose labels are those with a sigmoid above 0.5" if several else ""
     if network is not None:
-        call = 'pipeline("text-classification", model={}, truncation=True)' if tokenizer else ""
-        return TaskNetwork(network, tokenizer or own, SEQUENCE_CLASSIFIER, "the model's head", call)
+        network.config.problem_type = f"{'multi' if several else 'single'}_label_classification"
+        every = ", top_k=None" if several else ""
+        call = f'pipeline("text-classification", model={{}}, truncation=True{every})' if tokenizer else ""
+        return TaskNetwork(network, tokenizer or own, SEQUENCE_CLASSIFIER, f"the model's head{chosen}", call)
     name_labels_(backbone.config, ())
     where = (
         "on the mean of all tokens" if origin.readout == "mean" else f"at the {'last' if position else 'first'} token"
     )
     loader = body_loader(config, loaded.name)
-    return TaskNetwork(backbone, own, loader, f"the linear layer in {READOUT} {where}", own_readout=True)
+    return TaskNetwork(backbone, own, loader, f"the linear layer in {READOUT} {where}{chosen}", own_readout=True)
 
 
 def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
@@ -171,7 +174,6 @@ def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
     if not _reads_alike(tokenizer, rows, inputs):
         tokenizer = None
     config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
-    config.problem_type = "single_label_classification"
     if hasattr(config, "use_mems_eval"):
         config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
     name_labels_(config, task.labels, origin.classes)

@@ -127,7 +127,7 @@ class Tagging(Kind):
     }
     metrics = ("f1",)
     label_of = "word of a sentence"
-    one_label_a_row = False
+    answer = "tags"
     readout = "linear"
     floors = ("linear_probe",)
     #: Sentences without an entity.
@@ -197,19 +197,9 @@ class Tagging(Kind):
             faults.append(f"metric must be 'f1', that of entities, for kind {task.kind!r}, got {task.metric!r}")
         return faults
 
-    def groups(self, labels: Sequence[Any]) -> list[int]:
-        """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 for none."""
-        kinds_of_rows = [sorted(entity_kinds(tags)) for tags in labels]
-        counts = Counter(kind for kinds in kinds_of_rows for kind in kinds)
-        return [min(kinds, key=counts.__getitem__, default=0) for kinds in kinds_of_rows]
-
-    def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
-        """Return the sentences that hold each kind of entity, the rarest kind first, and those that hold none, by 0."""
-        sentences: dict[int, list[int]] = {}
-        for i, tags in enumerate(labels):
-            for kind in entity_kinds(tags) or {0}:
-                sentences.setdefault(kind, []).append(i)
-        return dict(sorted(sentences.items(), key=lambda item: (len(item[1]), item[0])))
+    def groups_of(self, label: Sequence[int]) -> set[int]:
+        """Return the numbers, from 1, of the kinds of entities in a sentence; 0 for none."""
+        return {(tag + 1) // 2 for tag in label if tag} or {0}
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
         """Return the sentences with a kind of entity."""
@@ -336,7 +326,7 @@ class Tagging(Kind):
         """Return task, words, tags and entities."""
         return {**asdict(answer), "entities": list(map(asdict, answer.entities))}
 
-    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
+    def fields(self, task: TaskDefinition) -> tuple[str, ...]:
         """Raise ``UsageError``: a sentence has any number of entities."""
         raise UsageError(f"Task {task.name!r} finds any number of entities in a text, which is no table. Use --json.")
 
@@ -358,11 +348,6 @@ def words_of(text: Text) -> list[str]:
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             return words
     return sentence.split()
-
-
-def entity_kinds(tags: Sequence[int]) -> set[int]:
-    """Return the numbers, from 1, of the kinds of entities in a sentence, from the labels of its words."""
-    return {(tag + 1) // 2 for tag in tags if tag}
 
 
 def _columns(table: Table, columns: ColumnNames) -> list[str]:

@@ -155,8 +155,7 @@ class HeadModel(TaskModel):
 
     def read(self, features: Any, task: int) -> Tensor:
         """Return the logits ``(B, n)`` of one task."""
-        self._head(task)
-        return read_head(self.linears[self._key(task)], features)
+        return self._head(task).in_lines(read_head(self.linears[self._key(task)], features))
 
 
 # -- A linear readout as a head --------------------------------------------------------------------------------

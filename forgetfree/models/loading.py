@@ -218,7 +218,7 @@ class LoadedModel:
         if self.readout in BY_WORDS:
             kind.check_readout(task, self.readout)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
-        return TaskHead(task.name, kind.outputs(task, self), tuple(words))
+        return TaskHead(task.name, kind.outputs(task, self), tuple(words), kind.answer == "labels")
 
     @property
     def writes_apart(self) -> bool:

@@ -294,7 +294,7 @@ class ClassifierModel(TaskModel):
 
     def read(self, features: Tensor, task: int) -> Tensor:
         """Return the logits ``(B, n)`` in the order of the task's labels."""
-        return features[:, list(self.classes)]
+        return self._head(task).in_lines(features[:, list(self.classes)])
 
     @property
     def architecture(self) -> str:

@@ -55,6 +55,11 @@ class Answers(ABC):
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
 
+    def metric(self, name: str) -> Metric:
+        """Return the metric of a name, as the kind of the answers computes it."""
+        registered: Metric = registry.metric(name)
+        return registered
+
     def more_scores(self) -> dict[str, float]:
         """Return what stands beside the score, by name."""
         return {} if (ece := self.ece) is None else {"ece": ece}
@@ -107,7 +112,12 @@ class LabelAnswers(Answers):
 
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
-        return measured(metric, registry.kind(self.kind).metric(metric).score, self)
+        return measured(metric, self.metric(metric).score, self)
+
+    def metric(self, name: str) -> Metric:
+        """Return the metric of a name, as the kind of the task computes it."""
+        own: Metric = registry.kind(self.kind).metric(name)
+        return own
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -120,6 +130,11 @@ class LabelAnswers(Answers):
         return self.labels.tolist()
 
     @property
+    def compared(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The right labels and the answered ones ``(n,)``, as scikit-learn's metrics take them."""
+        return self.labels, self.logits.argmax(axis=1)
+
+    @property
     def right(self) -> npt.NDArray[np.bool_]:
         """Which rows have the right label ``(n,)``."""
         right: npt.NDArray[np.bool_] = self.logits.argmax(axis=1) == self.labels
@@ -127,7 +142,7 @@ class LabelAnswers(Answers):
 
     def constant_score(self, metric: str) -> float:
         """Return the best score of one label for all rows."""
-        registered: Metric = registry.kind(self.kind).metric(metric)
+        registered = self.metric(metric)
         if registered.constant is not None:
             return measured(metric, registered.constant, self)
         scores = [self.constant(int(label)).score(metric) for label in np.unique(self.labels)]
@@ -186,8 +201,7 @@ def label_scores(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFram
     import pandas as pd
     from sklearn.metrics import precision_recall_fscore_support
 
-    right, predicted = answers.labels, answers.logits.argmax(axis=1)
-    measured = precision_recall_fscore_support(right, predicted, labels=list(names), zero_division=0.0)
+    measured = precision_recall_fscore_support(*answers.compared, labels=list(names), zero_division=0.0)
     index = pd.Index(names.values(), name="label")
     table = pd.DataFrame(dict(zip(("precision", "recall", "f1", "rows"), measured, strict=True)), index)
     there = table[table["rows"] > 0]
@@ -203,7 +217,7 @@ def confusion(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFrame:
     import pandas as pd
     from sklearn.metrics import confusion_matrix
 
-    counts = confusion_matrix(answers.labels, answers.logits.argmax(axis=1), labels=list(names))
+    counts = confusion_matrix(*answers.compared, labels=list(names))
     table = pd.DataFrame(counts, pd.Index(names.values(), name="right"), pd.Index(names.values(), name="answered"))
     elsewhere = np.array([(answers.labels == label).sum() for label in names]) - counts.sum(axis=1)
     return table.assign(**{"another task's": elsewhere}) if elsewhere.any() else table
@@ -280,7 +294,7 @@ class TextAnswers(Answers):
                 f"The metric {metric!r} scores texts, and none were written for these rows, which a plugin or a caller put "
                 "together. Evaluate the rows of the stream."
             )
-        return measured(metric, registry.metric(metric).score, self)
+        return measured(metric, self.metric(metric).score, self)
 
     def more_scores(self) -> dict[str, float]:
         """Return an ECE, if any, the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""

@@ -228,9 +228,12 @@ class RowScore:
     @classmethod
     def of_answers(cls, answers: Answers, metric: str) -> Self | None:
         """Return a score that says what single rows add: a mean over rows, or F1, macro F1 or ECE of labels; else ``None``."""
-        if metric in registry.metrics() and (of_rows := registry.metric(metric).rows):
-            return cls.of_rows(of_rows(answers), metric)
+        its = answers.metric(metric) if metric in registry.metrics() else None
+        if its and its.rows:
+            return cls.of_rows(its.rows(answers), metric)
         if answers.choices is None or metric not in ("f1", "macro_f1", "ece"):
+            return None
+        if its and its is not registry.metric(metric):  # a kind's own, which counts something else
             return None
         logits, labels = answers.choices
         predicted = logits.argmax(axis=1)

@@ -373,7 +373,12 @@ class Results:
             A row for each label that is right, a column for each that is answered; where the task is withheld, another for
             labels of other tasks.
         """
-        return confusion(*self._labelled(strategy, task, seed))
+        answers, names = self._labelled(strategy, task, seed)
+        if answers.compared[0].ndim > 1:
+            raise RunError(
+                f"Rows of task {task!r} have any number of labels, so none is taken for another. Use label_scores."
+            )
+        return confusion(answers, names)
 
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
@@ -471,7 +476,7 @@ class Results:
             raise RunError("There are no answers beside these scores. Load the directory of a run.")
         if task not in run.probabilities or task not in run.labels:
             raise RunError(
-                f"Task {task!r} is not answered by one label a row. Take another, or read its scores by matrix()."
+                f"Task {task!r} is not answered by labels of rows. Take another, or read its scores by matrix()."
             )
         return run.probabilities[task], run.labels[task]
 

@@ -258,7 +258,9 @@ def model_card(
     said = dict(facts or {})
     licence = said.pop("licence", "")
     grafted, task = command == "apply", origin.task
-    answers = ", ".join(task.labels) or f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
+    answers = ", ".join(task.labels)
+    if kind_of(task).answer == "text":
+        answers = f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
     table = {
         "task": f"{_code(task.name)}: {_shown(answers)}",
         "base model": _code(origin.model),
@@ -299,7 +301,7 @@ def _use(task: TaskDefinition, made: TaskNetwork) -> list[str]:
     beside = "If a text contains the characters of a special token, this call reads them as ordinary text."
     if made.loader == TOKEN_CLASSIFIER:
         given, beside = '"Jane Smith works in Paris ."', "Each word is labelled at its first token."
-    elif not task.labels:
+    elif made.loader == "AutoModelForCausalLM":
         given = '[{"role": "user", "content": "What is to be answered?"}], return_full_text=False'
         beside = (
             f"{writes} Where a template puts words next to a prompt, both may become other tokens than in training."

@@ -270,7 +270,7 @@ class Predictor:
         own = {task: [texts[number] for number in numbers] for task, numbers in groups.items()}
         rows = {task: self.rows(task, own[task]) for task in groups}
         apart = self._mixed is None or options != AS_LEARNED
-        alone = [task for task in groups if apart or not kind_of(self.tasks[task]).one_label_a_row]
+        alone = [task for task in groups if apart or kind_of(self.tasks[task]).answer != "label"]
         answers: dict[int, Any] = {}
         for task in alone:
             answers |= zip(groups[task], self._answers(task, own[task], rows[task], options=options), strict=True)
@@ -322,7 +322,7 @@ class Predictor:
             UsageError: the run was told the task of each row, so it has no router; or as for `answer`.
         """
         for task in self.tasks.values():
-            if not (kind := kind_of(task)).one_label_a_row:
+            if (kind := kind_of(task)).answer != "label":
                 raise UsageError(
                     f"The router chooses among labels of whole texts, and {task.name} has one for each {kind.label_of}. Give "
                     f"--task, one of {', '.join(self.tasks)}."

@@ -164,16 +164,16 @@ def application(
         """Say that the server answers."""
         return {"status": "ok", "version": __version__}
 
-    if all(task.labels for task in predictor.tasks.values()):
+    writing = [name for name, task in predictor.tasks.items() if kind_of(task).answer == "text"]
+    if not writing:
         return app
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         """List the tasks that write, as models."""
-        names = [name for name, task in predictor.tasks.items() if not task.labels]
         return {
             "object": "list",
-            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in names],
+            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in writing],
         }
 
     @app.post("/v1/chat/completions")

@@ -144,7 +144,7 @@ class TaskSwitch:
         readout = nn.Linear(width, labels, device="meta").to_empty(device=device)
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
-        every_token = record.definition is not None and not kind_of(record.definition).one_label_a_row
+        every_token = record.definition is not None and kind_of(record.definition).answer == "tags"
 
         def logits(hidden: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
             if self._readout == "mean":

@@ -13,6 +13,7 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.examples import Examples
 from forgetfree.data.prompts import prompt_of
 from forgetfree.data.sources import default_data, load_tasks
+from forgetfree.kinds.kind import kind_of
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.tiny import tiny_model
 from forgetfree.testing.trials import Breaches
@@ -46,7 +47,7 @@ def check_stream(stream: Stream | str, *, data: str | None = None, **arguments: 
     faults = Breaches()
     if isinstance(stream, str):
         tasks = load_tasks(stream, data or default_data())
-        written = not all(rows.task.labels for rows in tasks)
+        written = any(kind_of(rows.task).answer == "text" for rows in tasks)
         own = replace(tiny_model(_LONG, "generate"), max_length=_LONG) if written else tiny_model(_POSITIONS)
         stream = make_stream(stream, tasks, own, **arguments)
     if not stream.tasks:
@@ -66,12 +67,12 @@ def _check_splits(task: EncodedTask, faults: Breaches) -> None:
         if not labels:
             faults.add(f"{task.name}: expected rows in the {split} split, got none. Add some, or raise test_limit.")
             continue
-        if not task.classes:  # the labels are tokens
+        if task.kind.answer == "text":  # the labels are tokens
             continue
         if beyond := sorted(labels - set(task.classes)):
             faults.add(f"{task.name}: expected labels of {task.classes} in the {split} split, got {beyond} too.")
         missing = sorted(set(task.classes) - labels)
-        if missing and split != "validation" and task.kind.needs_every_label:
+        if missing and split != "validation" and task.kind.answer == "label":
             faults.add(
                 f"{task.name}: expected rows of every label in the {split} split, got none of {missing}. Add some, or drop "
                 "the labels."
@@ -110,5 +111,5 @@ def _input(rows: Examples, i: int) -> Tensor:
 
 def _read(task: EncodedTask, rows: Examples, i: int) -> bytes:
     """Return what is read of a row: of one that is answered by a text, what stands before that."""
-    read = _input(rows, i) if task.classes else prompt_of(_input(rows, i))
+    read = prompt_of(_input(rows, i)) if task.kind.answer == "text" else _input(rows, i)
     return read.contiguous().numpy().tobytes()

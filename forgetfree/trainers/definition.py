@@ -81,7 +81,7 @@ def meaning_of(
     length = min(length, positions_of(model))
     readout: ReadoutKind = "generate"
     head: dict[str, str] = {}
-    if of_task.readout == "generate":
+    if of_task.answer == "text":
         if not hasattr(model, "can_generate") or not model.can_generate():
             raise UsageError(f"kind={kind!r} needs a model that writes texts, and {name} does not. Give …ForCausalLM.")
         PromptEncoder(tokenizer, definition, length, closed=bool(model.config.is_encoder_decoder))
@@ -125,7 +125,7 @@ def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Ma
 def _head_of(model: Any, definition: TaskDefinition, kind: Kind) -> tuple[ReadoutKind, dict[str, str]]:
     """Return how labels are read of a classifier of transformers, and the tensors of its head: see `Meaning`."""
     name, count = type(model).__name__, len(definition.labels)
-    words = not kind.one_label_a_row
+    words = kind.answer == "tags"
     if not name.endswith("ForTokenClassification" if words else "ForSequenceClassification"):
         raise UsageError(
             f"labels= of kind {definition.kind!r} are the outputs of a …For{'Token' if words else 'Sequence'}Classification, "

@@ -157,7 +157,7 @@ def label_spaces(
         kind.check_scenario(tasks, scenario)
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
-    if not any(sizes):
+    if all(kind_of(task).answer == "text" for task in tasks):
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     if loaded.readout not in LINEAR:
         raise UsageError(
@@ -221,7 +221,7 @@ def predict(
 ) -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
-    Where words are labelled, those of all words that are read.
+    Where words are labelled, those of all words that are read; where a row has several labels, a line (0, z) for each.
 
     Args:
         model: answers as it is.
@@ -230,7 +230,8 @@ def predict(
         precision: of forward passes.
         collected: what is returned in place of the logits of a batch, from these and its labels.
     """
-    return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision)
+    lines = model.heads[rows.task].lines
+    return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision, lines)
 
 
 def features_of(
@@ -269,6 +270,7 @@ def _of_all_rows(
     rows: Examples,
     batch_size: int,
     precision: str,
+    lines: int = 1,
 ) -> Tensor:
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
@@ -278,7 +280,8 @@ def _of_all_rows(
             x, y, t = model.on_device(batch)
             with autocast(precision, y.device.type):
                 outputs = read(x, y, t).float()
-            pieces.append((outputs, torch.tensor(numbers, device="cpu").repeat_interleave(model.counts(batch[0]))))
+            counts = lines * model.counts(batch[0])
+            pieces.append((outputs, torch.tensor(numbers, device="cpu").repeat_interleave(counts)))
     outputs, order = map(torch.cat, zip(*pieces, strict=True))
     return outputs.cpu()[torch.argsort(order, stable=True)]
 

@@ -20,9 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forgetfree import registry
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
-from forgetfree.data.examples import Examples
+from forgetfree.data.examples import DatasetExamples, Examples
 from forgetfree.data.rows import Rows, evenly, representative
 from forgetfree.recipes import PrecisionChoice
 from forgetfree.training.encoded_task import EncodedTask, features_of
@@ -53,7 +54,7 @@ def bag_of_words(
             scores.append(None)
             continue
         chosen = [representative(tasks[i].train.targets, MOST_ROWS // len(group)) for i in group]
-        labels = [tasks[i].train.labels.numpy()[rows] for i, rows in zip(group, chosen, strict=True)]
+        labels = [labels_of_rows(tasks[i].train)[rows] for i, rows in zip(group, chosen, strict=True)]
         texts = [train[i].take(rows) for i, rows in zip(group, chosen, strict=True)]
         answers = word_answers(texts, np.concatenate(labels), [test[i] for i in group])
         scores += [
@@ -195,7 +196,7 @@ def linear_probes(
             return array
 
         rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
-        features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
+        features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, labels_of_rows))
         test = [read(tasks[i].test) for i in group]
         ends = np.cumsum([len(each) for each in test])[:-1]
         for number, place in enumerate(here):
@@ -238,31 +239,36 @@ def _at_most(rows: Examples, count: int) -> Examples:
     return rows if len(rows) <= count else rows.subset(representative(rows.targets, count))
 
 
-def _labels_read(rows: Examples) -> Integers:
-    """Return the labels of what a model reads: of all rows, or of all words that are not cut off."""
-    labels: Integers = (rows.batch(range(len(rows)))[1] if _is_of_words(rows) else rows.labels).numpy()
-    return labels
+def labels_of_rows(rows: Examples) -> Integers:
+    """Return the labels of what a model reads: of all rows ``(n,)``, or of all words that are not cut off.
 
-
-def _is_of_words(rows: Examples) -> bool:
-    return len(rows.labels) != len(rows) or rows.counts != [1] * len(rows)
+    Where a row has any number of labels, whether it has each ``(n, n_labels)``.
+    """
+    if isinstance(rows, DatasetExamples) or rows.words is None:
+        labels: Integers = rows.labels.numpy()
+        return labels
+    labels = rows.batch(range(len(rows)))[1].numpy()
+    return labels.reshape(len(rows), -1) if registry.kind(rows.kind).answer == "labels" else labels
 
 
 def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:
-    """Return the classifier, or one that knows a single label where there is no other."""
+    """Return the classifier, or one that knows a single label where there is no other; of several labels a row one for each."""
     from sklearn.dummy import DummyClassifier
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.multiclass import OneVsRestClassifier
 
+    if labels.ndim > 1:
+        classifier = OneVsRestClassifier(classifier)
     with warnings.catch_warnings():  # a floor that has not quite converged is one, too
         warnings.simplefilter("ignore", ConvergenceWarning)
         # Tasks of few rows a label are usual.
-        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+        warnings.filterwarnings("ignore", "The number of unique classes|Label .* is present in all", UserWarning)
         return (classifier if len(np.unique(labels)) > 1 else DummyClassifier()).fit(features, labels)
 
 
 def _score(task: EncodedTask, predicted: Integers) -> float:
     """Return the score of the labels that a classifier gives to a task's test rows, or to the words of them that are read."""
     width = 1 + max(int(predicted.max()), int(task.test.labels.max()), *task.classes, 1)
-    logits = torch.eye(width, device="cpu")[torch.as_tensor(predicted, dtype=torch.int64, device="cpu")]
+    logits = torch.eye(width, device="cpu")[torch.as_tensor(predicted.reshape(-1), dtype=torch.int64, device="cpu")]
     answers = task.kind.answers(task.definition, logits, task.test.labels, task.test)
     return answers.score(task.definition.metric)

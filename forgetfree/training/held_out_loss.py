@@ -19,6 +19,7 @@ from forgetfree.data.sources import Data, load_task
 from forgetfree.data.table_files import format_of, read_lines, read_table
 from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UnknownNameError, UsageError
+from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import token_losses
@@ -116,7 +117,7 @@ class HeldOutTexts:
         trained = set[str]()
         for task in tasks:
             trained |= {"\n".join(texts) for texts in task.train.texts}
-            trained |= {right[0] for right in task.train.labels} if not task.task.labels else set()
+            trained |= {right[0] for right in task.train.labels} if kind_of(task.task).answer == "text" else set()
         shared = sum(text in trained for text in self.texts)
         if shared == len(self.texts) > 0:
             raise UsageError(
@@ -157,7 +158,7 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
     except UnknownNameError as error:
         raise UsageError(f"--held-out {place} is no file or folder of texts, and no task of --data. {error}") from error
     lost = Counter(task_rows.left_out.get("test", {}).get("faults", {}))
-    if not task_rows.task.labels:  # its texts are right ones
+    if kind_of(task_rows.task).answer == "text":
         return task_rows.task, task_rows.test, lost
     rows, without = _texts(["\n".join(texts) for texts in task_rows.test.texts], place)
     return definition, rows, lost + without

@@ -192,7 +192,10 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     # labels
     ({"train.csv": "text,label\na,0\nb,one\nc,1\n"}, "row 2, column 'label': expected an integer from 0, got \"one\""),
     ({"train.csv": "text,label\na,0\nb,-1\n"}, "row 2, column 'label': expected an integer from 0, got \"-1\". -1"),
-    ({"train.csv": None, "train.jsonl": '{"text": "a", "label": [1]}'}, "expected one label, got [1]. Keep one"),
+    (
+        {"train.csv": None, "train.jsonl": '{"text": "a", "label": [1]}\n{"text": "b", "label": 0}'},
+        "expected one label, got [1]. Keep one",
+    ),
     ({"test.csv": "text,label\na,2\n"}, "row 1, column 'label': expected a label of the task, got \"2\""),
     ({"source.json": '{"label_names": ["x", "y", "z"]}'}, "no training row of label 2 ('z'); rows per label: [10, 10, 0]"),
     ({"validation.csv": None, "train.csv": "text,label\na,0\nb,1\n"}, "Some went to the missing validation split"),
