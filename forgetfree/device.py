@@ -31,14 +31,14 @@ def devices() -> list[str]:
 
 def spread(name: str) -> list[int]:
     """Return the numbers of the devices that ``cuda:*`` spreads units over; none for a name of one device."""
-    kind = name.removesuffix(":*")
-    return [] if kind == name else [int(each.rpartition(":")[2]) for each in devices() if kind_of_device(each) == kind]
+    type_ = name.removesuffix(":*")
+    return [] if type_ == name else [int(each.rpartition(":")[2]) for each in devices() if device_type(each) == type_]
 
 
 def find_device(name: str) -> str:
     """Return the name of a device that is here: ``cuda`` or else ``cpu`` for ``auto``, and any other as it is given.
 
-    Where processes have a device each (`give_device`), it is theirs of that kind, unless one is named by its number.
+    Where processes have a device each (`give_device`), it is theirs of that type, unless one is named by its number.
 
     Raises:
         UsageError: there is no such device.
@@ -62,8 +62,8 @@ def find_device(name: str) -> str:
     return name
 
 
-def kind_of_device(name: str) -> str:
-    """Return ``cuda`` for ``cuda:1``."""
+def device_type(name: str) -> str:
+    """Return the type of a device, as torch calls it: ``cuda`` for ``cuda:1``."""
     return name.partition(":")[0]
 
 
@@ -86,4 +86,4 @@ def processor_of(device: str) -> str:
     except OSError:  # not Linux
         about = [platform.processor(), torch.backends.cpu.get_cpu_capability()]
     digest = sha256(" ".join(about).encode()).hexdigest()[:16]
-    return f"{kind_of_device(device)}, {platform.machine()}, {digest}"
+    return f"{device_type(device)}, {platform.machine()}, {digest}"

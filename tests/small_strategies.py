@@ -11,7 +11,8 @@ from compared import everything, logits
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
 
 #: Every strategy with momentum and decay, by which an entry moves without a gradient.
 SMALL: dict[str, Any] = {

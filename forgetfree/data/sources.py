@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.data import demo
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions, mapped_label, written_label
 from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
@@ -339,6 +338,8 @@ def _hub(options: ReadOptions) -> _Source:
 
 
 def _embedded(source: str) -> _Source:
+    from forgetfree.data import demo
+
     names = [*demo.TASKS, *demo.TAGGED, *demo.TEXTS]
     hint = f"The source {source!r} holds {', '.join(names)}; for others give --data DIR."
     load = registry.SOURCES[source].load()

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from warnings import catch_warnings
 
-from forgetfree.device import kind_of_device
+from forgetfree.device import device_type
 from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically
@@ -77,7 +77,7 @@ class Place:
     @property
     def resources(self) -> dict[str, float]:
         """Return what a task of Ray declares."""
-        return {"num_cpus": self.threads, "num_gpus": float(kind_of_device(self.device) == "cuda")}
+        return {"num_cpus": self.threads, "num_gpus": float(device_type(self.device) == "cuda")}
 
     @property
     def variables(self) -> dict[str, str]:

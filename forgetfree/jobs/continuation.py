@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree import recipes, registry
-from forgetfree.device import kind_of_device
+from forgetfree.device import device_type
 from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import flag_of
@@ -116,7 +116,7 @@ def _circumstances(config: Json) -> Json:
     """Return what decides bits; which of several devices does not."""
     machine = config["machine"]
     about = {package: config["versions"].get(package) for package in ("forgetfree", "torch", "transformers")}
-    return about | {"device": kind_of_device(str(machine.get("device"))), "processor": machine.get("processor")}
+    return about | {"device": device_type(str(machine.get("device"))), "processor": machine.get("processor")}
 
 
 def changed_inputs(before: Json, now: Json) -> list[str]:

@@ -47,9 +47,9 @@ def machine_memory() -> int:
 
 def free_memory(device: str) -> int:
     """Return the bytes that are free on a GPU, or the memory of this machine for any other device."""
-    from forgetfree.device import kind_of_device
+    from forgetfree.device import device_type
 
-    if kind_of_device(device) != "cuda":
+    if device_type(device) != "cuda":
         return machine_memory()
     import torch
 
@@ -117,11 +117,11 @@ def quiet_libraries() -> None:
 
 def circumstances(device: str) -> dict[str, Any]:
     """Return what the bits that a unit computes may depend on, beside the unit."""
-    from forgetfree.device import kind_of_device
+    from forgetfree.device import device_type
 
     about = environment(device)
     machine = {key: value for key, value in about["machine"].items() if key != "system"}
-    return {"versions": about["versions"], "machine": machine | {"device": kind_of_device(device)}}
+    return {"versions": about["versions"], "machine": machine | {"device": device_type(device)}}
 
 
 def environment(device: str) -> dict[str, Any]:

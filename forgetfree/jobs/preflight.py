@@ -21,7 +21,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.rows import TaskRows, few_rows_note
 from forgetfree.data.sources import check_stream
-from forgetfree.device import find_device, kind_of_device
+from forgetfree.device import device_type, find_device
 from forgetfree.errors import (
     Faults,
     ForgetfreeError,
@@ -343,7 +343,7 @@ def _least_memory(model: ReadoutModel, options: TrainingOptions) -> int:
 
 def most_memory(device: str) -> int:
     """Return the most bytes that this process has held: on a GPU those of tensors there, else all of its memory."""
-    if kind_of_device(device) == "cuda":
+    if device_type(device) == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated(device)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.device import find_device, kind_of_device, spread
+from forgetfree.device import device_type, find_device, spread
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import make_directory, remove_unfinished, sha256
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
@@ -171,7 +171,7 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revisi
 
 
 def _is_auto(config: RunConfig, execution: Execution) -> bool:
-    return execution.jobs == "auto" and kind_of_device(find_device(config.device)) == "cpu"
+    return execution.jobs == "auto" and device_type(find_device(config.device)) == "cpu"
 
 
 def _at_a_time(config: RunConfig, execution: Execution) -> int:

@@ -18,11 +18,12 @@ import torch
 
 from forgetfree.errors import UsageError
 from forgetfree.jobs import checkpoints, environment
-from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
+from forgetfree.jobs.checkpoints import FileCheckpoint, pack, unpack
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.history import History
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.run_directory import holdings
+from forgetfree.results.run_folder import CHECKPOINT
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators
 
