@@ -207,7 +207,7 @@ def test_a_file_of_something_else_is_refused(tiny_stream: MakeStream, saved: Pat
         make("lora", tiny_stream("bert", "linear", stream="qnli,sst2")).load(saved.parent)
     with pytest.raises(RunError, match="do not fit the readout of 'qnli'"):
         make("lora", tiny_stream("bert", "linear", scenario="class")).load(saved.parent)
-    with pytest.raises(RunError, match=r"would not answer as they did: max_length \(expected 32, got 20\)"):
+    with pytest.raises(RunError, match=r"would not answer as they did: max_length \(expected 48, got 20\)"):
         make("lora", tiny_stream("bert", "linear", max_length=20)).load(saved.parent)
 
 
