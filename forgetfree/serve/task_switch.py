@@ -16,13 +16,12 @@ from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import naming_labels
-from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.ledger.ledger import Record
-from forgetfree.ledger.switch import refusing_steps
+from forgetfree.ledger.ledger import Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, refusing_steps
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
-from forgetfree.results.unit_folder import LEDGER, check_own
+from forgetfree.results.run_folder import LEDGER, check_own
 from forgetfree.serve.source import saved_file
 from forgetfree.serve.weights import missing_definition
 
@@ -39,6 +38,10 @@ class TaskSwitch:
     ``(B, L, n)`` for a task that labels words: a word's are those at its first token. A readout by label words adds no layer,
     so such a model keeps its own logits, and the words' logits are among them. `to` with ``None`` gives back weights, output,
     configuration and modes as they were.
+
+    >>> switch = TaskSwitch("runs/first", model)  # doctest: +SKIP
+    >>> with switch.task("sst2"):  # doctest: +SKIP
+    ...     logits = model(**inputs).logits
 
     Args:
         ledger: the ledger, its file, or the directory of a run, whose first ledger it is (grafting-continual's, if there).

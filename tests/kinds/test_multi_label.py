@@ -24,7 +24,7 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.rows import Rows, TaskRows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.errors import ReportError, UsageError
+from forgetfree.errors import RunError, UsageError
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.multi_label import LabelSetAnswers
 from forgetfree.serve.server import application
@@ -77,7 +77,7 @@ def learned(name: str, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A strategy and its answers after each task."""
     options = registry.strategy(name).Options
     given: dict[str, Any] = {"steps": 12, "batch_size": 4, "optimizer": "adamw", "learning_rate": 5e-3}
-    if "mask_steps" in options.__dataclass_fields__:
+    if "mask_steps" in options.model_fields:
         given |= {"sparsity": 0.05, "mask_steps": 4, "mask_batch_size": 8}
     strategy = registry.strategy(name)(stream=stream_of(), options=options(**given | more))
     rows = []
@@ -401,7 +401,7 @@ def test_from_a_file_to_an_export(model_directory: Any, tmp_path: Path, capsys: 
     score = results.values("grafting-continual", 0, "macro_f1")[-1][1]
     assert [*by_label.index] == ["sports", "trade", "world", "macro average"]
     assert by_label["f1"]["macro average"] == pytest.approx(score)
-    with pytest.raises(ReportError, match="Use label_scores"):
+    with pytest.raises(RunError, match="Use label_scores"):
         results.confusion("grafting-continual", "topics")
     texts = [text for text, _ in examples(TOPICS, 20, seed=9)]
     assert cli.main(["predict", out, "--task", "topics", "--json", *texts]) == 0
