@@ -111,7 +111,7 @@ def several(texts: set[str]) -> set[str]:
 
 
 def parts_of(text: str, sign: str) -> list[str]:
-    """Labels of a cell that holds any number of them: a list as programs write it, or texts with a sign between.
+    """Return the labels of a cell that holds any number of them: a list as programs write it, or texts with a sign between.
 
     >>> parts_of("['joy', 'sad']", "|"), parts_of("[0 3]", "|"), parts_of("joy | sad", "|"), parts_of(" ", "|")
     (['joy', 'sad'], ['0', '3'], ['joy', 'sad'], [])

@@ -28,7 +28,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, is_blank, is_text
 from forgetfree.errors import DataError, UsageError
-from forgetfree.kinds.kind import Form, Kind, Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
@@ -228,10 +228,6 @@ class Classification(Kind):
         return LabelAnswers.of_tensors(arrays, rows, kind=task.kind)
 
     # -- In use ----------------------------------------------------------------------------------------------
-
-    def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
-        """Return texts as rows, see `text_rows`."""
-        return text_rows(texts, len(task.text_columns), f"Task {task.name!r}")
 
     def replies(self, task: TaskDefinition, texts: Sequence[Text], output: Tensor, cut: Iterable[int]) -> list[Answer]:
         """Return the likeliest label of each text, with all probabilities."""

@@ -165,9 +165,11 @@ class Kind(ABC):
         """Return how many logits there are at a position: one for each label."""
         return len(task.labels)
 
-    @abstractmethod
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
-        """Return what makes token ids of the task's rows, for the model's readout."""
+        """Return what makes token ids of the task's rows, for the model's readout; by default of texts as they are."""
+        from forgetfree.data.encoding import Encoder
+
+        return Encoder(loaded.tokenizer, None, loaded.max_length, closed=True)
 
     def encode(
         self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
@@ -320,13 +322,13 @@ class Kind(ABC):
         """Return what a cell of texts may be in a file, for messages."""
         return "a text"
 
-    @abstractmethod
     def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
-        """Return texts as rows.
+        """Return texts as rows, by default with label 0.
 
         Raises:
             UsageError: one is no text, or does not fit the task.
         """
+        return text_rows(texts, len(task.text_columns), f"Task {task.name!r}")
 
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> Text:
         """Return a chat as a text of the task.

@@ -23,7 +23,7 @@ from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import listed, nfc
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.classification import check_filled, definition_of, with_source
-from forgetfree.kinds.kind import Form, Kind, Text, text_rows
+from forgetfree.kinds.kind import Form, Kind, Text
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import Metric
 from forgetfree.tasks import Scenario, TaskDefinition
@@ -31,10 +31,8 @@ from forgetfree.tasks import Scenario, TaskDefinition
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.data.encoding import Encoder
     from forgetfree.data.examples import Examples
     from forgetfree.kinds.networks import Parts, TaskNetwork
-    from forgetfree.models.loading import LoadedModel
 
 #: The signs between the labels of a cell; the first of them that a column has is the column's.
 _BETWEEN = "|;,"
@@ -159,12 +157,6 @@ class MultiLabel(Kind):
                 f"scenario={scenario} chooses one label a row, and a row here has any number. Use scenario=task."
             )
 
-    def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
-        """Return what makes token ids of texts."""
-        from forgetfree.data.encoding import Encoder
-
-        return Encoder(loaded.tokenizer, None, loaded.max_length, closed=True)
-
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelSetAnswers:
         """Return the logits and labels of rows."""
         return LabelSetAnswers(logits[:, :2].numpy(), labels.numpy(), len(task.labels), kind=task.kind)
@@ -180,7 +172,7 @@ class MultiLabel(Kind):
 
     def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
         """Return texts as rows, with no label."""
-        rows = text_rows(texts, len(task.text_columns), f"Task {task.name!r}")
+        rows = super().rows(task, texts)
         return replace(rows, labels=((0,) * len(task.labels),) * len(rows))
 
     def replies(

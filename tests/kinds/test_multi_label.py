@@ -77,7 +77,7 @@ def learned(name: str, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A strategy and its answers after each task."""
     options = registry.strategy(name).Options
     given: dict[str, Any] = {"steps": 12, "batch_size": 4, "optimizer": "adamw", "learning_rate": 5e-3}
-    if "mask_steps" in options.__dataclass_fields__:
+    if "mask_steps" in options.model_fields:
         given |= {"sparsity": 0.05, "mask_steps": 4, "mask_batch_size": 8}
     strategy = registry.strategy(name)(stream=stream_of(), options=options(**given | more))
     rows = []
