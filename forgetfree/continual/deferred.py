@@ -1,7 +1,7 @@
 """Modules that Avalanche imports and hardly uses are imported when one of their names is first used.
 
-Without this, a command that trains takes twice the time to its first step. ``importlib.util.LazyLoader`` does not help: Avalanche
-takes names from these modules, which loads them.
+Without this, a command that trains takes twice the time to its first step. ``importlib.util.LazyLoader`` does not help:
+Avalanche takes names from these modules, which loads them.
 """
 
 from __future__ import annotations
