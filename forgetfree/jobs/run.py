@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from forgetfree.jobs.cluster import RayTasks
     from forgetfree.jobs.revision import Revision
     from forgetfree.jobs.workers import WorkerProcesses
+    from forgetfree.results.runs import RunReader
+    from forgetfree.results.table import Results
 
 SCHEMA = 1
 
@@ -54,8 +56,8 @@ def run(
     execution: Execution = USUAL,
     revision: Revision | None = None,
     loader: StreamLoader | None = None,
-) -> Json:
-    """Run all units that are not done, and return the content of results.json.
+) -> Results:
+    """Run all units that are not done, and return what the run has measured.
 
     Args:
         config: what is asked for, `prepared`.
@@ -211,16 +213,23 @@ class Report:
     """Writes the report of a run whenever a unit has ended, reading new units only; at the end it reads all files again."""
 
     def __init__(self, out: Path) -> None:
-        from forgetfree.results.runs import RunReader
+        self.out = out
 
-        self.out, self._reader = out, RunReader(out, running=True)
+    @cached_property
+    def _reader(self) -> RunReader:
+        from forgetfree.results.runs import RunReader  # with pandas, which the first step need not wait for
 
-    def write(self, *, ended: bool = False) -> Json:
-        """Write it, and return the content of results.json."""
+        return RunReader(self.out, running=True)
+
+    def write(self, *, ended: bool = False) -> Results:
+        """Write it, and return what it is made of."""
         from forgetfree.results.report.run_report import write_report
         from forgetfree.results.runs import read_run
+        from forgetfree.results.table import Results
 
-        return write_report(self.out, read_run(self.out) if ended else self._reader.read(), ended=ended)
+        results = Results([read_run(self.out) if ended else self._reader.read()])
+        write_report(self.out, results, ended=ended)
+        return results
 
 
 @contextmanager

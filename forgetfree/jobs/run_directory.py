@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.display import brief, counted, json_text, tell_note
 from forgetfree.errors import RunError, UsageError
@@ -28,6 +28,9 @@ from forgetfree.results.run_folder import (
     read_record,
     read_unit_json,
 )
+
+if TYPE_CHECKING:
+    from forgetfree.results.table import Results
 
 Json = dict[str, Any]
 #: Exists in a run directory while a process works there.
@@ -210,6 +213,7 @@ def _finished(out: Path) -> str:
     return f"{sum(record['status'] == 'done' for record in records)} of {counted(len(units), 'unit')} finished"
 
 
-def failures(results: Json) -> list[str]:
-    """Return a message for each unit that failed."""
-    return [f"{unit['strategy']}, seed {unit['seed']}: {unit['error']}" for unit in results["failed"]]
+def failures(results: Results) -> list[str]:
+    """Return a message for each unit of a run that failed."""
+    failed = results.records[0].about.failed
+    return [f"{unit['strategy']}, seed {unit['seed']}: {unit['error']}" for unit in failed]
