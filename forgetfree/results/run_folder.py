@@ -257,7 +257,7 @@ def read_scores(path: Path, remedy: str = "Restore it from a copy, or go on with
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(dropwhile(is_header, file), strict=True)) or [[]]
             if tuple(header) != COLUMNS:
-                got = brief(", ".join(header) or "none", 200)
+                got = brief(", ".join(header), 200) if header else "none"
                 raise ValueError(f"its columns must be {', '.join(COLUMNS)}, got {got}")
             scores = [
                 Score(strategy, int(seed), task, int(after), metric, float(value), int(count))
