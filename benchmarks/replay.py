@@ -59,10 +59,10 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
         set_threads(config.common.threads)
         made, now = published.facts.made, circumstances(loader.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
-    found = run(config)
-    if found["failed"]:
-        raise RunError(f"{unit} failed: {found['failed'][0]['error']}")
-    return compared(results, read_run(out), published, exactly=same_machine)
+    (found,) = run(config).records
+    if found.about.failed:
+        raise RunError(f"{unit} failed: {found.about.failed[0]['error']}")
+    return compared(results, found, published, exactly=same_machine)
 
 
 def units_of(results: RunRecord) -> dict[str, Run]:

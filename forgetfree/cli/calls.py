@@ -117,7 +117,6 @@ def run(
     """
     from forgetfree.jobs.progress import make_progress
     from forgetfree.jobs.run_directory import failures
-    from forgetfree.results.table import load_results
 
     if out is None and resume:
         raise UsageError("resume=True needs out. Give the directory to continue.")
@@ -162,9 +161,8 @@ def run(
         else:
             config = RunConfig.of(run_options, objects=objects).completed()
             job = Job.of(config, "" if out is None else f" into {directory}")
-        failed = failures(job.announced(execution)())
-        results = load_results(Path(directory))
-        if failed and results.scores.empty:
+        results = job.announced(execution)()
+        if (failed := failures(results)) and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
         for message in failed:
             tell(f"forgetfree: error: {message}")
@@ -302,8 +300,8 @@ class Job:
         revision = revise(Path(run), config.names or of_files, without, out, beside)
         return cls(revision.config, f"{revision}, into {out}", revision)
 
-    def announced(self, execution: Execution) -> Callable[[], Json]:
-        """Say what will be done, and return what trains what is missing, and returns the content of results.json."""
+    def announced(self, execution: Execution) -> Callable[[], Results]:
+        """Say what will be done, and return the function that runs all missing units and returns the results."""
         from forgetfree.jobs.run import run
         from forgetfree.jobs.run_directory import resumption
 

@@ -26,6 +26,7 @@ from forgetfree.training.training_options import LocalizationOptions
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revision
+    from forgetfree.results.table import Results
 
 Json = dict[str, Any]
 
@@ -212,13 +213,13 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 # -- What is trained, and printed ------------------------------------------------------------------------
 
 
-def _shown(results: Json, config: RunConfig) -> int:
+def _shown(results: Results, config: RunConfig) -> int:
     """Print what a run made, and what failed; return the exit code."""
     from forgetfree.jobs.run_directory import failures, holdings
 
     out = Path(config.out)
-    if results["runs"]:
-        _print_results(out)
+    if results.strategies:
+        _print_results(results, out)
     for message in (messages := failures(results)):
         fail(f"{message} {holdings(out)}" if message is messages[-1] else message, 1)
     return 1 if messages else 0
@@ -242,14 +243,12 @@ def _remains_told(job: Job, debug: bool) -> Iterator[None]:
         raise RunError(f"{error} {remains}") from error
 
 
-def _print_results(out: Path) -> None:
+def _print_results(results: Results, out: Path) -> None:
     """Print the headline and the first table of a run, and where the report and the grafts are."""
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.table import load_results
 
-    page = lay_out(load_results(out))
-    print(render_page(brief_page(page), "rich"))
+    print(render_page(brief_page(lay_out(results)), "rich"))
     print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
     for path in sorted(out.glob("bare-graft/seed-*/graft.safetensors")):
         print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))

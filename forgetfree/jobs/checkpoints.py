@@ -1,7 +1,7 @@
-"""The checkpoint of a unit, in ``.checkpoint`` in its folder, which goes when the unit has ended: phases, and learned tasks.
+"""The checkpoint of a unit: its folder ``.checkpoint`` with the states of phases and learned tasks, removed when the unit ends.
 
-A phase of training has a file of its own, until the task is learned, and is known by the digest of all that it starts from. So
-none goes on from another's state, and one that ended is passed over: its last state is kept, too.
+Until its task is learned, each phase of training has a file, named by a digest of everything that the phase starts from. No
+phase is therefore resumed from the state of another one, and a phase that has ended is skipped: its last state is kept, too.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _SPEED, _LEAST = 2e8, 0.02
 
 
 class FileCheckpoint(Checkpoint):
-    """Keeps where each phase of a unit stands.
+    """Stores the state of each phase of a unit.
 
     Args:
-        directory: of the unit.
-        circumstances: what the bits depend on beside the unit itself.
+        directory: the folder of the unit.
+        circumstances: versions and machine, on which the bits depend.
 
     Attributes:
-        directory: of the checkpoints.
-        goes_on: whether there were checkpoints of the same circumstances.
+        directory: the folder of the checkpoint.
+        goes_on: whether there is a checkpoint made under the same circumstances.
     """
 
     def __init__(self, directory: Path, circumstances: Mapping[str, Any]) -> None:
@@ -73,13 +73,13 @@ class FileCheckpoint(Checkpoint):
         self._written, self._seconds = time.monotonic(), 0.0
 
     def start(self) -> None:
-        """Make the folder; an empty one, unless the unit goes on."""
+        """Create the folder; empty it unless the unit goes on."""
         if not self.goes_on:
             shutil.rmtree(self.directory, ignore_errors=True)
             write_json(self.directory / _CIRCUMSTANCES, self._circumstances)
 
     def begin(self, steps: int, state: Resumable, *about: Any) -> int:
-        """Bring the phase to where it was kept."""
+        """Load the last state of the phase, if there is one, and return its step."""
         try:  # without the generators: what they are started from stands in ``about``
             text, tensors = pack([steps, state.state_dict() | {"generators": None}, about])
         except TypeError:  # an optimiser with a state of another kind: nothing is kept
@@ -100,7 +100,7 @@ class FileCheckpoint(Checkpoint):
         return step
 
     def after(self, step: int, steps: int, state: Resumable) -> None:
-        """Write the state, if a minute has passed or the phase is done, and writing takes at most its share of the time."""
+        """Write the state once a minute and when the phase is done, unless writing would exceed its share of the time."""
         if self._path is None:
             return
         since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
@@ -124,7 +124,7 @@ class FileCheckpoint(Checkpoint):
 
 
 def pack(state: Any) -> tuple[str, dict[str, Tensor]]:
-    """Return a state as JSON, in which tensors stand as their numbers, and those tensors.
+    """Return a state as JSON, which refers to tensors by number, and these tensors.
 
     Raises:
         TypeError: it holds something else than tensors, numbers, texts and ``None`` in dictionaries, lists and tuples.
@@ -178,24 +178,24 @@ _LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
 
 
 class LearnedStream:
-    """A stream as far as a strategy has learned it. If it is `resumable`, all is kept in the unit's checkpoint.
+    """The part of a stream that a strategy has learned. If the strategy is `resumable`, it is stored in the unit's checkpoint.
 
-    In its folder ``learned-K`` stand
+    The folder ``learned-K`` there has
 
-    - after K tasks were learned, what the strategy saves, and learned.safetensors: what was measured
-    - after they were answered, answers.safetensors: the latest answers, the scores so far, and what else was measured
+    - once K tasks are learned: the files that the strategy saves, and learned.safetensors with times and updates
+    - once they are answered: answers.safetensors with the latest answers, all scores so far, and bytes kept
 
     Args:
-        strategy: that has learned nothing.
-        unit: whose scores.csv is written.
-        monitor: is told of scores, and has the unit's checkpoint.
-        unlearned: whether tasks are answered before they are learned, too.
+        strategy: a strategy that has learned nothing.
+        unit: the unit whose scores.csv is written.
+        monitor: receives the scores, and has the unit's checkpoint.
+        unlearned: whether tasks are also answered before they are learned.
 
     Attributes:
-        answers: of the strategy.
-        scores: before training and after each task.
-        kept_bytes: after each task.
-        seconds: that each task took to learn.
+        answers: the strategy's answers.
+        scores: the scores before training and after each task.
+        kept_bytes: the bytes kept after each task.
+        seconds: the time that each task took to learn.
     """
 
     def __init__(self, strategy: ContinualStrategy, unit: Unit, monitor: Monitor, *, unlearned: bool) -> None:
@@ -208,7 +208,7 @@ class LearnedStream:
         self._directory = monitor.checkpoint().directory if strategy.resumable else None
 
     def add_scores(self, number: int, row: Mapping[str, Answers]) -> None:
-        """Write the scores of the answers after so many tasks, 0 before training, beside the others."""
+        """Add the scores of the answers after ``number`` tasks (0: before training) to scores.csv."""
         key = self._unit.key["strategy"], self._unit.key["seed"]
         new = [
             Score(*key, task.name, number, metric, float(value), len(task.test))
@@ -227,7 +227,7 @@ class LearnedStream:
         return self._measured[task.name][1]
 
     def keep(self, number: int) -> None:
-        """Keep what was learned of so many tasks."""
+        """Store the strategy after ``number`` tasks."""
         if self._directory is None:
             return
         strategy = self.strategy
@@ -238,7 +238,7 @@ class LearnedStream:
         self._monitor.checkpoint().forget()
 
     def keep_answers(self, number: int) -> None:
-        """Keep the answers after so many tasks, and the scores so far."""
+        """Store the answers after ``number`` tasks, and the scores so far."""
         if self._directory is None:
             return
         kept = {
@@ -255,7 +255,7 @@ class LearnedStream:
         shutil.rmtree(self._directory / f"learned-{number - 1}", ignore_errors=True)
 
     def restore(self) -> tuple[int, int | None]:
-        """Bring all to where it was kept, and return how many tasks are learned, and after how many it was answered."""
+        """Load the last stored state, and return how many tasks are learned, and after how many tasks there are answers."""
         if self._directory is None:
             return 0, None
         folders = {int(path.name.removeprefix("learned-")): path for path in self._directory.glob("learned-*")}
@@ -297,7 +297,7 @@ class LearnedStream:
 
 
 def _tensors(row: Mapping[str, Answers]) -> dict[str, dict[str, Tensor]]:
-    """Return the arrays of answers: copies, for several may hold the labels of the rows themselves."""
+    """Return copies of the arrays of answers: several answers may share the labels of the rows."""
     return {
         task: {name: torch.tensor(array, device="cpu") for name, array in answers.tensors().items()}
         for task, answers in row.items()

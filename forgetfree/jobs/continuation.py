@@ -1,4 +1,4 @@
-"""Whether a run can go on: config.json as it was begun with, compared with what is asked for and found now."""
+"""Whether a run can be resumed or extended: its config.json is compared with the request, and with data and model now."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ REMEDY = "Start again with another --out."
 
 
 def as_json(value: Any) -> Any:
-    """Return the value as a JSON file gives it back, functions as their names."""
+    """Return the value as it comes back from a JSON file, with functions replaced by their names."""
     return json.loads(json.dumps(value, default=name_of_function))
 
 
 def merged_config(out: Path, before: Json, now: Json) -> Json:
-    """Compare the config.json that a run was begun with and what is asked for and found now; return both, merged.
+    """Compare the previous config.json of a run with a new one, and return both merged.
 
-    What ``now`` does not say is not compared, so that what is asked for can be compared before anything is loaded.
+    Keys that ``now`` lacks are not compared, so that the request can be compared before anything is loaded.
 
     Args:
         out: the directory.
-        before: its config.json.
-        now: what that would be if the run began now, or a part of it.
+        before: the previous config.json.
+        now: the config.json of a run that would start now, or a part of it.
 
     Returns:
-        ``now``, with the strategies, seeds and units of before, and ``changed``: which versions or device were others.
+        ``now`` with the strategies, seeds and units of ``before``, and ``changed``: the versions or device that differ.
 
     Raises:
-        UsageError: something else is asked for.
-        RunError: data or model are not those that it was begun with.
+        UsageError: the request differs.
+        RunError: data or model have changed.
     """
     request = _merged_request(out, before["run"], now["run"])
     if changed := changed_inputs(before, now):
@@ -65,7 +65,7 @@ def merged_config(out: Path, before: Json, now: Json) -> Json:
 
 
 def _merged_request(out: Path, before: Json, now: Json) -> Json:
-    """Return what was asked for in a directory, now and before; raise ``UsageError`` where something else is."""
+    """Return the merged request; raise ``UsageError`` if the new request differs in more than strategies and seeds."""
     listed = {key: before[key] if isinstance(before.get(key), list) else [] for key in _GROWING}
     new = [registry.strategy_name(each) for each in now["strategy"] if each not in listed["strategy"]]
     # Nothing there was made with the options of strategies that join now.
@@ -88,7 +88,7 @@ def _merged_request(out: Path, before: Json, now: Json) -> Json:
 
 
 def _differing(before: Json, now: Json, name: Callable[[str], str]) -> list[str]:
-    """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
+    """List the options that differ, as they are typed. Paths of data and models are skipped: their contents are compared."""
     differences = []
     for key in dict.fromkeys((*before, *now)):
         was, is_now = before.get(key), now.get(key)
@@ -102,7 +102,7 @@ def _differing(before: Json, now: Json, name: Callable[[str], str]) -> list[str]
 
 
 def told_circumstances(before: Json, now: Json, out: Path) -> list[str]:
-    """List which versions, and which device, are others than those that a directory was begun with; a note tells them."""
+    """List the versions and the device that changed since a run was begun, and print a note about them."""
     then, here = _circumstances(before), _circumstances(now)
     changes = [f"{key} (was {then[key]}, is {here[key]})" for key in here if then[key] not in (None, here[key])]
     if changes:
@@ -113,14 +113,14 @@ def told_circumstances(before: Json, now: Json, out: Path) -> list[str]:
 
 
 def _circumstances(config: Json) -> Json:
-    """Return what decides bits; which of several devices does not."""
+    """Return the versions and hardware that decide bits; the number of the device does not."""
     machine = config["machine"]
     about = {package: config["versions"].get(package) for package in ("forgetfree", "torch", "transformers")}
     return about | {"device": device_type(str(machine.get("device"))), "processor": machine.get("processor")}
 
 
 def changed_inputs(before: Json, now: Json) -> list[str]:
-    """List which data and models are others than those that a run was begun with, so that it cannot go on."""
+    """List the data and models that changed since a run was begun, because of which it cannot go on."""
     if "model" not in now:
         return []
     changes = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]

@@ -23,15 +23,15 @@ _LOGGED = 100
 
 
 class History(Monitor):
-    """Passes everything on to another monitor, and appends to history.jsonl the losses that do not stand there already.
+    """Passes everything on to another monitor, and appends new losses to history.jsonl.
 
     Args:
-        monitor: hears of everything.
-        directory: of the unit.
-        checkpoint: of the unit.
+        monitor: the other monitor.
+        directory: the folder of the unit.
+        checkpoint: the checkpoint of the unit.
 
     Attributes:
-        log: logs losses, rates and scores over the updates of the unit, where that is asked for, see `trackers`.
+        log: logs losses, rates and scores over the updates of the unit, if set, see `trackers`.
     """
 
     log: Callable[[Mapping[str, float], int], object] | None = None
@@ -51,7 +51,7 @@ class History(Monitor):
 
     @property
     def seconds(self) -> float:
-        """The seconds that the unit has taken so far, as far as they were told."""
+        """The seconds that the unit has taken so far, with those before it was resumed."""
         return round(time.perf_counter() - self._begin, 3)
 
     def checkpoint(self) -> Checkpoint:
@@ -71,12 +71,12 @@ class History(Monitor):
             yield on_step
 
     def log_rate(self, of_step: Callable[[int], float]) -> None:
-        """Remember it; pass it on."""
+        """Remember the rate and pass it on."""
         self._rate = of_step
         super().log_rate(of_step)
 
     def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
-        """Log the step, if it is one of about a hundred; its rate may be NaN."""
+        """Log the step if it is one of about a hundred per phase; its rate may be NaN."""
         if math.isfinite(loss) and (step % max(1, steps // _LOGGED) == 0 or step in (1, steps)):
             line: Json = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate}
             line["seconds"] = self.seconds
@@ -93,12 +93,12 @@ class History(Monitor):
                 self.log(values, self._before + step)
 
     def _count(self, step: int) -> None:
-        """Count the updates up to a step, with which another phase may begin."""
+        """Count the updates up to a step; a step that is not above the last one begins another phase."""
         self._before += self._step if step <= self._step else 0
         self._step = step
 
     def log_scores(self, scores: Sequence[Score]) -> None:
-        """Log scores by task; of a unit that goes on, the last ones are told again."""
+        """Log scores by task; a resumed unit logs its last scores again."""
         super().log_scores(scores)
         if self.log:
             self.log({f"{score.metric}/{score.task}": score.value for score in scores}, self._before + self._step)

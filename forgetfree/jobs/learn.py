@@ -109,7 +109,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
 
 
 def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None) -> Json:
-    """Return what results.json needs of a unit beside its files."""
+    """Return the facts about a unit that its other files lack."""
     strategy, stream = learned.strategy, learned.strategy.stream
     updates: Json = {task.name: strategy.updates[task.name] for task in stream.tasks}
     return {
@@ -126,7 +126,7 @@ def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None)
 
 
 class UnitWork:
-    """Work that the units of a run share, in any process. It is pickled without what it has loaded.
+    """The work that all units of a run share, in any process. It is pickled without loaded data and models.
 
     Args:
         config: of the run.
@@ -180,7 +180,7 @@ class UnitWork:
         kept.end()
 
     def _tracked(self, unit: Unit, history: History) -> AbstractContextManager[None]:
-        """Log to the trackers that are asked for, inside."""
+        """Log to the requested trackers inside the block."""
         if not self._log:
             return nullcontext()
         from forgetfree.jobs.trackers import track
@@ -189,7 +189,7 @@ class UnitWork:
 
 
 def _ledger_summary(ledger: Ledger | None) -> Json | None:
-    """Return what results.json says of a ledger."""
+    """Return the facts about a ledger for results.json."""
     if ledger is None:
         return None
     return {
@@ -204,7 +204,7 @@ def _ledger_summary(ledger: Ledger | None) -> Json | None:
 
 
 def _bound(stream: Stream, options: Any) -> Json:
-    """Return what the answers of a unit depend on besides what its strategy keeps."""
+    """Return what the answers of a unit depend on beside the files of its strategy."""
     from forgetfree.serve.source import bound_of
 
     binding = stream.loaded.binding()
@@ -213,7 +213,7 @@ def _bound(stream: Stream, options: Any) -> Json:
 
 
 def _models_of(directory: Path, store: Path) -> Json:
-    """Return under `MODELS` size and SHA-256 of the fine-tuned models that a unit's fine-tuned.json names in the store."""
+    """Return size and SHA-256, under `MODELS`, of the models in the store that a unit's fine-tuned.json names."""
     try:
         keys = read_json(directory / "fine-tuned.json", RunError, "")
     except RunError:
@@ -223,7 +223,7 @@ def _models_of(directory: Path, store: Path) -> Json:
 
 
 def _why_it_failed(fault: Exception, debug: bool) -> str:
-    """Return what unit.json says of a fault (a loss that diverges, a mistake in a strategy), after which other units go on.
+    """Return the error message for outcome.json if other units can go on: after a diverging loss, or a bug in a strategy.
 
     Args:
         fault: what was raised.
@@ -261,11 +261,10 @@ def _pre_trained(stream: Stream, device: str) -> Iterator[ReadoutModel]:
 
 
 def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str, Any]:
-    """Return the loss on texts that no task trains at the end of a stream.
+    """Return the loss on held-out texts at the end of a stream.
 
-    ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; else by the
-    one model. Where each task has a model of its own there is none without a task, and no ``after``.
-    ``by_task`` is by the model that answers for each task, where these differ.
+    ``after``: the loss of the model with no task active, which is θ_pre for ledger strategies and the one model otherwise;
+    absent if every task has its own model. ``by_task``: the loss of the model that answers for each task, if these differ.
     """
     from forgetfree.continual.region_strategy import RegionStrategy
 
@@ -288,9 +287,9 @@ def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str,
 
 
 def floors_of(loader: StreamLoader, key: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return the scores of a seed that take no fine-tuning, by name and task: beside the first strategy, for they are alike.
+    """Return the floors of a seed by name and task; they are measured with the first strategy only, for all share them.
 
-    They are a bag of words, the nearest row, and linear probes on θ_pre, at its readout and at the mean of tokens.
+    Floors are a bag of words, the nearest row, and linear probes on θ_pre, at its readout and at the mean of tokens.
     """
     from forgetfree.training.encoded_task import sampled
     from forgetfree.training.floors import bag_of_words, linear_probes, nearest_rows

@@ -76,9 +76,9 @@ def plan_of(config: RunConfig, *, resume: bool = False, revision: Revision | Non
 
 
 def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoader | None) -> ForgetfreeError:
-    """Return the error that keeps a run from beginning, or all that is wrong with it, if that is more.
+    """Return the error that stopped a run, or one error with all faults of the run if there are more.
 
-    ``loader`` is what has read the data, if anything has.
+    ``loader`` has read the data, if it is given.
     """
     faults = _Look(config, False, loader).faults
     for fault in getattr(error, "faults", (str(error),)):
@@ -87,7 +87,7 @@ def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoa
 
 
 class _Look:
-    """Looks at all that can be looked at, and puts down its faults."""
+    """Checks everything that can be checked, and collects faults."""
 
     def __init__(self, config: RunConfig, resume: bool, loader: StreamLoader | None = None) -> None:
         self._config, self._objects, self._notes = config, config.objects, list[str]()
@@ -181,7 +181,7 @@ class _Look:
     # -- The plan --------------------------------------------------------------------------------------------
 
     def plan(self, revision: Revision | None = None) -> Json:
-        """Return the plan, by a few steps of each strategy on the first task."""
+        """Return the plan, estimated from a few steps of each strategy on the first task."""
         from forgetfree.continual.stream import make_stream
 
         config, loaded, times = self._config, self._loaded, dict[str, Sequence[_PhaseTime]]()
@@ -258,7 +258,7 @@ class _Look:
         }
 
     def _step_times(self, name: str, stream: Stream) -> list[_PhaseTime]:
-        """Return what the phases of a strategy take, by a few steps of each; nothing where one fails."""
+        """Time a few steps of each phase of a strategy; return nothing if a step fails."""
         config, options, times = self._config, self._options[name], _StepTimes()
         few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN}
         few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
@@ -287,14 +287,14 @@ class _Look:
 
 @dataclass(frozen=True, eq=False)
 class _PhaseTime:
-    """The steps that were taken of a phase, and the seconds of one."""
+    """The number of steps timed in a phase, and the seconds of one step."""
 
     phase: Phase
     taken: int
     step: float
 
     def steps(self, options: TrainingOptions, updates: int, rows: int) -> int:
-        """Return how many steps it has where a task has so many updates and training rows."""
+        """Return the number of steps of the phase for a task with so many updates and training rows."""
         if self.phase == "localize":
             searches = isinstance(options, LocalizationOptions) and options.region_from == "mask"
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ class _PhaseTime:
 
 
 class _StepTimes(Monitor):
-    """The seconds of a step of each phase."""
+    """Measures the seconds of a step of each phase."""
 
     def __init__(self) -> None:
         self.times: list[_PhaseTime] = []
@@ -326,7 +326,7 @@ class _StepTimes(Monitor):
 
 
 def _least_memory(model: ReadoutModel, options: TrainingOptions) -> int:
-    """Return the bytes of what training surely holds on its device: weights, and where all are trained, what that takes.
+    """Return the bytes that training needs at least on its device: weights, and if all are trained, gradients and moments.
 
     That is a gradient, two moments with Adam, and of weights in half precision a float32 copy, which has the gradient.
     """

@@ -1,7 +1,7 @@
-"""A run: a stream, some strategies, some seeds. A unit is one strategy with one seed, and has a folder of its own.
+"""A run: one stream, learned by each strategy with each seed. A unit is one strategy with one seed, and has its own folder.
 
-config.json says what was asked for and found, and all that is needed to repeat it; results.json and the reports are made from
-the units, whenever one has ended.
+config.json describes the run and has all that is needed to repeat it; results.json and the reports are made from the units,
+whenever one has ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from forgetfree.jobs.cluster import RayTasks
     from forgetfree.jobs.revision import Revision
     from forgetfree.jobs.workers import WorkerProcesses
+    from forgetfree.results.runs import RunReader
+    from forgetfree.results.table import Results
 
 SCHEMA = 1
 
@@ -54,8 +56,8 @@ def run(
     execution: Execution = USUAL,
     revision: Revision | None = None,
     loader: StreamLoader | None = None,
-) -> Json:
-    """Run all units that are not done, and return the content of results.json.
+) -> Results:
+    """Run all units that are not done, and return what the run has measured.
 
     Args:
         config: what is asked for, `prepared`.
@@ -102,7 +104,7 @@ def run(
 
 
 def check_base(config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
-    """Raise what `run` raises where a run cannot go on in its directory, or on top of another; nothing is written."""
+    """Raise the errors of `run` if a run cannot be resumed or cannot extend another one, without writing anything."""
     execution.check_objects(config.unnamed)
     if execution.resume:
         check_begun(Path(config.out))
@@ -116,7 +118,7 @@ def check_base(config: RunConfig, execution: Execution, revision: Revision | Non
 
 
 def _begun(config: RunConfig, execution: Execution, store: Path) -> Json:
-    """Return the config.json that the directory was begun with; an empty one where nothing was. What a kill left goes."""
+    """Return the previous config.json, empty if the run is new, and remove temporary files of killed processes."""
     out, begun = Path(config.out), _config_before(config, execution)
     if begun or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
@@ -130,7 +132,7 @@ def _begun(config: RunConfig, execution: Execution, store: Path) -> Json:
 
 
 def _config_before(config: RunConfig, execution: Execution) -> Json:
-    """Return the config.json of the directory in which a run goes on, compared with what is asked for now."""
+    """Return the config.json of a run that is resumed, after comparing it with the request; empty if nothing is resumed."""
     out = Path(config.out)
     if not execution.resume or not os.path.lexists(out / "config.json"):
         return {}
@@ -145,7 +147,7 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
 
 
 def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revision: Revision | None = None) -> Json:
-    """Load data and model, and return config.json with all that was asked for in this directory, now and before."""
+    """Load data and model, and return the content of config.json: this request merged with earlier ones."""
     config, units, base = loader.config, loader.config.units, revision.base.config if revision else begun
     set_threads(config.common.threads)
     each = 1 if _is_auto(config, execution) else threads_of_each(min(_at_a_time(config, execution), len(units)))
@@ -175,13 +177,13 @@ def _is_auto(config: RunConfig, execution: Execution) -> bool:
 
 
 def _at_a_time(config: RunConfig, execution: Execution) -> int:
-    """Return how many units are asked for at a time; default: one on each device."""
+    """Return the requested number of units at a time; default: one on each device."""
     jobs = execution.at_a_time
     return max(1, len(spread(config.device))) if jobs == 1 and not config.unnamed else jobs
 
 
 def _workers(work: UnitWork, execution: Execution, units: int, progress: Progress) -> WorkerProcesses | RayTasks | None:
-    """Return the processes or the cluster that run so many units; ``None``: this process does."""
+    """Return the worker processes or the cluster for so many units; ``None``: the units run in this process."""
     import torch
 
     config, loader = work.loader.config, work.loader
@@ -208,24 +210,31 @@ def _workers(work: UnitWork, execution: Execution, units: int, progress: Progres
 
 
 class Report:
-    """The report of a run: made whenever a unit has ended, of what is new; and at the end, of all files read once more."""
+    """Writes the report of a run whenever a unit has ended, reading new units only; at the end it reads all files again."""
 
     def __init__(self, out: Path) -> None:
-        from forgetfree.results.runs import RunReader
+        self.out = out
 
-        self.out, self._reader = out, RunReader(out, running=True)
+    @cached_property
+    def _reader(self) -> RunReader:
+        from forgetfree.results.runs import RunReader  # with pandas, which the first step need not wait for
 
-    def write(self, *, ended: bool = False) -> Json:
-        """Write it, and return the content of results.json."""
+        return RunReader(self.out, running=True)
+
+    def write(self, *, ended: bool = False) -> Results:
+        """Write it, and return what it is made of."""
         from forgetfree.results.report.run_report import write_report
         from forgetfree.results.runs import read_run
+        from forgetfree.results.table import Results
 
-        return write_report(self.out, read_run(self.out) if ended else self._reader.read(), ended=ended)
+        results = Results([read_run(self.out) if ended else self._reader.read()])
+        write_report(self.out, results, ended=ended)
+        return results
 
 
 @contextmanager
 def _cut_short(report: Report) -> Iterator[None]:
-    """Put what is cut short inside into the results, and say what a user needs to know, if the error does not."""
+    """On an error inside, write the report of what is finished, and explain the error if its message does not."""
     try:
         yield
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""The directory of a run as it is written: who works in it, its units, and how they stand.
+"""Writes the directory of a run: locks it, writes config.json, and starts, ends and lists units.
 
-Units are the smallest pieces of a run that are run, kept and resumed by themselves; each writes into its own folder alone.
-`results/run_folder.py` reads all of it.
+A unit is the smallest piece of a run that can be run, kept and resumed. Each unit writes into its own folder only.
+`results/run_folder.py` reads the directory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.display import brief, counted, json_text, tell_note
 from forgetfree.errors import RunError, UsageError
@@ -29,8 +29,11 @@ from forgetfree.results.run_folder import (
     read_unit_json,
 )
 
+if TYPE_CHECKING:
+    from forgetfree.results.table import Results
+
 Json = dict[str, Any]
-#: In a job's directory while a process works in it.
+#: Exists in a run directory while a process works there.
 LOCK = ".lock"
 
 
@@ -38,7 +41,7 @@ LOCK = ".lock"
 
 
 def check_begun(out: Path) -> None:
-    """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
+    """Raise ``UsageError`` unless the directory has a run to resume, or a run was killed before it wrote config.json."""
     if not os.path.lexists(out / "config.json") and not is_unused(out):
         raise UsageError(
             f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
@@ -46,7 +49,7 @@ def check_begun(out: Path) -> None:
 
 
 def refuse_used(out: Path, remedy: str = "Give another directory, or --resume to continue that run.") -> None:
-    """Raise ``UsageError``, which ends with ``remedy``, if a directory is there and not `is_unused`."""
+    """Raise ``UsageError`` if the directory exists and is not `is_unused`; the message ends with ``remedy``."""
     if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
         held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
         names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
@@ -54,7 +57,7 @@ def refuse_used(out: Path, remedy: str = "Give another directory, or --resume to
 
 
 def is_unused(out: Path) -> bool:
-    """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
+    """Return whether the directory holds only temporary files and the lock, as a run killed before config.json leaves it."""
     return out.is_dir() and all(
         is_unfinished(path) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
     )
@@ -62,7 +65,7 @@ def is_unused(out: Path) -> bool:
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Make a directory, unless it is there, and keep other processes out of it, inside; what was made and is empty goes."""
+    """Create the directory if needed and lock it inside the block; afterwards remove what was created and is empty."""
     made = [each for each in (out, *out.parents) if not os.path.lexists(each)]
     make_directory(out)
     try:
@@ -81,10 +84,10 @@ def exclusive(out: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit in a job's directory.
+    """One unit in a run directory.
 
     Attributes:
-        key: what it is, e.g. ``{"strategy": "fine-tune", "seed": 0}``.
+        key: its identity, e.g. ``{"strategy": "fine-tune", "seed": 0}``.
         directory: its folder.
     """
 
@@ -95,7 +98,7 @@ class Unit:
         return f"{self.key['strategy']} seed {self.key['seed']}"
 
     def record(self) -> Json | None:
-        """Return how it ended; ``None`` where it has not, or what says so is damaged or another unit's."""
+        """Return its record; ``None`` if the unit has not ended, or the record is damaged or belongs to another unit."""
         try:
             record = read_record(self.directory)
         except RunError:
@@ -103,16 +106,16 @@ class Unit:
         return record if record["unit"] == self.key else None
 
     def is_done(self) -> bool:
-        """Say whether it ended well, and all its files are as they were then."""
+        """Return whether the unit ended well and its files have not changed since."""
         record = self.record()
         return record is not None and record["status"] == "done" and record["files"] == described_files(self.directory)
 
     def forget(self) -> None:
-        """Mark the unit as not ended, even if its files are damaged."""
+        """Mark the unit as not ended by removing unit.json."""
         (self.directory / RECORD).unlink(missing_ok=True)
 
     def empty(self, but: Collection[str] = ()) -> None:
-        """Make its folder, or remove all that is in it but for these files."""
+        """Create its folder, or remove everything in it except ``but``."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.iterdir():
             if path.name not in but:
@@ -127,15 +130,15 @@ class Unit:
         floors: Json | None = None,
         config: str = "",
     ) -> None:
-        """Write outcome.json and unit.json: the unit has ended, with the files that are in its folder.
+        """Write outcome.json and unit.json, which describe all files in the folder: the unit has ended.
 
         Args:
-            made: its versions, machine and command.
-            details: what else results.json needs of it.
-            error: why it could not go on, if it could not.
-            seconds: how long it took.
-            floors: of its seed, beside the first strategy.
-            config: SHA-256 of the run's config.json; empty: of none.
+            made: versions, machine and command.
+            details: facts about the unit that its other files lack.
+            error: the reason why the unit failed; ``None``: it ended well.
+            seconds: the duration of the unit.
+            floors: floors of the seed, kept with the first strategy only.
+            config: SHA-256 of the run's config.json; empty: unknown.
         """
         status = {"status": "done" if error is None else "failed", "error": error, "seconds": seconds}
         write_json(self.directory / OUTCOME, {**status, **made, "details": details, "floors": floors or {}})
@@ -146,29 +149,29 @@ class Unit:
         )
 
     def accept(self, config: str) -> None:
-        """Add the SHA-256 of the config.json that the run is about to have to those of the unit, if it has ended."""
+        """Add the SHA-256 of a new config.json to the record of the unit, if the unit has ended."""
         with suppress(RunError):  # it has not
             record = read_unit_json(self.directory)
             write_json(self.directory / RECORD, record | {"config": [*record["config"], config]})
 
 
 def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
-    """Return the units of a directory, of which config.json has the keys."""
+    """Return the units with these keys, which config.json lists by folder."""
     return [Unit(key, out / folder) for folder, key in keys.items()]
 
 
 def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> list[Unit]:
-    """Write config.json, and return the units that are not done, each marked as not ended, with its folder.
+    """Write config.json and return the requested units that are not done, each marked as not ended.
 
     Args:
         out: the directory.
-        config: its config.json.
-        begun: the config.json that it was begun with; empty: nothing was.
-        asked: by their folders, the units that are asked for now.
+        config: the new content of config.json.
+        begun: the previous content of config.json; empty if the run is new.
+        asked: the keys of the requested units by folder.
     """
     units = units_in(out, config["units"])
     done = [unit for unit in units if unit.is_done()]
-    for unit in done:  # a kill right after unit.json leaves one
+    for unit in done:  # a kill right after unit.json leaves a checkpoint
         shutil.rmtree(unit.directory / CHECKPOINT, ignore_errors=True)
     missing = [unit for unit in units_in(out, asked) if unit not in done]
     for unit in missing:
@@ -178,7 +181,7 @@ def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> li
         unit.forget()
     if config != begun:
         text = json_text(config, indent=1)
-        for unit in units:  # before it is there: a kill leaves one that all of them know
+        for unit in units:  # first, so that after a kill every unit knows the config.json that is there
             if unit not in missing:
                 unit.accept(hashlib.sha256(text.encode()).hexdigest())
         write_atomically(out / CONFIG, text)
@@ -189,19 +192,19 @@ def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> li
 
 
 def holdings(out: Path) -> str:
-    """Say what a run that was cut short has left behind, and how to go on; an empty text where it left nothing."""
+    """Return a sentence about the finished units of an interrupted run and how to resume it; empty if there is no run."""
     finished = _finished(out)
     return finished and f"{finished} in {out}; the same command with --resume --out {out} goes on."
 
 
 def resumption(out: Path) -> str:
-    """Say where a run that is resumed goes on; an empty text where nothing was begun."""
+    """Return a sentence about the finished units of a run that is resumed; empty if there is no run."""
     finished = _finished(out)
     return finished and f"Going on in {out}; {finished}"
 
 
 def _finished(out: Path) -> str:
-    """Say how many units of a directory are finished; an empty text where there is no run."""
+    """Return how many units are finished, in words; empty if there is no run."""
     try:
         units = units_in(out, load_run(out)["units"])
     except RunError:
@@ -210,6 +213,7 @@ def _finished(out: Path) -> str:
     return f"{sum(record['status'] == 'done' for record in records)} of {counted(len(units), 'unit')} finished"
 
 
-def failures(results: Json) -> list[str]:
-    """Return a message for each unit that failed."""
-    return [f"{unit['strategy']}, seed {unit['seed']}: {unit['error']}" for unit in results["failed"]]
+def failures(results: Results) -> list[str]:
+    """Return a message for each unit of a run that failed."""
+    failed = results.records[0].about.failed
+    return [f"{unit['strategy']}, seed {unit['seed']}: {unit['error']}" for unit in failed]

@@ -1,4 +1,4 @@
-"""Units side by side in worker processes."""
+"""Runs units side by side in worker processes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from forgetfree.training.monitor import Monitor
 _LIBRARIES = 2_000_000_000
 
 
-#: What is done to each unit. It can be pickled, and leaves all that it makes in the unit's folder.
+#: The work on one unit. It can be pickled, and writes all its results into the unit's folder.
 Work = Callable[[Unit, Monitor], None]
 
 
 class WorkerProcesses:
-    """Runs several units at a time, each worker a process that tells this one what it does.
+    """Runs several units at a time, each in a worker process that reports its progress to this one.
 
     Args:
-        jobs: how many at a time.
-        threads: of each.
-        progress: hears of them; default: silence.
-        devices: numbers of devices that the workers take in turn; default: what the work says.
+        jobs: the number of workers.
+        threads: the CPU threads of each worker.
+        progress: receives the events of all units; default: nothing is shown.
+        devices: numbers of the devices that workers take in turn; default: the device of the work.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class WorkerProcesses:
 
 
 def _context() -> BaseContext:
-    """Return how workers are started.
+    """Return the start method of workers.
 
-    They are forked from a process that has imported what they need, once for all, and has done nothing else: threads of
-    torch, which this process may have started, do not survive a fork.
+    Workers are forked from a server process that has only imported libraries: threads of torch, which this process may have
+    started, do not survive a fork.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -106,14 +106,14 @@ def _context() -> BaseContext:
 
 
 def units_at_a_time(units: int, entries: int) -> int:
-    """Return how many units run at a time on the cores and in the memory of this machine: all, if it has enough.
+    """Return how many of the units the cores and the memory of this machine can run at a time.
 
     A unit holds θ_pre, θ and what AdamW keeps, at most 20 bytes an entry of the parameter space, beside libraries.
     """
     return max(1, min(units, cores(), machine_memory() // (_LIBRARIES + 20 * entries)))
 
 
-#: What this process does to units, if it is a worker, and where it tells of it.
+#: The work and the queue of events, if this process is a worker.
 _work: Work
 _events: SimpleQueue[Event | None]
 
@@ -141,7 +141,7 @@ def _begin(
 
 
 def end_with_parent() -> None:
-    """End when the parent ends, even if it is killed: nobody would take what this worker measures."""
+    """End this process when its parent ends, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # of a worker
     parent.join()

@@ -1,9 +1,8 @@
-"""The folder of a run as it is read: its files, and which of them must fit one another. `jobs/run_directory.py` writes it.
+"""Reads the directory of a run and checks that its files belong together. `jobs/run_directory.py` writes it.
 
-config.json says what was asked for. Each unit has a folder ``STRATEGY/seed-S`` of its own, in which unit.json is written last:
-size and SHA-256 of each file beside it, which every reader compares, and the SHA-256 of the config.json that it was made under,
-of each version that the file had since then. How the unit ended stands in outcome.json, its scores in scores.csv, one measured
-number a row:
+config.json describes the run. Each unit has a folder ``STRATEGY/seed-S``, where unit.json is written last: it has the size and
+SHA-256 of every file in the folder, which readers compare, and the SHA-256 of the config.json of the run and of its later
+versions. outcome.json describes how the unit ended. scores.csv has one measured number per row:
 
 strategy,seed,task,after,metric,value,rows
 grafting-continual,0,qnli,1,accuracy,0.8125,400
@@ -30,7 +29,7 @@ from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.tasks import TaskDefinition
 
 Json = dict[str, Any]
-#: Of a run, and of each unit: what was asked for, the files, how the unit ended, its scores, and its losses.
+#: config.json describes a run; the others belong to a unit: its files, how it ended, its scores and its losses.
 CONFIG, RECORD, OUTCOME, SCORES_FILE, HISTORY = (
     "config.json",
     "unit.json",
@@ -38,15 +37,15 @@ CONFIG, RECORD, OUTCOME, SCORES_FILE, HISTORY = (
     "scores.csv",
     "history.jsonl",
 )
-#: Where a unit stands, until it has ended.
+#: The folder of checkpoints, until the unit has ended.
 CHECKPOINT = ".checkpoint"
-#: What tells tasks apart, of a unit that does so by features.
+#: Features that tell tasks apart, for units with task inference.
 FEATURES = "task-features.safetensors"
-#: Which task owns which entry, and its value.
+#: The ledger.
 LEDGER = "ledger.safetensors"
 #: The last answers on every task's test rows.
 PREDICTIONS = "predictions.safetensors"
-#: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
+#: Key in the details of a unit: size and SHA-256 of its models outside the folder.
 MODELS = "models"
 _REMEDY = "Restore it from a copy, or run the stream again."
 
@@ -55,15 +54,15 @@ _REMEDY = "Restore it from a copy, or run the stream again."
 
 
 def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree run --out` wrote.") -> Json:
-    """Return the config.json of a run directory, checked.
+    """Return the checked content of config.json.
 
     Args:
-        directory: what ``forgetfree run --out`` wrote.
+        directory: a run directory.
         remedy: the last sentence of an error.
 
     Raises:
-        RunError: it is missing or damaged, or not the one that the units of the run were made under; damaged records of
-            units do not count.
+        RunError: the file is missing or damaged, or a unit was made under another config.json; damaged records of units
+            are skipped.
     """
     config: Json = read_json(directory / CONFIG, RunError, remedy, _check_config)
     digest = sha256(directory / CONFIG)
@@ -109,7 +108,7 @@ def size_and_sha256(path: Path) -> Json:
 
 
 def described_files(directory: Path) -> Json:
-    """Return size and SHA-256 of each file of a unit by its name, but of unit.json, temporary files and checkpoints."""
+    """Return size and SHA-256 of each file of a unit by name, without unit.json, temporary files and checkpoints."""
     paths = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
     return {
         name.as_posix(): size_and_sha256(path)
@@ -119,10 +118,10 @@ def described_files(directory: Path) -> Json:
 
 
 def read_record(directory: Path, remedy: str = _REMEDY) -> Json:
-    """Return what unit.json and outcome.json say of a unit.
+    """Return the content of unit.json and outcome.json together.
 
     Raises:
-        RunError: one is missing or damaged.
+        RunError: one of the files is missing or damaged.
     """
     record = read_unit_json(directory, remedy)
     check_described(directory / OUTCOME, record)
@@ -131,23 +130,22 @@ def read_record(directory: Path, remedy: str = _REMEDY) -> Json:
 
 
 def read_unit_json(directory: Path, remedy: str = _REMEDY) -> Json:
-    """Return what unit.json alone says; errors as those of `read_record`."""
+    """Return the content of unit.json; see `read_record` for errors."""
     record: Json = read_json(directory / RECORD, RunError, remedy, _check_record)
     return record
 
 
 def check_own(path: Path, unit: Path | None = None) -> None:
-    """Check that a file is the one that the unit made in whose folder it lies.
+    """Check that a file is the one that its unit wrote.
 
-    A file passes where no unit.json lies beside it: its unit has not ended, or somebody took it out of its run.
+    A file without a unit.json next to it passes: its unit has not ended, or the file was copied out of its run.
 
     Args:
         path: the file.
-        unit: the folder of the unit, if the file lies elsewhere: a fine-tuned model, which several units may use.
+        unit: the folder of the unit, for a file outside of it: a fine-tuned model, which units may share.
 
     Raises:
-        RunError: the file is of another seed or run, has changed since, or nothing can be compared because unit.json is
-            damaged or another unit's.
+        RunError: the file belongs to another seed or run or has changed, or unit.json is damaged or belongs to another unit.
     """
     folder = unit or path.absolute().parent
     if not (file := folder / RECORD).exists():
@@ -164,12 +162,12 @@ def check_own(path: Path, unit: Path | None = None) -> None:
 
 
 def check_described(path: Path, record: Json) -> None:
-    """Raise ``RunError`` unless a file in a unit's folder has the size and SHA-256 that the unit's record says."""
+    """Raise ``RunError`` unless a file in a unit's folder has the size and SHA-256 in the unit's record."""
     _compare(path, record["files"].get(path.name), path.with_name(RECORD))
 
 
 def _compare(path: Path, expected: Any, record: Path) -> None:
-    """Raise ``RunError`` unless a file has the size and SHA-256 that a unit.json says."""
+    """Raise ``RunError`` unless a file has the expected size and SHA-256, which come from the file ``record``."""
     try:
         got = size_and_sha256(path) if isinstance(expected, dict) and expected.get("bytes") == size_of(path) else None
         if got is None or got != expected:
@@ -208,13 +206,13 @@ class Score:
     """One measured number.
 
     Attributes:
-        strategy: of the unit.
-        seed: of the unit.
-        task: on whose rows.
-        after: how many tasks were learned before; 0 is before training.
-        metric: such as ``accuracy``, ``f1``, ``ece`` or ``agreement``.
+        strategy: the strategy of the unit.
+        seed: the seed of the unit.
+        task: the task whose rows were scored.
+        after: the number of tasks learned before; 0 is before training.
+        metric: ``accuracy``, ``f1``, ``ece``, ``agreement`` and so on.
         value: the number, within the bounds of its metric.
-        rows: how many rows were scored; 0 where it is not known.
+        rows: the number of rows scored; 0 if unknown.
     """
 
     strategy: str
@@ -226,12 +224,12 @@ class Score:
     rows: int
 
 
-#: Of every table of scores.
+#: The columns of every table of scores.
 COLUMNS = tuple(each.name for each in fields(Score))
 
 
 def write_scores(path: Path, scores: Iterable[Score]) -> None:
-    """Write a table of scores as a CSV file; values keep every bit."""
+    """Write scores as a CSV file; values keep every bit."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -240,12 +238,12 @@ def write_scores(path: Path, scores: Iterable[Score]) -> None:
 
 
 def is_header(line: str) -> bool:
-    """Say whether a line before a table of scores tells, as JSON, what is known beside them."""
+    """Return whether a line belongs to the header of a table of scores: JSON about the run or about one unit."""
     return line.startswith("# ")
 
 
 def read_scores(path: Path, remedy: str = "Restore it from a copy, or go on with --resume.") -> list[Score]:
-    """Read a table of scores; what stands before it, see `is_header`, is left aside.
+    """Read a table of scores without its header, see `is_header`.
 
     Args:
         path: the file.
@@ -259,7 +257,7 @@ def read_scores(path: Path, remedy: str = "Restore it from a copy, or go on with
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(dropwhile(is_header, file), strict=True)) or [[]]
             if tuple(header) != COLUMNS:
-                got = brief(", ".join(header) or "none", 200)
+                got = brief(", ".join(header), 200) if header else "none"
                 raise ValueError(f"its columns must be {', '.join(COLUMNS)}, got {got}")
             scores = [
                 Score(strategy, int(seed), task, int(after), metric, float(value), int(count))
@@ -282,7 +280,7 @@ _ENVIRONMENT = f"${DATA_VARIABLE}"
 
 
 def with_places(section: Mapping[str, Any], directory: Path, change: Callable[[str, Path], str]) -> dict[str, Any]:
-    """Return options with their places as ``change``, which is `portable` or `located`, names them."""
+    """Return options with every path replaced by ``change(path, directory)``: `portable` or `located`."""
     changed = dict(section)
     for key in _PLACES:
         if isinstance(place := section.get(key), str):
@@ -293,10 +291,10 @@ def with_places(section: Mapping[str, Any], directory: Path, change: Callable[[s
 
 
 def portable(name: str, directory: Path) -> str:
-    """The name of a model or of data in a file in ``directory``, so that it says nothing of this machine that nobody typed.
+    """Return the name of a model or of data as a file in ``directory`` stores it, without paths that the user did not type.
 
-    What is typed relative to the working directory is written relative to ``directory``, if both have a folder in common:
-    then they are found from everywhere, and may be moved together. Anything else is written as it was typed.
+    A path relative to the working directory becomes relative to ``directory`` if both share a folder: it can then be found
+    from everywhere, and both can be moved together. Anything else is stored as it was typed.
     """
     if name in ("minilm", "hub", *registry.SOURCES):
         return name
@@ -312,7 +310,7 @@ def portable(name: str, directory: Path) -> str:
 
 
 def located(name: str, directory: Path) -> str:
-    """The model or data that a file in ``directory`` names, as the command line names it from here: undoes `portable`."""
+    """Return a stored name as the command line would give it here: the inverse of `portable`."""
     if name == _ENVIRONMENT:
         return os.environ.get(DATA_VARIABLE) or name
     if name.startswith(os.curdir):

@@ -1,7 +1,7 @@
-"""Runs as they are read: the frame of scores, and beside it what is known of each unit and of the whole.
+"""Runs read from files: the frame of scores, and facts about each unit and the whole run.
 
-A directory of units is read, or one table of scores, as a unit has it. Before the table may stand lines ``# {…}`` of JSON that
-say what is known beside the scores: the first of the whole, then one a unit.
+A run is read from its directory, or from one table of scores in the form of scores.csv. The table may have a header of lines
+``# {…}`` with JSON: first the facts about the run, then one line of facts per unit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Facts(BaseModel):
 
 
 class HeldOut(_Facts):
-    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
+    """Mean loss per token on held-out texts, in nats, see `forgetfree.jobs.learn`."""
 
     texts: Annotated[int, Field(ge=1)]
     tokens: Annotated[int, Field(ge=1)]
@@ -84,7 +84,7 @@ class HeldOut(_Facts):
 
 
 class UnitFacts(_Facts):
-    """The facts of a unit beside its scores; see docs/results-format.md."""
+    """Facts about a unit beside its scores; see docs/results-format.md."""
 
     strategy: str
     seed: int
@@ -100,7 +100,7 @@ class UnitFacts(_Facts):
 
 
 class Floors(_Facts):
-    """Scores that take no fine-tuning, by task; those that are fitted to training rows by seed."""
+    """Scores without fine-tuning, by task; floors fitted to training rows also by seed."""
 
     constant: list[float]
     bag_of_words: dict[str, list[float | None]] = Field(default_factory=dict)
@@ -110,7 +110,7 @@ class Floors(_Facts):
 
 
 class About(_Facts):
-    """The facts of a whole run: its tasks, in the order of learning, model, data, floors, and what was set."""
+    """Facts about a whole run: tasks in the order of learning, model, data, floors and options."""
 
     stream: str
     tasks: Annotated[list[str], Field(min_length=1)]
@@ -130,7 +130,7 @@ class About(_Facts):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A strategy with one seed: what is known of it beside its scores.
+    """A strategy with one seed, and what is known about it beside its scores.
 
     Attributes:
         facts: what its unit says.
@@ -168,7 +168,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """All that was read of one run.
+    """Everything read from one run.
 
     Attributes:
         about: what is known of the whole.
@@ -233,7 +233,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
-    """Return what is known of scores alone: a task's metric is the first registered one.
+    """Return a run made from scores alone; the metric of a task is the first registered one among its scores.
 
     Raises:
         RunError: there are none, or scores of a learned task are missing.
@@ -261,7 +261,7 @@ def whole_run(
     files: Sequence[Json] = (),
     remedy: str = "Restore it from a copy.",
 ) -> RunRecord:
-    """Return a run whose parts are checked, and fit one another: `About`, the frame, and of each unit `UnitFacts` and files.
+    """Check the parts of a run and return it: `About`, the frame, and for each unit `UnitFacts` and what was read from files.
 
     Raises:
         RunError: they do not.
@@ -285,7 +285,7 @@ def whole_run(
 
 
 def _check_frame(frame: pd.DataFrame, about: About) -> None:
-    """Raise ``ValueError`` where a score cannot be: of no task, after none, beyond the bounds of its metric, or twice."""
+    """Raise ``ValueError`` for an impossible score: unknown task or stage, out of bounds, or a duplicate."""
     if lacking := [task for task in about.tasks if task not in about.metric]:
         raise ValueError(f"{lacking[0]} has no score by a registered metric")
     count = len(about.tasks)
@@ -326,14 +326,14 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 
 
 class RunReader:
-    """Reads a run directory, as often as is asked while its units end: the files of a unit that has ended once.
+    """Reads a run directory repeatedly while its units end, and the files of each ended unit once.
 
     Args:
         out: the directory.
-        running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
+        running: the run has not ended: answers are not read, and a unit with a damaged record counts as not ended.
 
     Raises:
-        RunError: it is no run directory, or config.json is damaged or another run's.
+        RunError: ``out`` is not a run directory, or its config.json is damaged or belongs to another run.
     """
 
     def __init__(self, out: Path, *, running: bool = False) -> None:
@@ -349,10 +349,10 @@ class RunReader:
         self._ended = dict[str, _Ended]()
 
     def read(self) -> RunRecord:
-        """Return what is there now.
+        """Return the run as it is now.
 
         Raises:
-            RunError: a file is missing or damaged; the message names file and place.
+            RunError: a file is missing or damaged; the message names the file and the place.
         """
         config, names = self._config, [task.name for task in self._tasks]
         about: Json = {**config["about"], "unfinished": [], "failed": []}
@@ -377,7 +377,7 @@ class RunReader:
         return whole_run({**about, "floors": floors or None}, scores, facts, str(self._out), files, _REMEDY)
 
     def _unit(self, folder: Path, key: Json) -> _Ended | None:
-        """Read a unit; ``None`` where it has not ended."""
+        """Read a unit; ``None`` if it has not ended."""
         if not (folder / RECORD).exists():
             return None
         try:
@@ -398,7 +398,7 @@ class RunReader:
 
 @dataclass(frozen=True, eq=False)
 class _Ended:
-    """A unit that has ended, with what was read of it; ``error`` and ``after`` how many tasks are of one that failed."""
+    """A unit that has ended, as it was read; a failed unit has an ``error`` and was last scored ``after`` so many tasks."""
 
     floors: Json
     scores: Sequence[Score] = ()
@@ -409,7 +409,7 @@ class _Ended:
 
 
 def _of_unit(record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]) -> tuple[list[Score], Json]:
-    """Return what the record of a unit says by task, as scores after the last one, and its facts."""
+    """Return the per-task numbers in the record of a unit, as scores after the last task, and the facts of the unit."""
     details, unit, names = record["details"], record["unit"], [task.name for task in tasks]
     by_task, extra = dict(details.get("by_task", {})), dict(details.get("extra", {}))
     by_task |= {f"{UNION}{name}": dict(zip(names, its, strict=True)) for name, its in extra.pop("union", {}).items()}
@@ -428,7 +428,7 @@ def _of_unit(record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, i
 
 
 def _last_row(folder: Path) -> int:
-    """Return after how many tasks a unit that did not end well was scored last."""
+    """Return after how many tasks an unfinished or failed unit was last scored."""
     try:
         return max((score.after for score in read_scores(folder / SCORES_FILE)), default=0)
     except RunError:

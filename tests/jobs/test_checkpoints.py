@@ -24,6 +24,7 @@ from forgetfree.jobs.history import History
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.run_directory import holdings
 from forgetfree.results.run_folder import CHECKPOINT
+from forgetfree.results.table import Results
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Json = dict[str, Any]
 
 
-def run(config: RunConfig, execution: Execution = USUAL) -> Json:
+def run(config: RunConfig, execution: Execution = USUAL) -> Results:
     """Do what a configuration asks for."""
     return perform(prepared(config), execution)
 
@@ -238,9 +239,9 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
 
-def seconds(results: Json) -> float:
+def seconds(results: Results) -> float:
     """Those of a run's only unit."""
-    return float(sum(results["runs"][0]["seconds"].values()))
+    return float(sum(results.runs[0].facts.seconds.values()))
 
 
 #: Strategy, and where it is cut short: task, phase and step.

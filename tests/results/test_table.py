@@ -181,9 +181,9 @@ def test_a_run_that_was_cut_short_has_what_has_ended(tmp_path: Path) -> None:
     (out / "ewc" / "seed-0" / "unit.json").unlink()
     results = forgetfree.load_results(out)
     assert results.scores.equals(whole[whole.strategy == "lora"].reset_index(drop=True))
-    content = write_report(out, read_run(out), ended=True)
+    write_report(out, results, ended=True)
+    content = json.loads((out / "results.json").read_text())
     assert content["unfinished"] == [{"strategy": "ewc", "seed": 0, "after": 2}]
-    assert json.loads((out / "results.json").read_text()) == content
     assert "Unfinished and left out: ewc, seed 0" in (out / "report.md").read_text() < (out / "report.html").read_text()
 
 

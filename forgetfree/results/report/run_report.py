@@ -23,7 +23,7 @@ from forgetfree.results.evidence import Evidence, Interval
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of, words_of
-from forgetfree.results.runs import REFERENCE, UNION, Run, RunRecord
+from forgetfree.results.runs import REFERENCE, UNION, Run
 from forgetfree.results.table import SCORE, Results, floors_by_seed
 
 Json = dict[str, Any]
@@ -36,22 +36,19 @@ _CAPTION = (
 )
 
 
-def write_report(out: Path, run: RunRecord, *, ended: bool) -> Json:
-    """Make results.json and report.md of what was read of a run directory, and return the content of results.json.
+def write_report(out: Path, results: Results, *, ended: bool) -> None:
+    """Write results.json and report.md of a run into its directory.
 
     Args:
         out: the directory.
-        run: what was read of it.
+        results: what was read of it.
         ended: nothing more is run, so that report.html is made, too.
     """
-    results = Results([run])
-    content = content_of(results)
-    write_json(out / "results.json", content)
+    write_json(out / "results.json", content_of(results))
     if results.strategies:
         write_atomically(out / "report.md", render(results, "markdown"))
     if ended:
         write_atomically(out / "report.html", render(results, "html"))
-    return content
 
 
 def render(results: Results, format: str) -> str:
