@@ -19,7 +19,8 @@ from transformers import DataCollatorForLanguageModeling, get_linear_schedule_wi
 
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.files import make_directory, refuse_used
+from forgetfree.files import make_directory
+from forgetfree.jobs.run_directory import refuse_used
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import read_config, read_tokenizer, read_weights
 

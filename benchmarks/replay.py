@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
+from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.runs import Run, RunRecord, read_run
 from forgetfree.results.table import SCORE, Results
@@ -41,7 +41,7 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
 
     Raises:
         UnknownNameError: there is no such unit.
-        ReportError: data or model are not the published ones, or the unit failed.
+        RunError: data or model are not the published ones, or the unit failed.
         UsageError: an option of the published run is no longer there.
     """
     from forgetfree.jobs.config import prepared
@@ -61,7 +61,7 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
     found = run(config)
     if found["failed"]:
-        raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
+        raise RunError(f"{unit} failed: {found['failed'][0]['error']}")
     return compared(results, read_run(out), published, exactly=same_machine)
 
 
@@ -129,7 +129,7 @@ def _check_same(results: RunRecord, about: Json) -> None:
         ("numbers of test rows", about["data"]["test_rows"], results.about.data.get("test_rows")),
     ):
         if ours != theirs:
-            raise ReportError(
+            raise RunError(
                 f"The published {what} and these differ: expected {theirs}, got {ours}. Give the same --data and --model."
             )
 

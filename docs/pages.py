@@ -31,7 +31,7 @@ API = {
     "forgetfree": ("The public names of `import forgetfree`. Heavy packages load only when needed.", ["forgetfree"]),
     "strategy": (
         "The contract of a strategy, and the adapter for Avalanche's plugins. [Your own plug-in](../plug-in.md) explains both.",
-        ["forgetfree.continual.strategy", "forgetfree.continual.adapter"],
+        [f"forgetfree.continual.{name}" for name in ("strategy", "strategy_parts", "adapter")],
     ),
     "kinds": (
         "The contract of a kind of task: how its rows are read, predicted and scored.",
@@ -47,7 +47,7 @@ API = {
     ),
     "ledger": (
         "Which task owns which entry, and its value.",
-        ["forgetfree.ledger", "forgetfree.ledger.graft"],
+        [f"forgetfree.ledger.{name}" for name in ("ledger", "switch", "graft")],
     ),
     "testing": ("Checks for a strategy or a kind of your own.", ["forgetfree.testing"]),
 }

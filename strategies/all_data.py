@@ -9,8 +9,9 @@ from typing import Any, cast
 from avalanche.training import supervised
 
 from forgetfree.continual.adapter import TemplateStrategy
-from forgetfree.continual.strategy import EncodedTask, Training, undo_on_error
+from forgetfree.continual.strategy_parts import Training, undo_on_error
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 

@@ -19,10 +19,12 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
-from forgetfree.continual.strategy import EncodedTask, Stream, Training
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 # -- Rehearsal -------------------------------------------------------------------------------------------

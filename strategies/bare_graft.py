@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Training
-from forgetfree.continual.strategy import TaskwiseOptions
+from forgetfree.continual.region_strategy import RegionStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.models.state import ModelState
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import LocalizationOptions
 
 #: The graft of a stream of one task, beside the ledger.

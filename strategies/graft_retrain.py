@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Training
+from forgetfree.continual.region_strategy import RegionStrategy, SkillOptions
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class GraftRetrainOptions(SkillOptions):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
+from forgetfree.continual.region_strategy import RegionStrategy, SkillOptions
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class GraftingOptions(SkillOptions):

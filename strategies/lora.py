@@ -15,25 +15,21 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from forgetfree.continual.strategy import (
-    ContinualStrategy,
-    EncodedTask,
-    Stream,
-    TaskwiseOptions,
-    Training,
-    undo_on_error,
-)
-from forgetfree.continual.strategy_parts import tasks_named
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training, tasks_named, undo_on_error
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.ledger import changed_buffers
+from forgetfree.ledger.switch import changed_buffers
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.strategies.adapter_file import adapter_name, load_adapters, loaded_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 

@@ -6,12 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from forgetfree.continual.region_strategy import RegionOptions
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
 from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class LoTTOOptions(RegionOptions):

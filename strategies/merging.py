@@ -19,14 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.continual.region_strategy import EncodedTask, Region, RegionStrategy, Stream, Training
-from forgetfree.continual.strategy import TaskwiseOptions
+from forgetfree.continual.region_strategy import RegionStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
+from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import LocalizationOptions
 
 #: The ledger of the grafts that are merged.

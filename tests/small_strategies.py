@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from compared import everything, logits
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.continual.strategy import ContinualStrategy, Training
 
 #: Every strategy with momentum and decay, by which an entry moves without a gradient.
 SMALL: dict[str, Any] = {
@@ -39,6 +41,16 @@ SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "gpt2-sgd": ("gpt2-lm", "causal", {"optimizer": "sgd"}),
 }
+
+
+class Plain(ContinualStrategy):
+    """Trains everything, and answers with the one model, as it is."""
+
+    def begin(self, task: Any) -> Training:
+        return self.everything(task)
+
+    def answering(self, task: Any) -> Any:
+        return nullcontext()
 
 
 def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:

@@ -128,12 +128,11 @@ ROOMS = (
 )
 COMMON = {
     "checkpoint",
-    "deferred",
     "device",
     "display",
     "errors",
     "files",
-    "hub",
+    "hub_file",
     "json_file",
     "options",
     "recipes",
@@ -229,6 +228,64 @@ def test_listing_and_help_import_nothing_heavy() -> None:
     done = run("-c", code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[[0, True]] * 7, []]
+
+
+# -- Names -----------------------------------------------------------------------------------------------
+
+#: Modules that give names of others to users, on first use.
+DOORS = ("forgetfree", "forgetfree.testing")
+
+
+@functools.cache
+def defined(module: str) -> frozenset[str]:
+    """The names that a module itself defines at its top level."""
+    found = set[str]()
+    for node in ast.walk(ast.Module(top_level(MODULES[module]), [])):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return frozenset(found)
+
+
+def top_level(path: Path) -> list[ast.stmt]:
+    """The statements of a file, with nothing inside functions and classes."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            node.body = []
+    return body
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in DOORS])
+def test_a_name_is_imported_from_the_file_that_defines_it(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    elsewhere = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES and node.module not in DOORS
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in MODULES and alias.name not in defined(node.module)
+    }
+    assert elsewhere == set()
+
+
+def test_no_two_files_have_one_name() -> None:
+    """But that of a command."""
+    names = [path.name for module, path in MODULES.items() if within(module, "forgetfree") and room(module) != "cli"]
+    assert {name for name in names if names.count(name) > 1} == {"__init__.py"}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """But a table of a file and one of a page."""
+    names = [
+        node.name
+        for module in MODULES
+        if within(module, "forgetfree")
+        for node in top_level(MODULES[module])
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in names if names.count(name) > 1} <= {"Table", "Place"}
 
 
 # -- The surface -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.checkpoints import pack, unpack
 from forgetfree.kinds.decoding import write_greedily
-from forgetfree.ledger import Composition
+from forgetfree.ledger.ledger import Composition
 from forgetfree.options import build
 from forgetfree.recipes import ModelDtype
 from forgetfree.training.encoded_task import predict

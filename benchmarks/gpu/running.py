@@ -58,7 +58,7 @@ def run_sections(
         say: is told of each measurement.
 
     Raises:
-        ReportError: the file of a section is damaged.
+        RunError: the file of a section is damaged.
     """
     here, fine = bench.here, True
     say(f"{here['device']}; {here['versions']}")

@@ -90,7 +90,7 @@ class Continual(Experiment):
                 "ece": float(results.values(run.strategy, run.seed, "ece")[-1, i]),
                 "learned": float(results.values(run.strategy, run.seed)[i + 1, i]),
                 "train_shots": shots,
-                "kept_bytes": run.facts.memory[-1],
+                "kept_bytes": run.facts.kept_bytes[-1],
                 "steps": run.facts.options["steps"],
             }
             for run in results.runs

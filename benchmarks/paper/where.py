@@ -16,12 +16,12 @@ from benchmarks.paper.experiment import Claim, Experiment, main
 from benchmarks.paper.plots import panels
 from benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
 from benchmarks.paper.setting import SMALL
-from forgetfree.core.parameters import layer_of, parameter_kind
+from forgetfree.core.families import layer_of, role_of
 from forgetfree.core.regions import Region, distribution
 from forgetfree.results.report.figures import legend, styles
 from forgetfree.results.report.page import Table, percent
 
-BY = {"layer": layer_of, "kind": parameter_kind}
+BY = {"layer": layer_of, "kind": role_of}
 #: What figure 10 finds most of.
 KINDS_OF_CLAIM = ("value", "first feed-forward", "LayerNorm")
 

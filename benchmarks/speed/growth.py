@@ -28,7 +28,8 @@ from forgetfree.core.trained import WholeTensors
 from forgetfree.data import demo
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.ledger import Ledger, LedgerSwitch, Record
+from forgetfree.ledger.ledger import Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.location import locate
 from forgetfree.training.step import plan, training_mode

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch
 
 TASKS = (10, 100, 1_000, 10_000)
 #: The entries of a region.

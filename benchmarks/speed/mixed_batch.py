@@ -19,10 +19,10 @@ from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
-from forgetfree.ledger import Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Composition
+from forgetfree.ledger.ledger import Composition, Ledger, Record
 from forgetfree.ledger.mixed_batch import MixedBatchModel
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
 
 TASKS = 8

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from benchmarks.speed.ledger_growth import ledger_of
 from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch
+from forgetfree.ledger.ledger import Composition, Ledger
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 
 _COMPOSITIONS: tuple[Composition, ...] = ("alone", "union")

@@ -108,7 +108,7 @@ def picture(files: Sequence[str] = FILES) -> str:
 
 def _bytes(runs: Sequence[Run]) -> float:
     """Return what is kept after the last task, the mean over seeds; NaN where it is not known."""
-    return float(np.mean([run.facts.memory[-1] if run.facts.memory else math.nan for run in runs]))
+    return float(np.mean([run.facts.kept_bytes[-1] if run.facts.kept_bytes else math.nan for run in runs]))
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:

@@ -18,7 +18,6 @@ from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
 from forgetfree.cli.settings import Settings
 from forgetfree.data.columns import listed_names
 from forgetfree.data.sources import check_form, check_stream, tasks_of_files
-from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath, free_directory
@@ -116,8 +115,8 @@ def run(
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
-    from forgetfree.jobs.directory import failures
     from forgetfree.jobs.progress import make_progress
+    from forgetfree.jobs.run_directory import failures
     from forgetfree.results.table import load_results
 
     if out is None and resume:
@@ -228,8 +227,7 @@ def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None =
         RunError: it cannot go on in its directory, or on top of that run.
     """
     reach_hub(config.model)
-    with deferred():
-        from forgetfree.jobs.preflight import plan_of
+    from forgetfree.jobs.preflight import plan_of
 
     if resume or revision:
         from forgetfree.jobs.run import check_base
@@ -306,8 +304,8 @@ class Job:
 
     def announced(self, execution: Execution) -> Callable[[], Json]:
         """Say what will be done, and return what trains what is missing, and returns the content of results.json."""
-        from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.run import run
+        from forgetfree.jobs.run_directory import resumption
 
         config, out, is_watched = self.config, Path(self.config.out), execution.progress is not None
         if is_watched:

@@ -16,12 +16,12 @@ from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, escaped, stderr
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.files import refuse_used
+from forgetfree.errors import ForgetfreeError, RunError, UsageError
 from forgetfree.jobs.config import Execution, RunConfig, RunOptions, stream_of
 from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.run_directory import refuse_used
 from forgetfree.options import AnyOptions, Options, Place, option
-from forgetfree.results.unit_folder import CONFIG
+from forgetfree.results.run_folder import CONFIG
 from forgetfree.training.training_options import LocalizationOptions
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 def _shown(results: Json, config: RunConfig) -> int:
     """Print what a run made, and what failed; return the exit code."""
-    from forgetfree.jobs.directory import failures, holdings
+    from forgetfree.jobs.run_directory import failures, holdings
 
     out = Path(config.out)
     if results["runs"]:
@@ -227,14 +227,14 @@ def _shown(results: Json, config: RunConfig) -> int:
 @contextmanager
 def _remains_told(job: Job, debug: bool) -> Iterator[None]:
     """Add to an error inside what is left of a run that is cut short, and how it goes on."""
-    from forgetfree.jobs.directory import holdings
+    from forgetfree.jobs.run_directory import holdings
 
     out = Path(job.config.out)
     try:
         yield
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(holdings(out)) from error
-    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+    except (UsageError, RunError):  # of what cannot be begun or resumed: they say themselves what to do
         raise
     except (ForgetfreeError, OSError) as error:
         if debug or not (remains := holdings(out)):

@@ -24,12 +24,14 @@ from avalanche.training.templates.base import BaseTemplate
 from pydantic import create_model
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
-from forgetfree.continual.strategy_parts import ModelStorage
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import ModelStorage, Training
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -296,8 +298,8 @@ def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
     return 0
 
 
-def _is_avalanches(kind: type) -> bool:
-    return any(cls.__module__.startswith("avalanche.training") for cls in kind.__mro__)
+def _is_avalanches(plugin: type) -> bool:
+    return any(cls.__module__.startswith("avalanche.training") for cls in plugin.__mro__)
 
 
 def _row_part(part: Any, tokens: TokenLayout | None) -> int:

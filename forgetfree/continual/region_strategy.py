@@ -15,37 +15,24 @@ from typing import Any, ClassVar, Literal, Self, final
 
 from torch import nn
 
-from forgetfree.continual.strategy import (
-    Answer,
-    ContinualStrategy,
-    EncodedTask,
-    Stream,
-    TaskwiseOptions,
-    Training,
-    undo_on_error,
-)
-from forgetfree.continual.strategy_parts import TaskRegion, tasks_named
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Answer, TaskRegion, Training, tasks_named, undo_on_error
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.rows import representative
 from forgetfree.errors import ConformanceError, LedgerError
-from forgetfree.ledger import (
-    Composition,
-    Ledger,
-    LedgerSwitch,
-    Record,
-    changed_buffers,
-    check_binding,
-    check_definitions,
-)
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_binding, check_definitions
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.unit_folder import LEDGER
-from forgetfree.training.encoded_task import loss_of
+from forgetfree.results.run_folder import LEDGER
+from forgetfree.training.encoded_task import EncodedTask, loss_of
 from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 

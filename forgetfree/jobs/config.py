@@ -30,7 +30,7 @@ from forgetfree.options import (
 )
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import load_run, portable, with_places
+from forgetfree.results.run_folder import load_run, portable, with_places
 from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 from forgetfree.training.training_options import LocalizationOptions
 

@@ -13,8 +13,7 @@ from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.jobs.config import OF_RUN, RunConfig
 from forgetfree.json_file import read_bounded, read_json
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import located, with_places
-from forgetfree.results.unit_folder import CONFIG
+from forgetfree.results.run_folder import CONFIG, located, with_places
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetfree.core.beside import add_at
-from forgetfree.core.linear_layers import LinearLayers, is_conv1d, is_linear
+from forgetfree.core.differences import add_at
+from forgetfree.core.families import is_conv1d
+from forgetfree.core.linear_layers import LinearLayers, is_linear
 from forgetfree.core.readout_model import ReadoutModel, in_evaluation_mode, part_named
 from forgetfree.display import counted
 from forgetfree.errors import UsageError

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.readout_model import POOLER, TaskHead, body_of
+from forgetfree.core.families import CLASSIFIER_SETTINGS, POOLER
+from forgetfree.core.readout_model import TaskHead, body_of
 from forgetfree.errors import ModelError
 from forgetfree.models.task_model import TaskModel, head_names
 from forgetfree.models.token_inputs import TokenInputs, TokenLayout
@@ -164,8 +165,6 @@ class HeadModel(TaskModel):
 EPSILON = 2.0**-12
 #: How far from the readout's own logits the classifier's may be, on the rows that it is measured by.
 TOLERANCE = 1e-4
-#: The settings of ModernBERT's head: the token it reads, f, and whether U has a bias.
-_MODERNBERT = {"classifier_pooling": "cls", "classifier_activation": "linear", "classifier_bias": True}
 
 
 def sequence_classifier(
@@ -198,9 +197,8 @@ def sequence_classifier(
     """
     import transformers
 
-    if config.model_type == "modernbert":
-        for name, value in _MODERNBERT.items():
-            setattr(config, name, value)
+    for name, value in CLASSIFIER_SETTINGS.get(config.model_type, {}).items():
+        setattr(config, name, value)
     try:
         loader: Any = transformers.AutoModelForSequenceClassification
         network = loader.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()

@@ -118,9 +118,9 @@ class LearningMatrix:
     @property
     def results(self) -> Results:
         """The scores as those of a run: its tables, figures and report; errors as those of `summary`."""
+        from forgetfree.results.run_folder import Score
         from forgetfree.results.runs import of_scores
         from forgetfree.results.table import Results
-        from forgetfree.results.unit_folder import Score
 
         self.summary()
         stages = ["", *self._learned]

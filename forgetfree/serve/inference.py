@@ -22,7 +22,7 @@ from forgetfree.errors import LedgerError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.registry import WEIGHTS

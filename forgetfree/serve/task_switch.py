@@ -16,13 +16,12 @@ from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import naming_labels
-from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.ledger.ledger import Record
-from forgetfree.ledger.switch import refusing_steps
+from forgetfree.ledger.ledger import Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, refusing_steps
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
-from forgetfree.results.unit_folder import LEDGER, check_own
+from forgetfree.results.run_folder import LEDGER, check_own
 from forgetfree.serve.source import saved_file
 from forgetfree.serve.weights import missing_definition
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from forgetfree import registry
+from forgetfree.core.families import TEXT_ENCODER, positions_of
 from forgetfree.core.linear_layers import is_quantised
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutKind
@@ -22,8 +23,8 @@ from forgetfree.kinds.kind import Kind
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import body_loader, usual_max_length
-from forgetfree.models.model_files import TEXT_ENCODER, check_weights
-from forgetfree.models.task_model import head_names, positions_of
+from forgetfree.models.model_files import check_weights
+from forgetfree.models.task_model import head_names
 from forgetfree.tasks import TaskDefinition
 
 

@@ -23,7 +23,7 @@ import torch
 from forgetfree import __version__
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
-from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of
+from forgetfree.core.parameters import ParameterSpace, tensors_of
 from forgetfree.core.readout_model import Precision, ReadoutModel, body_of, body_prefix, body_space, evaluating
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import ROWS, PlainTensors, budget, choose, floor_share, most_moved
@@ -45,6 +45,7 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.tensor_file import checksum
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import deterministic, fine_tune, layer_checkpoints
@@ -224,13 +225,13 @@ class SingleTask:
             taken: the entries that ``among=free`` leaves out.
         """
         options = for_model(options, self.model, self.task.train)
-        if (kind := options.region_from) == "mask":
+        if (source := options.region_from) == "mask":
             return self.localized(fine_tuned, options).region
         rows, batches, loss = self.task.train, list[Batch](), mask_loss(self.model, options)
-        if kind == "fisher":  # small squares would not survive half precision
+        if source == "fisher":  # small squares would not survive half precision
             loss = CrossEntropy(self.model, self.device, "fp32", summed=True)
             batches = [rows.batch([row]) for row in representative(rows.targets, ROWS)]
-        elif kind not in ("movement", "random"):
+        elif source not in ("movement", "random"):
             batches = in_pieces(rows, representative(rows.targets, ROWS), self.device)
         with (
             self.monitor.phase(self.task.name, "localize", 1) as on_step,
@@ -240,7 +241,7 @@ class SingleTask:
             deterministic(options.deterministic_training),
         ):
             region = choose(
-                kind,
+                source,
                 PlainTensors(self.model.backbone, self.space),
                 budget(len(self.space), options.sparsity),
                 batches=batches,
@@ -451,7 +452,7 @@ def fine_tuned_key(
         "readout": model.readout,
         "label words": model.heads[task.label].label_words,
         "tokens": repr(getattr(model, "tokens", None)),
-        "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "head": checksum(pre.readouts[task.name]),
         "rows": task.train.digest,
         "task": asdict(task.definition) | {"hub": None},
         "options": training,

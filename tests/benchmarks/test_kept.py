@@ -13,8 +13,8 @@ from benchmarks import kept
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
-from forgetfree.ledger import Ledger, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger, Record
 
 ROOT = Path(__file__).parents[2]
 

@@ -404,12 +404,22 @@ CASES = [
     Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
     Case("predict run --file data", "data is of no known kind: expected a name that ends in .parquet, .jsonl,", 1),
     Case("predict run --file x.txt", "x.txt, line 1: byte 0x81 at position 0 of the file", 1, write("x.txt", b"\x81")),
-    Case("predict run --file x.jsonl", "row 1: 'text' must be a text, got 5.", 1, write("x.jsonl", '{"text": 5}')),
+    Case(
+        "predict run --file x.jsonl",
+        "row 1, column 'text': expected a text, got 5.",
+        1,
+        write("x.jsonl", '{"text": 5}'),
+    ),
     Case('predict run ""', "Text 1 is empty. Write it, or leave it out."),
     *(
-        Case(f"predict run --file {name}", f"{name}, {place} has an empty text.", 1, write(name, content))
+        Case(
+            f"predict run --file {name}",
+            f"{name}, {place}, column 'text': expected a text, got \"",
+            1,
+            write(name, content),
+        )
         for name, place, content in (
-            ("x.txt", "line 300", 299 * "a film\n" + " \n"),
+            ("x.txt", "row 300", 299 * "a film\n" + " \n"),
             ("x.csv", "row 2", 'text,id\na film,1\n"",2\n'),
         )
     ),

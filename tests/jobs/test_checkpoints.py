@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from forgetfree.errors import UsageError
-from forgetfree.jobs import checkpoints, environment, unit
+from forgetfree.jobs import checkpoints, environment
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
-from forgetfree.jobs.directory import holdings
+from forgetfree.jobs.history import History
 from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.run_directory import holdings
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators
 
@@ -205,7 +206,7 @@ class Cut:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, task: str = "", phase: str = "", step: int = 0) -> None:
         self.steps: list[tuple[str, str, int]] = []
-        log_step, after = unit.History.log_step, FileCheckpoint.after
+        log_step, after = History.log_step, FileCheckpoint.after
 
         def logs(history: Any, at: str, name: Any, number: int, *args: Any) -> None:
             log_step(history, at, name, number, *args)
@@ -216,7 +217,7 @@ class Cut:
             if (task, phase, step) in self.steps:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(unit.History, "log_step", logs)
+        monkeypatch.setattr(History, "log_step", logs)
         monkeypatch.setattr(FileCheckpoint, "after", keeps)
         if task:
             monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
@@ -226,13 +227,13 @@ class Cut:
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which a step of training takes a second, and all else no time."""
-    now, log_step = [0.0], unit.History.log_step
+    now, log_step = [0.0], History.log_step
 
     def logs(history: Any, task: str, phase: Any, *args: Any) -> None:
         now[0] += phase != "evaluate"
         log_step(history, task, phase, *args)
 
-    monkeypatch.setattr(unit.History, "log_step", logs)
+    monkeypatch.setattr(History, "log_step", logs)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
 
@@ -331,7 +332,7 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
 ) -> None:
     run(config(strategy, "whole"))
 
-    log_step = unit.History.log_step
+    log_step = History.log_step
 
     def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
         log_step(history, task, phase, step, *args)
@@ -339,7 +340,7 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(unit.History, "log_step", stop)
+        patch.setattr(History, "log_step", stop)
         run(config(strategy, "cut"))
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
@@ -426,7 +427,7 @@ def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
     both = config("bitfit", "out").model_copy(update={"strategy": ("bitfit", "continual-ft")})
     out = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        log_step, count = unit.History.log_step, 0
+        log_step, count = History.log_step, 0
 
         def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
             nonlocal count
@@ -435,7 +436,7 @@ def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
             if count == 2:
                 raise KeyboardInterrupt
 
-        patch.setattr(unit.History, "log_step", stop)
+        patch.setattr(History, "log_step", stop)
         run(both)
     finished = (out / "bitfit" / "seed-0" / "outcome.json").read_bytes()
     versions = environment.versions()

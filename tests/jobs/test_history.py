@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.jobs.unit import History
+from forgetfree.jobs.history import History
 from forgetfree.options import build
 from forgetfree.registry import strategy
-from forgetfree.results.unit_folder import HISTORY
+from forgetfree.results.run_folder import HISTORY
 from forgetfree.testing import tiny_stream
 from forgetfree.training.monitor import Monitor, Stopwatch
 from forgetfree.training.training_options import rate_at
