@@ -492,20 +492,17 @@ class Execution(Options):
     progress: Any = option(None, "hears of all units, a Progress; none: silence")
     debug: bool = option(False, "let an unexpected exception of a unit through, instead of going on with the others")
 
-    @field_validator("jobs")
+    @field_validator("jobs", mode="before")
     @classmethod
-    def _number(cls, value: int | str | None) -> int | str | None:
-        return int(value) if isinstance(value, str) and value.isdigit() else value
-
-    @model_validator(mode="after")
-    def _check_jobs(self) -> Self:
-        if self.cluster is not None:
+    def _check_jobs(cls, value: Any) -> Any:
+        jobs = int(value) if isinstance(value, str) and value.isdigit() else value
+        if isinstance(jobs, str) and jobs != "auto":
             from forgetfree.jobs.cluster import check_cluster
 
-            check_cluster(self.cluster)
-        elif self.jobs not in (None, "auto") and not (isinstance(self.jobs, int) and self.jobs >= 1):
-            raise UsageError(f"--jobs must be auto, ray or at least 1, got {self.jobs}.")
-        return self
+            check_cluster(jobs)
+        elif jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs >= 1):
+            raise UsageError(f"--jobs must be auto, ray or at least 1, got {jobs}.")
+        return jobs
 
     @property
     def cluster(self) -> str | None:

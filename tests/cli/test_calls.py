@@ -132,11 +132,8 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     ("wrong", "line", "message"),
     [
         ({"strategies": ["grafting"]}, ["--strategy", "grafting"], "Unknown strategy 'grafting'"),
-        ({"device": "gpu"}, None, "Unknown --device 'gpu'. Did you mean 'cpu'? Known: auto, cpu"),
         ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "--seed names the same seed twice: 1, 1. Give each once."),
         ({"learning_rat": 1.0}, ["--set", "learning_rat=1.0"], "Did you mean 'learning_rate'?"),
-        ({"learning_rate": "fast"}, ["--set", "learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
-        ({"shots": 0}, ["--shots", "0"], "shots must be at least 1, got 0."),
         ({"optimizer": "torch.optim:Sgd"}, ["--set", "optimizer=torch.optim:Sgd"], "cannot be imported: module"),
         (
             {"optimizer": "sdg"},
@@ -147,26 +144,16 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     ],
 )
 def test_wrong_arguments_are_refused_in_the_same_words(
-    asked: Json, tmp_path: Path, capsys: Any, wrong: Json, line: list[str] | None, message: str
+    asked: Json, tmp_path: Path, capsys: Any, wrong: Json, line: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
         forgetfree.run("sst2", **(asked | {"strategies": ["continual-ft"]} | wrong), out=tmp_path / "out")
     assert message in str(refused.value)
     assert not (tmp_path / "out").exists()
-    if line:
-        flags = words(asked, "--strategy", "continual-ft", *line, "--out", str(tmp_path / "out"))
-        assert (
-            cli.main(
-                [
-                    "run",
-                    "sst2",
-                    *tiny.last_of_each(flags, "--shots", "--model", *(["--strategy"] * ("--strategy" in line))),
-                ]
-            )
-            == 2
-        )
-        said = capsys.readouterr().err
-        assert str(refused.value) in said
+    flags = words(asked, "--strategy", "continual-ft", *line, "--out", str(tmp_path / "out"))
+    last = tiny.last_of_each(flags, "--shots", "--model", *(["--strategy"] * ("--strategy" in line)))
+    assert cli.main(["run", "sst2", *last]) == 2
+    assert str(refused.value) in capsys.readouterr().err
 
 
 def test_signatures_name_every_option_with_its_type() -> None:
