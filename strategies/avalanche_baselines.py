@@ -69,7 +69,7 @@ class _LabelsApart:
     def update(self, strategy: Any, **kwargs: Any) -> None:
         data = strategy.experience.dataset
         if strategy.stream.scenario == "task":
-            first = sum(head.n_labels for head in strategy.stream.model.heads[: strategy.task.label])
+            first = sum(strategy.stream.model.readout_of(label).n_labels for label in range(strategy.task.label))
             data = data.update_data_attribute("targets", [first + int(y) for y in data.targets])
         with showing(strategy, data):  # rows keep their labels; only what groups them is another
             super().update(strategy, **kwargs)  # type: ignore[misc]  # of the buffer mixed into
@@ -164,7 +164,7 @@ class DER(
 
     def setup(self) -> None:
         """Make a memory that knows tasks."""
-        self.width = max(head.n_labels for head in self.model.heads)
+        self.width = max(self.stream.model.readout_of(task.label).n_labels for task in self.stream.tasks)
         self.storage_policy = _LogitsByTask(self.mem_size, adaptive_size=True)
         self.keep_beside(lambda: self.storage_policy)
 

@@ -55,7 +55,7 @@ class GraftOrigin:
         fingerprint: that of the base model's body, see `forgetfree.core.fingerprint.body_fingerprint`.
         sparsity: the share of the space that its region was allowed.
         architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
-        classes: the number of the head's class for each of the task's labels; for ``classifier`` only.
+        classes: for ``classifier``, the number of the head's class for each of the task's labels; empty: in their order.
         max_length: the longest row that was read, in tokens.
         network: what the base model computes apart from its weights, see `forgetfree.ledger.binding.network_of`; for
             ``classifier``, what the fine-tuned model computes. Empty if it is not known.

@@ -382,15 +382,13 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             if len(first) > 1:
                 return {}
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
-        headed = binding.readout == "classifier"
         origin = GraftOrigin(
             record.definition,
             binding.readout,
             "",
             self.fingerprint,
             entries / len(space),
-            architecture=binding.architecture if headed else "",
-            classes=tuple(range(len(record.definition.labels))) if headed else (),
+            architecture=binding.architecture if binding.readout == "classifier" else "",
             max_length=binding.max_length,
             network=binding.network,
             tokenizer=binding.tokenizer,

@@ -6,25 +6,25 @@ language models by label words; a token classifier by its linear layer at the fi
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import persistent_buffers
-from forgetfree.core.readout_model import POOLER, ReadoutKind, ReadoutModel, body_of
+from forgetfree.core.parameters import align_, persistent_buffers, tensors_of
+from forgetfree.core.readout_model import POOLER, ReadoutKind, body_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.heads import Head, head_names, linear_head, own_readout, reads_alike
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.model_files import TEXT_ENCODER, read_config, read_weights, weight_files
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import ClassifierModel, head_names
+from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
 
 #: The part of an architecture's name that names its head, how that is read, and the class that loads it.
@@ -43,23 +43,18 @@ class FineTunedModel:
     Attributes:
         architecture: its Hugging Face class.
         fingerprint: that of all its weights.
-        loaded: the pre-trained model with the fine-tuned model's readout; that may be its classification head.
-        model: the fine-tuned model, with all its own tensors.
-        head: the tensors of a linear readout, in the order of the task's labels; empty for other readouts.
+        loaded: the pre-trained model, with the kind of readout that the fine-tuned one has.
+        theta: θ_ft, ``(N,)``.
+        head: the tensors of the readout: of a linear one in the order of the task's labels; empty where label words are read.
         left_out: tensors that differ and are neither graftable nor of the head. A graft does not have them.
     """
 
     architecture: str
     fingerprint: str
     loaded: LoadedModel
-    model: ReadoutModel
+    theta: Tensor
     head: Mapping[str, Tensor]
     left_out: tuple[str, ...]
-
-    @property
-    def theta(self) -> Tensor:
-        """θ_ft, ``(N,)``."""
-        return self.model.space().flatten(self.model.backbone)
 
     def put_into(self, store: StateStore, key: str, pre: ModelState) -> None:
         """Put θ_ft and its readout into a store of fine-tuned models, as the one of a key.
@@ -116,8 +111,8 @@ def load_fine_tuned(
     config = read_config(directory, directory)
     # Label words need no classes; what the labels tell comes before any weight is loaded.
     classes = label_order(config.id2label, task, directory) if kind in ("classifier", "linear") else ()
-    own = "linear" if kind == "classifier" else kind
-    loaded = load_model(model, own, graftable=graftable, max_length=max_length, tasks=[task])
+    as_body = "linear" if kind == "classifier" else kind
+    loaded = load_model(model, as_body, graftable=graftable, max_length=max_length, tasks=[task])
     backbone, missing = read_weights(directory, loader, directory)
     if missing:
         raise ModelError(
@@ -140,20 +135,23 @@ def load_fine_tuned(
         for name, tensor in tensors.items()
         if not (name in graftable_names or re.search(POOLER, name) or torch.equal(tensor, others[name]))
     )
+    theta = space.flatten(body)
     if kind == "classifier":
+        align_(backbone)  # as what is apart from it: elsewhere in memory the last bits may be others
+        own = own_readout(backbone)
+        if own is None or not reads_alike(own, backbone, loaded.tokenizer("What is it?", return_tensors="pt")):
+            raise UsageError(
+                f"The head of {directory!r} computes something else apart from its body, so no graft of the body can be read "
+                "by it. Save the model as …ForTokenClassification."
+            )
         tokens: Any = loaded.model.tokens
-        tuned: ReadoutModel = ClassifierModel(backbone, tokens, classes, graftable=graftable)
-        # The pooler, which is the head's, stays the fine-tuned one.
-        pre_trained = copy.deepcopy(tuned)
-        body_of(pre_trained).load_state_dict(pre.state_dict(), strict=False)
-        loaded = replace(
-            loaded, model=pre_trained, readout="classifier", fingerprint=fingerprint_of(pre_trained.backbone)
-        )
-        return FineTunedModel(architecture, fingerprint, loaded, tuned, {}, left_out)
-    head = _linear_head(backbone, classes, loaded.model.hidden_size, directory) if classes else {}
-    tuned = copy.deepcopy(loaded.model)
-    tuned.backbone.load_state_dict(body.state_dict(), strict=False)
-    return FineTunedModel(architecture, fingerprint, loaded, tuned, head, left_out)
+        head = tensors_of(cast(nn.Module, own.layer))
+        tuned = TaskModel(body, tokens, "classifier", head=Head(architecture, classes, head), graftable=graftable)
+        body.load_state_dict(pre.state_dict(), strict=False)  # all but the pooler, which is the head's
+        loaded = replace(loaded, model=tuned, readout="classifier", fingerprint=fingerprint_of(body))
+    else:
+        head = _linear_head(backbone, classes, loaded.model.hidden_size, directory) if classes else {}
+    return FineTunedModel(architecture, fingerprint, loaded, theta, head, left_out)
 
 
 def _check_same_body(pre: Any, other: Any, model: str, directory: str) -> None:
@@ -232,15 +230,13 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
 
 def _linear_head(backbone: Any, order: tuple[int, ...], width: int, directory: str) -> dict[str, Tensor]:
     """Return the linear layer ``(n, width)`` outside a body, with rows in the order of the task's labels."""
-    state = backbone.state_dict()
-    named = {name: state[name] for name in head_names(backbone)}
-    layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in layer.items()}
-    if len(named) != 2 or shapes != {"weight": (len(order), width), "bias": (len(order),)}:
-        layers = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
+    _, layer = linear_head(backbone) or ("", None)
+    if layer is None or layer.weight.shape != (len(order), width):
+        state = backbone.state_dict()
+        layers = ", ".join(f"{name} {tuple(state[name].shape)}" for name in head_names(backbone))
         raise UsageError(
             f"The head of {directory!r} is not one linear layer on its body, of shape ({len(order)}, {width}): it has {layers}"
             ". Save the model as …ForSequenceClassification."
         )
     rows = list(order)
-    return {"weight": layer["weight"][rows].clone(), "bias": layer["bias"][rows].clone()}
+    return {name: tensor[rows].clone() for name, tensor in layer.state_dict().items()}

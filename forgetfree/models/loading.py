@@ -17,14 +17,15 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import DTYPES, ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout import Pooling, Readout
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
 from forgetfree.display import listed
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import LedgerError, ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.models.heads import HeadModel, classifier_class
+from forgetfree.models.heads import Head, classifier_class, make_head
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import (
     TEXT_ENCODER,
@@ -230,13 +231,21 @@ class LoadedModel:
         task_encoder: Encoder = kind.encoder(task, self)
         return task_encoder
 
-    def head(self, task: TaskDefinition) -> TaskHead:
-        """Return the readout of ``task`` in this model's vocabulary."""
-        kind, words = registry.kind(task.kind), list[int]()
+    def add_task(self, task: TaskDefinition, seed: int = 0, *, width: int | None = None) -> int:
+        """Add a task's readout to the model, and return its task label.
+
+        Args:
+            task: the task.
+            seed: of the first weights.
+            width: the number of logits, where they are of other tasks' labels, too; default: that of the task's.
+        """
+        kind, columns = registry.kind(task.kind), list[int]()
         if self.readout in BY_WORDS:
             kind.check_readout(task, self.readout)
-            words = label_word_ids(self.tokenizer, task.label_words, task.name)
-        return TaskHead(task.name, kind.outputs(task, self), tuple(words))
+            columns = label_word_ids(self.tokenizer, task.label_words, task.name)
+        elif (head := getattr(self.model, "head", None)) is not None:
+            columns = head.classes
+        return self.model.add_task(task.name, width or kind.outputs(task, self), columns, seed)
 
     @property
     def writes_apart(self) -> bool:
@@ -332,14 +341,11 @@ def load_model(
     )
     if kind == "generate":
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
+    how: dict[str, Any] = {"read_last": reads_last(config), "dropout": head_dropout(config), "graftable": graftable}
     if headed:
         classifier_class(architecture, backbone.config)
-        model: TaskModel = HeadModel(backbone, tokens, architecture)
-        kind = "classifier"
-    else:
-        model = TaskModel(
-            backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
-        )
+        kind, how["head"] = "classifier", Head(architecture)
+    model = TaskModel(backbone, tokens, kind, **how)
     return LoadedModel(called, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
@@ -356,6 +362,33 @@ def load_bound(name: str, ledger: Ledger) -> LoadedModel:
     if (binding := ledger.binding) is None:
         return load_model(name, **how)
     return load_model(name, binding.readout, max_length=binding.max_length, architecture=binding.architecture, **how)
+
+
+def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
+    """Return the readout of a ledger's task, with the tensors that its record keeps, for the body of a configuration.
+
+    Raises:
+        LedgerError: the record does not say how the task is read.
+    """
+    record = ledger.records[ledger.position(task)]
+    kind, architecture = (ledger.binding.readout, ledger.binding.architecture) if ledger.binding else ("linear", "")
+    tensors, definition = record.own_readout, record.definition
+    if kind == "classifier" and definition is not None:
+        labels = len(definition.labels)
+        return Readout(task, labels, make_head(architecture, config, labels, config.pad_token_id, tensors))
+    if kind == "classifier" or "weight" not in tensors:
+        raise LedgerError(missing_definition(task))
+    pooling: Pooling = "mean" if kind == "mean" else "last" if reads_last(config) else "first"
+    words = definition is not None and not registry.kind(definition.kind).one_label_a_row
+    return Readout.linear(task, tensors, "all" if words else pooling)
+
+
+def missing_definition(task: str) -> str:
+    """Return the sentence on a task whose record does not say what it is."""
+    return (
+        f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
+        "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
+    )
 
 
 @contextmanager

@@ -11,17 +11,15 @@ Five readouts of language models (paper, §3; what is frozen: A.1; prompts: A.2)
   each word's first token;
 - ``mean``: the same layer on the mean of all tokens' hidden states, special ones included.
 
-A model that was fine-tuned elsewhere may have one more, its own head: `ClassifierModel`. What a model needs besides token ids,
-such as the attention mask, follows from them: see
-`forgetfree.models.token_inputs`.
+A classifier that was trained elsewhere has one more, ``classifier``: its own head, see `forgetfree.models.heads.Head`. What a
+model needs besides token ids, such as the attention mask, follows from them: see `forgetfree.models.token_inputs`.
 
-``prompt``, ``causal`` and ``generate`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
+``prompt``, ``causal`` and ``generate`` add no tensor. Linear layers and heads belong to their tasks, and so to the ledger.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,10 +29,12 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout_model import BY_WORDS, POOLER, ReadoutKind, ReadoutModel, TaskHead, body_of, body_prefix
+from forgetfree.core.readout import HiddenRows, mean_of_tokens
+from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, body_of
 from forgetfree.core.trained import Batch
 from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
+from forgetfree.models.heads import Head, make_head
 from forgetfree.models.token_inputs import TokenInputs, TokenLayout, attention_of, moved_together
 
 #: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
@@ -47,8 +47,9 @@ class TaskModel(ReadoutModel):
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
-        readout: one of the five.
+        readout: one of the six.
         read_last: whether ``linear`` reads the last token rather than the first.
+        head: for ``classifier``: what the tasks' heads are of.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
     """
@@ -60,12 +61,15 @@ class TaskModel(ReadoutModel):
         readout: ReadoutKind,
         *,
         read_last: bool = False,
+        head: Head | None = None,
         dropout: float = 0.1,
         graftable: str | None = None,
         shared_readout: bool = False,
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
-        self.tokens, self.read_last = tokens, read_last
+        self.tokens, self.read_last, self.head = tokens, read_last, head
+        self.architecture = head.architecture if head else ""
+        self.pooling = "mean" if readout == "mean" else "last" if read_last else "first"
         last = read_last or readout in ("causal", "generate")
         self._position = tokens.last if last else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
@@ -77,6 +81,13 @@ class TaskModel(ReadoutModel):
         """The width of the hidden states."""
         config: Any = self.backbone.config
         return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
+
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module | None:
+        """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
+        if self.head is None:
+            return super().make_layer(name, n_labels, seed)
+        layer = make_head(self.head.architecture, self.backbone.config, n_labels, self.tokens.pad, self.head.tensors)
+        return layer.to(next(self.backbone.parameters()).dtype)
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
         """Return the arguments for the backbone, where ``x`` is."""
@@ -245,10 +256,12 @@ class TaskModel(ReadoutModel):
         at = texts[1].flatten().nonzero().squeeze(1)
         return TokenInputs(x, self._by_name(prompts, texts), at, False)
 
-    def features(self, x: Tensor | TokenInputs) -> Tensor:
-        """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
+    def features(self, x: Tensor | TokenInputs) -> Any:
+        """Return what the readouts read, see `Readout.forward`."""
         inputs = self.prepared(x)
         named = self._arguments(inputs)
+        if self.readout == "classifier":
+            return HiddenRows(self.backbone(**named).last_hidden_state, inputs.named["input_ids"], inputs.mask)
         if self.readout == "mean":
             return mean_of_tokens(self.backbone(**named).last_hidden_state, inputs.mask)
         if self.readout == "linear":
@@ -262,13 +275,6 @@ class TaskModel(ReadoutModel):
 def _read(states: Tensor, inputs: TokenInputs) -> Tensor:
     """Return the states ``(B, L, …)`` that the labels are read from ``(n, …)``."""
     return states.flatten(0, 1).index_select(0, inputs.at)
-
-
-def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the hidden states ``(B, L, H)`` of each row's tokens, without padding: ``(B, H)``."""
-    wide = hidden.to(at_least_float32(hidden.dtype))  # the sum of many tokens may not fit into half precision
-    weights = mask.to(wide.dtype).unsqueeze(-1)
-    return ((wide * weights).sum(1) / weights.sum(1)).to(hidden.dtype)
 
 
 #: Heads whose output is the logits. Other models scale or cap them (Gemma 2), and so are called as a whole.
@@ -289,50 +295,6 @@ def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], T
     config: Any = backbone.config
     head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]
-
-
-class ClassifierModel(TaskModel):
-    """A Hugging Face ``…ForSequenceClassification``, read by its own head, which does not change.
-
-    Args:
-        backbone: body and head.
-        tokens: the special ids of its tokenizer.
-        classes: the number of the head's class for each of the task's labels.
-        graftable: see `ReadoutModel`.
-    """
-
-    def __init__(
-        self, backbone: nn.Module, tokens: TokenLayout, classes: Sequence[int], *, graftable: str | None = None
-    ) -> None:
-        super().__init__(backbone, tokens, "classifier", graftable=graftable)
-        self.classes = tuple(classes)
-        config: Any = backbone.config
-        config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
-
-    def features(self, x: Tensor | TokenInputs) -> Tensor:
-        """Return the head's logits ``(B, C)``."""
-        logits: Tensor = self.backbone(**self._arguments(self.prepared(x))).logits
-        return logits
-
-    def read(self, features: Tensor, task: int) -> Tensor:
-        """Return the logits ``(B, n)`` in the order of the task's labels."""
-        return features[:, list(self.classes)]
-
-    @property
-    def architecture(self) -> str:
-        """The name of the Hugging Face class."""
-        return type(self.backbone).__name__
-
-    def head_tensors(self) -> dict[str, Tensor]:
-        """Return copies of the head's tensors, by their names in the backbone: what a pre-trained body lacks."""
-        named = self.backbone.state_dict(keep_vars=True)
-        return {name: named[name].detach().cpu().clone() for name in head_names(self.backbone)}
-
-
-def head_names(model: nn.Module) -> list[str]:
-    """Return the names of a Hugging Face model's tensors that lie outside its body, and of the body's pooler."""
-    prefix = body_prefix(model)
-    return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]
 
 
 def positions_of(backbone: nn.Module) -> int:
@@ -396,7 +358,7 @@ class ModuleModel(ReadoutModel):
         """The width of every readout: the network's own."""
         return self._head_layer[0].out_features
 
-    def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
         """Return a copy of the network's own layer, untrained; in float32 at least, so that no small step is rounded away."""
         layer = self._head_layer[0]
         return copy.deepcopy(layer).to(at_least_float32(layer.weight.dtype))

@@ -20,7 +20,6 @@ from forgetfree.files import StrPath, check_empty, new_directory, write_atomical
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import READOUT, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Parts, TaskNetwork
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.heads import HeadModel
 from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
@@ -120,16 +119,14 @@ def export_task(
     """
     definition, loaded = predictor.definition(task), predictor.loaded
     check_empty(Path(out))
-    origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
-    if isinstance(loaded.model, HeadModel):
-        classes = tuple(range(len(definition.labels)))
-        origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
+    how: dict[str, Any] = {"architecture": loaded.model.architecture, "max_length": loaded.max_length}
+    origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, **how)
     weights = predictor.weights
     if isinstance(weights, LedgerWeights) and weights.ledger.effect == "beside":
         with predictor.lock:
             if not merge:
                 write_beside(loaded, weights.ledger, definition.name, Path(out))
-                kind = getattr(loaded.model, "architecture", "") or type(loaded.model.backbone).__name__
+                kind = loaded.model.architecture or type(loaded.model.backbone).__name__
                 note = f"the base is as it was, and {LEDGER} is beside it; --merge writes a plain model."
                 return WrittenModel(Path(out), kind, kind, note=note)
             with merged(loaded, weights.ledger, definition.name) as plain:

@@ -95,9 +95,12 @@ def merged(loaded: LoadedModel, ledger: Ledger, task: str) -> Iterator[LoadedMod
         with quiet(transformers):
             plain_model(backbone).save_pretrained(directory)
             loaded.tokenizer.save_pretrained(directory)
-        architecture = getattr(loaded.model, "architecture", "")
         dtype: Any = str(backbone.dtype).removeprefix("torch.")
-        how: dict[str, Any] = {"max_length": loaded.max_length, "dtype": dtype, "architecture": architecture}
+        how: dict[str, Any] = {
+            "max_length": loaded.max_length,
+            "dtype": dtype,
+            "architecture": loaded.model.architecture,
+        }
         plain = load_model(directory, loaded.readout, **how)
         add_(part_named(plain.model, ledger.space), ledger, task)
         yield plain

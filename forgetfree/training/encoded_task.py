@@ -111,8 +111,7 @@ def encode_task(
     """
     definition, train = rows.task, sampled(rows, shots, seed)
     kind = kind_of(definition)
-    head = loaded.head(definition)
-    label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
+    label = loaded.add_task(definition, seed, width=labels.width)
     encoder = loaded.encoder(definition)
 
     def encode(part: Rows) -> EncodedRows:

@@ -373,15 +373,15 @@ class NeedsALayer(Plain):
     """Looks for a readout's tensors, which prompts have not."""
 
     def begin(self, task: Any) -> Training:
-        _ = self.model.readouts()[0]
+        _ = self.model.learned_readouts()[0]
         return super().begin(task)
 
 
 class NeedsTheTask(Plain):
-    """Looks for a readout by the task."""
+    """Looks for a layer of each task's own, with its weight and bias."""
 
     def answering(self, task: Any) -> Any:
-        _ = self.model.linears[str(task.label)]
+        _ = (tensors := self.model.learned_readouts()) and tensors[2 * task.label]
         return nullcontext()
 
 
@@ -422,8 +422,8 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         f"by learning sst2, got a list without qnli, ag_news, sst2, though it changed {ALL} (tensors that differ: {QUERY}, ",
     ],
     MovesAnotherReadout: [
-        "readouts: expected learning ag_news to leave the readout that answers qnli, got linears.0.weight, linears.0.bias "
-        "moved. Look at begin(), commit() and answering()"
+        "readouts: expected learning ag_news to leave the readout that answers qnli, got "
+        "readouts.0.layer.weight, readouts.0.layer.bias moved. Look at begin(), commit() and answering()"
     ],
     EmptyLedger: [
         "that do not, in encoder.layer.0.attention.self.query.weight, encoder.layer.0.attention.self.query.bias, "
@@ -434,7 +434,7 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     CannotLoad: ["save and load: expected no error, got FileNotFoundError: elsewhere.pt (test_testing.py:"],
     Forgetful: [
         "scenario=class: save and load: expected a new strategy to answer as the saved one did, got others, the answers for "
-        "qnli, ag_news (tensors that differ: linears.shared.weight, linears.shared.bias)."
+        "qnli, ag_news (tensors that differ: readouts.0.layer.weight, readouts.0.layer.bias)."
     ],
     DrawsGlobally: [f"seeds: expected the same result from the same seed, also after other draws {ANOTHER}"],
     MarksTheStream: [ANOTHER],
@@ -453,7 +453,7 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the answers for"
     ],
     CountsTestLabels: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
-    NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
+    NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got IndexError"],
     NeedsALayer: [
         "readout=prompt: two tasks trained and evaluated: expected no error, got IndexError: list index out of range"
     ],
