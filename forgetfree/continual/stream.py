@@ -70,7 +70,7 @@ class StreamModel(TaskModel, WithTaskLabels):
             model.backbone,
             model.tokens,
             model.readout,
-            read_last=model.read_last,
+            pooling=model.pooling,
             head=model.head,
             dropout=model.dropout,
             graftable=model._graftable,

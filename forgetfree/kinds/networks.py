@@ -140,9 +140,9 @@ def label_network(parts: Parts) -> TaskNetwork:
     """
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, backbone, own = origin.task, loaded.model.backbone, loaded.tokenizer
-    if origin.readout in BY_WORDS:
+    if origin.binding.readout in BY_WORDS:
         name_labels_(backbone.config, ())
-        prompt = origin.readout == "prompt"
+        prompt = origin.binding.readout == "prompt"
         words = ", ".join(f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
         where = f"at the mask of {task.template!r}" if prompt else f"after {task.causal_template!r}"
         loader = "AutoModelForMaskedLM" if prompt else "AutoModelForCausalLM"
@@ -173,7 +173,7 @@ def _classifying(parts: Parts) -> tuple[Any, Any]:
     if hasattr(config, "use_mems_eval"):
         config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
     name_labels_(config, task.labels, origin.classes)
-    if origin.readout == "classifier":
+    if origin.binding.readout == "classifier":
         return _classifier(config, parts.body, parts.readout, origin), tokenizer
     readout = linear_readout(parts, model.pooling)
     if tokenizer is None:
@@ -199,16 +199,16 @@ def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tenso
 
 def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
     """Return the sequence classifier whose head is the readout, with the base model's body."""
-    kind = classifier_class(origin.architecture, config)
-    if origin.network:  # what the head computes is not in the base model's
-        set_network_(config, origin.network)
+    kind = classifier_class(origin.binding.architecture, config)
+    if origin.binding.network:  # what the head computes is not in the base model's
+        set_network_(config, origin.binding.network)
     network = kind(config).float().eval()
     own = network.state_dict()
     lacking = sorted(own.keys() - readout.keys() - {f"{body_prefix(network)}{name}" for name in body})
     unknown = sorted(name for name, tensor in readout.items() if name not in own or own[name].shape != tensor.shape)
     if lacking or unknown:
         raise GraftError(
-            f"The graft's readout is no head of this {origin.architecture}: "
+            f"The graft's readout is no head of this {origin.binding.architecture}: "
             f"{f'{lacking[0]!r} is not in it' if lacking else f'its {unknown[0]!r} does not fit'}. Give the model that the "
             "graft was made from."
         )

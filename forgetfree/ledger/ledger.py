@@ -382,18 +382,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             if len(first) > 1:
                 return {}
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
-        origin = GraftOrigin(
-            record.definition,
-            binding.readout,
-            "",
-            self.fingerprint,
-            entries / len(space),
-            architecture=binding.architecture if binding.readout == "classifier" else "",
-            max_length=binding.max_length,
-            network=binding.network,
-            tokenizer=binding.tokenizer,
-            head=self.head,
-        )
+        share = entries / len(space)
+        origin = GraftOrigin(record.definition, "", self.fingerprint, share, binding, head=self.head)
         buffers = {name[cut:]: buffer for name, buffer in record.buffers.items()}
         return {"space": space, "readout": record.own_readout, "buffers": buffers, "origin": origin}
 

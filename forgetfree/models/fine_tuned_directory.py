@@ -20,7 +20,7 @@ from forgetfree.core.parameters import align_, persistent_buffers, tensors_of
 from forgetfree.core.readout_model import POOLER, ReadoutKind, body_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.heads import Head, head_names, linear_head, own_readout, reads_alike
+from forgetfree.models.heads import Head, own_readout, reads_alike
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.model_files import TEXT_ENCODER, read_config, read_weights, weight_files
 from forgetfree.models.state import ModelState, StateStore
@@ -135,23 +135,30 @@ def load_fine_tuned(
         for name, tensor in tensors.items()
         if not (name in graftable_names or re.search(POOLER, name) or torch.equal(tensor, others[name]))
     )
-    theta = space.flatten(body)
-    if kind == "classifier":
-        align_(backbone)  # as what is apart from it: elsewhere in memory the last bits may be others
-        own = own_readout(backbone)
-        if own is None or not reads_alike(own, backbone, loaded.tokenizer("What is it?", return_tensors="pt")):
-            raise UsageError(
-                f"The head of {directory!r} computes something else apart from its body, so no graft of the body can be read "
-                "by it. Save the model as …ForTokenClassification."
-            )
+    theta, head = space.flatten(body), dict[str, Tensor]()
+    if classes:
+        head = _head_apart(backbone, loaded.tokenizer, directory)
+    if kind == "linear":
+        head = {name: tensor[list(classes)] for name, tensor in head.items()}
+    elif kind == "classifier":
         tokens: Any = loaded.model.tokens
-        head = tensors_of(cast(nn.Module, own.layer))
         tuned = TaskModel(body, tokens, "classifier", head=Head(architecture, classes, head), graftable=graftable)
         body.load_state_dict(pre.state_dict(), strict=False)  # all but the pooler, which is the head's
         loaded = replace(loaded, model=tuned, readout="classifier", fingerprint=fingerprint_of(body))
-    else:
-        head = _linear_head(backbone, classes, loaded.model.hidden_size, directory) if classes else {}
     return FineTunedModel(architecture, fingerprint, loaded, theta, head, left_out)
+
+
+def _head_apart(backbone: Any, tokenizer: Any, directory: str) -> dict[str, Tensor]:
+    """Return the tensors of a fine-tuned classifier's head, see `own_readout`; raise ``UsageError`` if it has none."""
+    align_(backbone)  # as what is apart from it: elsewhere in memory the last bits may be others
+    own = own_readout(backbone)
+    if own is None or not reads_alike(own, backbone, tokenizer("What is it?", return_tensors="pt")):
+        raise UsageError(
+            f"The head of {directory!r} is not read from the body's last hidden states alone, or labels words by more than one "
+            "linear layer, so no graft of the body can be read by it. Save the model as another …ForSequenceClassification or "
+            "…ForTokenClassification."
+        )
+    return tensors_of(cast(nn.Module, own.layer))
 
 
 def _check_same_body(pre: Any, other: Any, model: str, directory: str) -> None:
@@ -226,17 +233,3 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
         f"--fine-tuned {directory!r} is {architectures or 'a model'} without a head, so nothing says how it answers. Save it "
         "with the head it was fine-tuned with: as …ForSequenceClassification, …ForMaskedLM or …ForCausalLM."
     )
-
-
-def _linear_head(backbone: Any, order: tuple[int, ...], width: int, directory: str) -> dict[str, Tensor]:
-    """Return the linear layer ``(n, width)`` outside a body, with rows in the order of the task's labels."""
-    _, layer = linear_head(backbone) or ("", None)
-    if layer is None or layer.weight.shape != (len(order), width):
-        state = backbone.state_dict()
-        layers = ", ".join(f"{name} {tuple(state[name].shape)}" for name in head_names(backbone))
-        raise UsageError(
-            f"The head of {directory!r} is not one linear layer on its body, of shape ({len(order)}, {width}): it has {layers}"
-            ". Save the model as …ForSequenceClassification."
-        )
-    rows = list(order)
-    return {name: tensor[rows].clone() for name, tensor in layer.state_dict().items()}

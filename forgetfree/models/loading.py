@@ -108,17 +108,18 @@ def body_loader(config: Any, name: str) -> str:
     return _ENCODER_DECODERS.get(config.model_type, "AutoModel")
 
 
-def reads_last(config: Any) -> bool:
-    """Return whether a linear readout reads a row's last token rather than its first.
+def pooling_of(readout: ReadoutKind, config: Any) -> Pooling:
+    """Return the states that a linear layer reads: the mean by ``mean``, else a row's first or last.
 
-    It does where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
+    It is the last where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
     encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = config.model_type
     causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in _masked_kinds()
-    return causal or language_model(config) == "causal" or _is_decoder(config) or kind in _ENCODER_DECODERS
+    last = causal or language_model(config) == "causal" or _is_decoder(config) or kind in _ENCODER_DECODERS
+    return "mean" if readout == "mean" else "last" if last else "first"
 
 
 def _is_decoder(config: Any) -> bool:
@@ -216,7 +217,8 @@ class LoadedModel:
     def binding(self) -> Binding:
         """Return what answers depend on besides weights."""
         max_length = 0 if self.tokenizer is None else self.max_length
-        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length)
+        network, architecture = network_of(self.model.backbone), self.model.architecture
+        return Binding(network, self.tokenizer_digest, self.readout, max_length, architecture)
 
     @property
     def pad(self) -> int:
@@ -291,7 +293,7 @@ def load_model(
     max_length: int | None = None,
     dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
-    architecture: str = "",
+    binding: Binding | None = None,
     quantised: bool = False,
 ) -> LoadedModel:
     """Load a pre-trained model.
@@ -307,7 +309,7 @@ def load_model(
             ``tasks``.
         dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
         tasks: that it is to learn; ``auto`` looks at their label words.
-        architecture: for the readout ``classifier``, the class that its heads are of.
+        binding: says readout and maximum length in place of ``readout`` and ``max_length``, and of which class heads are.
         quantised: whether the files' weights may be quantised.
 
     Raises:
@@ -315,6 +317,9 @@ def load_model(
         ModelError: the model is damaged, or has no head for the readout; or a part of one in memory is frozen, and
             ``graftable`` does not say what to train.
     """
+    architecture = ""
+    if binding is not None:
+        readout, max_length, architecture = binding.readout, binding.max_length, binding.architecture
     headed = readout == "classifier" and bool(architecture)
     if readout not in ("auto", *READOUTS) and not headed:
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
@@ -341,11 +346,11 @@ def load_model(
     )
     if kind == "generate":
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
-    how: dict[str, Any] = {"read_last": reads_last(config), "dropout": head_dropout(config), "graftable": graftable}
+    pooling, dropout, head = pooling_of(kind, config), head_dropout(config), None
     if headed:
         classifier_class(architecture, backbone.config)
-        kind, how["head"] = "classifier", Head(architecture)
-    model = TaskModel(backbone, tokens, kind, **how)
+        kind, head = "classifier", Head(architecture)
+    model = TaskModel(backbone, tokens, kind, pooling=pooling, head=head, dropout=dropout, graftable=graftable)
     return LoadedModel(called, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
@@ -358,10 +363,8 @@ def load_bound(name: str, ledger: Ledger) -> LoadedModel:
         name: see `load_model`.
         ledger: says in which dtype; for tasks beside the weights, these may be quantised.
     """
-    how: dict[str, Any] = {"dtype": ledger.dtype or dtype_of(ledger.space), "quantised": ledger.effect == "beside"}
-    if (binding := ledger.binding) is None:
-        return load_model(name, **how)
-    return load_model(name, binding.readout, max_length=binding.max_length, architecture=binding.architecture, **how)
+    dtype: Any = ledger.dtype or dtype_of(ledger.space)
+    return load_model(name, binding=ledger.binding, dtype=dtype, quantised=ledger.effect == "beside")
 
 
 def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
@@ -378,9 +381,8 @@ def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
         return Readout(task, labels, make_head(architecture, config, labels, config.pad_token_id, tensors))
     if kind == "classifier" or "weight" not in tensors:
         raise LedgerError(missing_definition(task))
-    pooling: Pooling = "mean" if kind == "mean" else "last" if reads_last(config) else "first"
     words = definition is not None and not registry.kind(definition.kind).one_label_a_row
-    return Readout.linear(task, tensors, "all" if words else pooling)
+    return Readout.linear(task, tensors, "all" if words else pooling_of(kind, config))
 
 
 def missing_definition(task: str) -> str:

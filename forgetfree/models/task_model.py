@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout import HiddenRows, mean_of_tokens
+from forgetfree.core.readout import HiddenRows, Pooling, mean_of_tokens
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, body_of
 from forgetfree.core.trained import Batch
 from forgetfree.data.prompts import prompt_of
@@ -48,7 +48,7 @@ class TaskModel(ReadoutModel):
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
         readout: one of the six.
-        read_last: whether ``linear`` reads the last token rather than the first.
+        pooling: the states that linear layers read.
         head: for ``classifier``: what the tasks' heads are of.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
@@ -60,17 +60,16 @@ class TaskModel(ReadoutModel):
         tokens: TokenLayout,
         readout: ReadoutKind,
         *,
-        read_last: bool = False,
+        pooling: Pooling = "first",
         head: Head | None = None,
         dropout: float = 0.1,
         graftable: str | None = None,
         shared_readout: bool = False,
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
-        self.tokens, self.read_last, self.head = tokens, read_last, head
+        self.tokens, self.pooling, self.head = tokens, pooling, head
         self.architecture = head.architecture if head else ""
-        self.pooling = "mean" if readout == "mean" else "last" if read_last else "first"
-        last = read_last or readout in ("causal", "generate")
+        last = pooling == "last" or readout in ("causal", "generate")
         self._position = tokens.last if last else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked
@@ -262,7 +261,7 @@ class TaskModel(ReadoutModel):
         named = self._arguments(inputs)
         if self.readout == "classifier":
             return HiddenRows(self.backbone(**named).last_hidden_state, inputs.named["input_ids"], inputs.mask)
-        if self.readout == "mean":
+        if self.pooling == "mean":
             return mean_of_tokens(self.backbone(**named).last_hidden_state, inputs.mask)
         if self.readout == "linear":
             return _read(self.backbone(**named).last_hidden_state, inputs)

@@ -77,12 +77,11 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             "that `forgetfree graft` or SingleTask.graft made."
         )
     check_empty(Path(out))
-    readout = "linear" if origin.readout == "classifier" else origin.readout
-    loaded = load_model(model, readout, max_length=origin.max_length, dtype=dtype_of(space))
+    bound, loaded = origin.binding, load_model(model, binding=origin.binding, dtype=dtype_of(space))
     graft.apply_(loaded.model)
-    if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
+    if bound.tokenizer and bound.tokenizer != loaded.tokenizer_digest:
         raise GraftError(
-            f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
+            f"The graft was made with another tokenizer than model {model!r} has: expected {bound.tokenizer[:12]}, got "
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
     origin = replace(origin, model=model)
@@ -119,8 +118,8 @@ def export_task(
     """
     definition, loaded = predictor.definition(task), predictor.loaded
     check_empty(Path(out))
-    how: dict[str, Any] = {"architecture": loaded.model.architecture, "max_length": loaded.max_length}
-    origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, **how)
+    binding = replace(loaded.binding(), network="")  # which the model that is written says itself
+    origin = GraftOrigin(definition, loaded.name, "", 0.0, binding)
     weights = predictor.weights
     if isinstance(weights, LedgerWeights) and weights.ledger.effect == "beside":
         with predictor.lock:
@@ -264,7 +263,7 @@ def model_card(
         **({"learned by": _code(strategy)} if strategy else {}),
         "class": f"`{made.loader}`",
         "readout": _shown(made.readout),
-        "rows": f"{origin.max_length:,} tokens at most, those of an answer included",
+        "rows": f"{origin.binding.max_length:,} tokens at most, those of an answer included",
         **{name: _shown(fact) for name, fact in said.items()},
         "licence": f"`{licence}`, that of the base model" if licence else "not known: the base model's card names none",
     }

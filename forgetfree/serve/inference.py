@@ -132,10 +132,8 @@ class Predictor:
             ledger = Ledger.load(source.file)
             loaded = load_bound(source.model, ledger)
         else:
-            assert source.binding is not None
-            readout, length = source.binding.readout, source.binding.max_length
             options: dict[str, Any] = {"graftable": source.graftable, "dtype": source.dtype}
-            loaded = load_model(source.model, readout, max_length=length, **options)
+            loaded = load_model(source.model, binding=source.binding, **options)
         loaded.model.to(find_device(device))
         features = None
         if source.task_inference == "lda":  # the model holds θ_pre now

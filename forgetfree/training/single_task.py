@@ -352,20 +352,10 @@ class SingleTask:
             sparsity: the share of the space that the region was allowed.
         """
         backbone, task, loaded = self.model.backbone, self.task.definition, self.loaded
-        architecture = self.model.architecture
-        origin = GraftOrigin(
-            task,
-            loaded.readout,
-            loaded.name,
-            body_fingerprint(backbone),
-            sparsity,
-            architecture=architecture,
-            classes=self.model.readout_of(self.task.label).columns if architecture else (),
-            max_length=loaded.max_length,
-            network=network_of(body_of(backbone)),
-            tokenizer=loaded.tokenizer_digest,
-            head=head_digest(backbone),
-        )
+        binding = replace(loaded.binding(), network=network_of(body_of(backbone)))
+        classes = self.model.readout_of(self.task.label).columns if binding.architecture else ()
+        fingerprint, head = body_fingerprint(backbone), head_digest(backbone)
+        origin = GraftOrigin(task, loaded.name, fingerprint, sparsity, binding, classes, head)
         changed = {
             name.removeprefix(body_prefix(backbone)): buffer
             for name, buffer in fine_tuned.buffers.items()

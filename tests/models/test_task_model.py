@@ -29,7 +29,7 @@ def make(kind: str, readout: str, *tasks: Task, causal: bool = False) -> tuple[T
     """A model of `tiny.KINDS` in evaluation mode, and its tokenizer."""
     backbone, tokenizer = tiny.build(kind)
     tokens = layout(tokenizer, types=kind.startswith("bert"))
-    model = TaskModel(backbone, tokens, readout, read_last=causal)  # type: ignore[arg-type]
+    model = TaskModel(backbone, tokens, readout, pooling="last" if causal else "first")  # type: ignore[arg-type]
     for task in tasks:
         model.add_task(*task)
     return model.eval(), tokenizer
