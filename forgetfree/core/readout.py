@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.parameters import at_least_float32, load_tensors_
+from forgetfree.core.parameters import at_least_float32
 
 #: The states that a linear layer reads: that of a row's ``first`` token, of its ``last``, their ``mean``, or ``all``.
 Pooling = Literal["first", "last", "mean", "all"]
@@ -65,19 +65,12 @@ class Readout(nn.Module):
     ) -> None:
         super().__init__()
         self.task, self.n_labels, self.columns, self.pooling = task, n_labels, tuple(columns), pooling
-        self.layer = layer
+        self.layer = nn.Module() if layer is None else layer
         self.dropout = nn.Dropout(dropout)
-
-    @classmethod
-    def linear(cls, task: str, tensors: Mapping[str, Tensor], pooling: Pooling) -> Readout:
-        """Return the readout of a linear layer with these tensors: ``weight`` ``(n, H)`` and ``bias`` ``(n,)``."""
-        layer = empty_linear(*reversed(tensors["weight"].shape))
-        load_tensors_(layer, tensors)
-        return cls(task, layer.out_features, layer, pooling=pooling)
 
     def misfit(self, tensors: Mapping[str, Tensor]) -> str:
         """Say how tensors do not fit the layer, by names and shapes; an empty text where they do."""
-        own = {} if self.layer is None else self.layer.state_dict()
+        own = self.layer.state_dict()
         expected, got = ({name: tuple(each.shape) for name, each in named.items()} for named in (own, tensors))
         return "" if expected == got else f"expected {expected}, got {got}"
 
@@ -98,7 +91,7 @@ class Readout(nn.Module):
         logits: Tensor = features
         if isinstance(self.layer, nn.Linear):
             logits = self.layer(self.dropout(features).to(self.layer.weight.dtype))  # a backbone may be narrower
-        elif self.layer is not None:
+        elif isinstance(features, HiddenRows):
             rows = {"input_ids": features.ids, "attention_mask": features.mask, "inputs_embeds": features.hidden}
             logits = self.layer(**rows).logits
         return logits[:, list(self.columns)] if self.columns else logits
@@ -117,9 +110,8 @@ def pooled(hidden: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
     if pooling == "mean":
         return mean_of_tokens(hidden, mask)
-    rows = torch.arange(len(hidden), device=hidden.device)
-    last = mask.shape[1] - 1 - mask.long().flip(1).argmax(1)
-    return hidden[rows, last if pooling == "last" else torch.zeros_like(rows)]
+    first, last = mask.long().argmax(1), mask.shape[1] - 1 - mask.long().flip(1).argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), last if pooling == "last" else first]
 
 
 def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:

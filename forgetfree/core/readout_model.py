@@ -139,17 +139,17 @@ class ReadoutModel(nn.Module):
         if name in self.task_names:
             raise TaskError(f"The model already reads out task {name!r}. Give the task another name.")
         if self.shared_readout and self.readouts:
-            layer = self.readout_of(0).layer
-        elif (layer := self.make_layer("shared" if self.shared_readout else name, n_labels, seed)) is not None:
-            layer = layer.to(next(self.backbone.parameters()).device)
-        readout = Readout(name, n_labels, layer, columns, self.pooling, self.dropout)
-        self.readouts.append(readout.train(self.training))
+            layer = self.readout_module(0)
+        else:
+            layer = self.make_layer("shared" if self.shared_readout else name, n_labels, seed)
+        readout = Readout(name, n_labels, layer, columns, self.pooling, self.dropout).train(self.training)
+        self.readouts.append(readout.to(next(self.backbone.parameters()).device))
         return len(self.readouts) - 1
 
-    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module | None:
-        """Return the untrained layer of a task's readout, where it has one."""
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
+        """Return the untrained layer of a task's readout, see `Readout`."""
         if self.readout not in LINEAR:
-            return None
+            return nn.Module()
         linear = empty_linear(self.hidden_size, n_labels)
         generator = torch.Generator().manual_seed(derive_seed(seed, "readout", name))
         nn.init.normal_(linear.weight, std=0.02, generator=generator)
@@ -182,8 +182,8 @@ class ReadoutModel(nn.Module):
         return cast(Readout, self.readouts[task])
 
     def readout_module(self, task: int) -> nn.Module:
-        """Return the layer that reads out a task, see `Readout`; without one, a module without parameters."""
-        return self.readout_of(task).layer or nn.Module()
+        """Return the layer that reads out a task, see `Readout`; for label words, it has no parameters."""
+        return self.readout_of(task).layer
 
     def learned_readouts(self) -> list[nn.Parameter]:
         """Return the parameters of all readouts that are learned, each once; a head of transformers' own is not."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import align_, persistent_buffers, tensors_of
@@ -158,7 +158,7 @@ def _head_apart(backbone: Any, tokenizer: Any, directory: str) -> dict[str, Tens
             "linear layer, so no graft of the body can be read by it. Save the model as another …ForSequenceClassification or "
             "…ForTokenClassification."
         )
-    return tensors_of(cast(nn.Module, own.layer))
+    return tensors_of(own.layer)
 
 
 def _check_same_body(pre: Any, other: Any, model: str, directory: str) -> None:

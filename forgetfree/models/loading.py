@@ -16,8 +16,8 @@ from torch import nn
 
 from forgetfree import registry
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import DTYPES, ParameterSpace
-from forgetfree.core.readout import Pooling, Readout
+from forgetfree.core.parameters import DTYPES, ParameterSpace, load_tensors_
+from forgetfree.core.readout import Pooling, Readout, empty_linear
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
@@ -373,16 +373,20 @@ def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
     Raises:
         LedgerError: the record does not say how the task is read.
     """
-    record = ledger.records[ledger.position(task)]
-    kind, architecture = (ledger.binding.readout, ledger.binding.architecture) if ledger.binding else ("linear", "")
+    record, binding = ledger.records[ledger.position(task)], ledger.binding or Binding("")
     tensors, definition = record.own_readout, record.definition
-    if kind == "classifier" and definition is not None:
+    if "weight" in tensors:
+        labels, width = tensors["weight"].shape
+        words = definition is not None and not registry.kind(definition.kind).one_label_a_row
+        pooling = "all" if words else pooling_of(binding.readout, config)
+        readout = Readout(task, labels, empty_linear(width, labels), pooling=pooling)
+    elif binding.readout == "classifier" and definition is not None:
         labels = len(definition.labels)
-        return Readout(task, labels, make_head(architecture, config, labels, config.pad_token_id, tensors))
-    if kind == "classifier" or "weight" not in tensors:
+        readout = Readout(task, labels, make_head(binding.architecture, config, labels, config.pad_token_id))
+    else:
         raise LedgerError(missing_definition(task))
-    words = definition is not None and not registry.kind(definition.kind).one_label_a_row
-    return Readout.linear(task, tensors, "all" if words else pooling_of(kind, config))
+    load_tensors_(readout.layer, tensors)
+    return readout
 
 
 def missing_definition(task: str) -> str:

@@ -81,7 +81,7 @@ class TaskModel(ReadoutModel):
         config: Any = self.backbone.config
         return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
 
-    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module | None:
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
         """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
         if self.head is None:
             return super().make_layer(name, n_labels, seed)

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout import Readout
 from forgetfree.core.readout_model import body_of
 from forgetfree.models.heads import TOLERANCE, sequence_classifier
@@ -42,8 +43,9 @@ def body_with(family: str) -> Any:
 def readout_of(hidden: Tensor, labels: int, largest: float) -> Readout:
     """A random readout with logits up to ``largest``, half of that from the bias."""
     weight, bias = torch.randn(labels, WIDTH), torch.linspace(-largest / 2, largest / 2, labels)
-    weight *= largest / 2 / (hidden @ weight.T).abs().max()
-    return Readout.linear("", {"weight": weight, "bias": bias}, "first")
+    readout = Readout("", labels, torch.nn.Linear(WIDTH, labels))
+    load_tensors_(readout.layer, {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias})
+    return readout
 
 
 @pytest.mark.sampled("DistilBert-2", "ModernBert-2")
