@@ -11,7 +11,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,17 +37,14 @@ class Head:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def make_head(
-    architecture: str, config: Any, labels: int, pad: int | None, tensors: Mapping[str, Tensor] | None = None
-) -> nn.Module:
-    """Return the head of one of transformers' classifiers, the layer of a `Readout`.
+def make_head(architecture: str, config: Any, labels: int, pad: int | None) -> nn.Module:
+    """Return the head of one of transformers' classifiers, the layer of a `Readout`; its tensors are still to be loaded.
 
     Args:
         architecture: the classifier's class.
         config: the configuration of the body.
         labels: how many outputs it has.
         pad: the token that fills short rows; none: there are no such rows.
-        tensors: by their names in the classifier; default: they are still to be loaded.
 
     Raises:
         ModelError: transformers has no such class, or it is one for other bodies.
@@ -58,8 +55,6 @@ def make_head(
         network = kind(config)
     setattr(network, network.base_model_prefix, _StandIn(network.base_model))
     head: nn.Module = network.to_empty(device="cpu").eval()
-    if tensors:
-        load_tensors_(head, tensors)
     return head
 
 
@@ -128,10 +123,10 @@ def own_readout(model: Any) -> Readout | None:
     if architecture.endswith("ForTokenClassification"):
         found = linear_head(model)
         return None if found is None else Readout("", labels, found[1], pooling="all")
-    body, state = cast(Any, body_of(model)), model.state_dict()
-    tensors = {name: state[name] for name in head_names(model)}
-    head = make_head(architecture, body.config, labels, model.config.pad_token_id, tensors)
-    return Readout("", labels, head.to(body.device, body.dtype))
+    body: Any = body_of(model)
+    head = make_head(architecture, body.config, labels, model.config.pad_token_id).to(body.device, body.dtype)
+    load_tensors_(head, model.state_dict())
+    return Readout("", labels, head)
 
 
 @torch.no_grad()

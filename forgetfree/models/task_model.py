@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.parameters import ParameterSpace, at_least_float32
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, load_tensors_
 from forgetfree.core.readout import HiddenRows, Pooling, mean_of_tokens
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, body_of
 from forgetfree.core.trained import Batch
@@ -85,7 +85,9 @@ class TaskModel(ReadoutModel):
         """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
         if self.head is None:
             return super().make_layer(name, n_labels, seed)
-        layer = make_head(self.head.architecture, self.backbone.config, n_labels, self.tokens.pad, self.head.tensors)
+        layer = make_head(self.head.architecture, self.backbone.config, n_labels, self.tokens.pad)
+        if self.head.tensors:
+            load_tensors_(layer, self.head.tensors)
         return layer.to(next(self.backbone.parameters()).dtype)
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
@@ -259,12 +261,11 @@ class TaskModel(ReadoutModel):
         """Return what the readouts read, see `Readout.forward`."""
         inputs = self.prepared(x)
         named = self._arguments(inputs)
-        if self.readout == "classifier":
-            return HiddenRows(self.backbone(**named).last_hidden_state, inputs.named["input_ids"], inputs.mask)
-        if self.pooling == "mean":
-            return mean_of_tokens(self.backbone(**named).last_hidden_state, inputs.mask)
-        if self.readout == "linear":
-            return _read(self.backbone(**named).last_hidden_state, inputs)
+        if self.readout not in BY_WORDS:
+            hidden = self.backbone(**named).last_hidden_state
+            if self.readout == "classifier":
+                return HiddenRows(hidden, inputs.named["input_ids"], inputs.mask)
+            return mean_of_tokens(hidden, inputs.mask) if self.pooling == "mean" else _read(hidden, inputs)
         body, head = (self.backbone, None) if self.writes_apart else _body_and_head(self.backbone)
         if head is None:  # the head cannot be called alone: compute all positions, then take one
             return _read(self.backbone(**named).logits, inputs)
