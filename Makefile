@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM = false
 # Modules are compiled once, when they are first imported: pip compiles all of them, which takes a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo results test check lint types fast slow all-tests nightly kill docs install lock newest clean
+.PHONY: demo results test check lint types fast slow all-tests nightly kill mutants docs install lock newest clean
 
 # A stream on the embedded model and data: a little over two minutes on two cores.
 DEMO_OUT ?= runs/demo
@@ -21,9 +21,9 @@ demo: $(BIN)/.installed
 
 # The tables and pictures of the result pages, from the committed CSV files: a test checks that nothing differs.
 results: $(BIN)/.installed
-	$(BIN)/python -m forgetfree.benchmarks.kept
-	$(BIN)/python -m forgetfree.benchmarks.pages
-	$(BIN)/python -m forgetfree.benchmarks.paper
+	$(BIN)/python -m benchmarks.kept
+	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m benchmarks.paper
 	$(BIN)/python docs/figures/first_task.py
 	$(BIN)/python docs/figures/score_by_bytes.py
 
@@ -52,15 +52,22 @@ slow: $(BIN)/.installed
 all-tests: $(BIN)/.installed
 	$(PYTEST) -m ""
 
-# Every case of every test, and the kills.
+# Every case of every test, the kills and the mutants.
 nightly: $(BIN)/.installed
 	$(PYTEST) -m "" --every-case
-	$(MAKE) kill VENV=$(VENV)
+	$(MAKE) kill mutants VENV=$(VENV)
 
 # Commands that are killed at every rename and at 100 random moments, and repeated: half an hour.
 MOMENTS ?= 100
 kill: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/kill --moments $(MOMENTS)
+
+# Small faults in the method's code, one at a time, and which of them the tests of core/ and ledger/ notice.
+# Of one file: make mutants MUTANTS='forgetfree.core.regions*'.
+MUTANTS ?= *
+mutants: $(BIN)/.installed
+	$(BIN)/mutmut run '$(MUTANTS)'
+	$(BIN)/mutmut results
 
 # The site, from docs/ and the code. Strict: a broken link or a page that the navigation lacks ends it.
 docs: $(BIN)/.installed
@@ -97,4 +104,4 @@ newest:
 	$(MAKE) fast VENV=$(NEWEST)
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(NEWEST) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims [--figures] [NAME [RUN ...]]``.
+"""Judge the claims of claims.md: ``python -m benchmarks.claims [--figures] [NAME [RUN ...]]``.
 
 The thresholds stand in claims.md alone; here stands how each quantity is measured.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from forgetfree.display import NULL
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.options import typed
 from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, interval
 from forgetfree.results.metrics import Floats
@@ -59,7 +59,7 @@ def claims(name: str) -> list[Claim]:
     """Return the claims of one table of claims.md.
 
     Raises:
-        ReportError: there is no such table.
+        RunError: there is no such table.
     """
     lines = re.findall(r"^\| (.+?) \| .+ \| ([<>=]) (\S+) (?:%|points) \|$", _section(name), re.MULTILINE)
     return [Claim(claim, compared, float(number) / 100) for claim, compared, number in lines]
@@ -75,11 +75,11 @@ def published(name: str) -> list[str]:
     """Return the files with the runs that judge the claims of a table.
 
     Raises:
-        ReportError: there are none yet.
+        RunError: there are none yet.
     """
     files = set_up(name).get("files")
     if files is None:
-        raise ReportError(f"No runs of {name} are published yet. Name run directories or CSV files after it.")
+        raise RunError(f"No runs of {name} are published yet. Name run directories or CSV files after it.")
     return [str(RESULTS / f"{file}.csv") for file in files.split(",")]
 
 
@@ -94,7 +94,7 @@ def _section(name: str) -> str:
     found = re.search(rf"^## {re.escape(name)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if found is None:
         known = ", ".join(re.findall(r"^## (\S+)$", text, re.MULTILINE))
-        raise ReportError(f"{CLAIMS.name} has no claims of {name!r}. It has those of: {known}.")
+        raise RunError(f"{CLAIMS.name} has no claims of {name!r}. It has those of: {known}.")
     return found[1]
 
 
@@ -107,7 +107,7 @@ class Runs:
         seeds: whose runs are judged; default: all.
 
     Raises:
-        ReportError: as `Results`.
+        RunError: as `Results`.
     """
 
     def __init__(self, paths: Sequence[str], seeds: Collection[str] | None = None) -> None:
@@ -128,7 +128,7 @@ class Runs:
             for label, units in results.units.items():
                 role = "withheld" if hidden else _role(next(iter(units.values())))
                 if role in self.strategies:
-                    raise ReportError(
+                    raise RunError(
                         f"Each strategy is judged in one configuration, got {', '.join(results.strategies)}. Leave some runs "
                         "out."
                     )
@@ -323,7 +323,7 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
         paths: of runs; default: those that are `published`.
 
     Raises:
-        ReportError: there is no such table, or the runs cannot be judged together.
+        RunError: there is no such table, or the runs cannot be judged together.
     """
     runs, found = _runs(name, paths), list[tuple[Claim, Interval | None, str]]()
     for claim in claims(name):
@@ -364,7 +364,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
         paths: of runs; default: those that are `published`.
 
     Raises:
-        ReportError: as `judged`.
+        RunError: as `judged`.
     """
     runs = _runs(name, paths)
     roles = [role for role in runs.strategies if role != "fine-tune"]
@@ -416,7 +416,7 @@ def _shown(found: Interval) -> str:
 
 def main() -> None:
     """Print the verdicts as markdown."""
-    parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.claims", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
     parser.add_argument(
         "name", nargs="?", help="a table of claims.md, such as main-job; default: all whose runs are published"
     )
@@ -429,7 +429,7 @@ def main() -> None:
         if arguments.figures:
             more = [figures(name, arguments.runs) for name in names]
             pages = [replace(page, tables=(*page.tables, each)) for page, each in zip(pages, more, strict=True)]
-    except ReportError as error:
+    except RunError as error:
         parser.exit(2, f"forgetfree: error: {error}\n")
     print("\n".join(render_page(page, "markdown") for page in pages))
 

@@ -1,4 +1,4 @@
-"""How often a 95 % interval holds the truth, simulated: ``python -m forgetfree.benchmarks.coverage``.
+"""How often a 95 % interval holds the truth, simulated: ``python -m benchmarks.coverage``.
 
 Two strategies learn with the same seeds and answer the same test rows. Rows are harder or easier for both, and for one of them
 with every seed; seeds are better or worse on every row; and there is chance of a row with a seed. Both strategies are equally

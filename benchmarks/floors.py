@@ -1,4 +1,4 @@
-"""Measure the floors of published runs anew: ``python -m forgetfree.benchmarks.floors [--probe] DATA FILE ...``.
+"""Measure the floors of published runs anew: ``python -m benchmarks.floors [--probe] DATA FILE ...``.
 
 No strategy is trained. The rows are those of the runs, by their seeds and shots; each CSV file gets the floors in its first
 line.
@@ -141,7 +141,7 @@ def measured(text: str, data: str, probe: bool) -> str:
 
 def main() -> None:
     """Write the floors of files anew."""
-    parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.floors", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.floors", description=__doc__)
     parser.add_argument("--probe", action="store_true", help="linear probes on the model, too: it reads every row once")
     parser.add_argument("data", help="the directory with the tasks")
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of runs")

@@ -1,4 +1,4 @@
-"""Weigh the ledgers of published runs anew: ``python -m forgetfree.benchmarks.kept``.
+"""Weigh the ledgers of published runs anew: ``python -m benchmarks.kept``.
 
 ``make results`` calls it. A CSV file tells how many entries each task owns, by layer and kind of parameter; as many, evenly
 drawn in these places, are weighed in the form that ledgers have today. So pages show the bytes of today's code, whenever a run
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forgetfree.benchmarks.claims import RESULTS
+from benchmarks.claims import RESULTS
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region, entry_tensors, stored_indices
 from forgetfree.json_file import parse_json

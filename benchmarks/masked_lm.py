@@ -1,4 +1,4 @@
-"""Give an encoder an LM head, so that prompts work: ``python -m forgetfree.benchmarks.masked_lm --data DIR --out DIR``.
+"""Give an encoder an LM head, so that prompts work: ``python -m benchmarks.masked_lm --data DIR --out DIR``.
 
 Use it where the only model at hand is ``minilm``, which has no LM head. It trains the encoder and a new head, tied to the
 word embeddings, on masked tokens (Devlin et al., 2019, §3.1) of the tasks' training texts, without their labels. Few
@@ -19,7 +19,8 @@ from transformers import DataCollatorForLanguageModeling, get_linear_schedule_wi
 
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.files import make_directory, refuse_used
+from forgetfree.files import make_directory
+from forgetfree.jobs.run_directory import refuse_used
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import read_config, read_tokenizer, read_weights
 

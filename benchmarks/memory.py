@@ -1,19 +1,18 @@
 """The memory of each phase: what tensors held at most, weights included.
 
-python -m forgetfree.benchmarks.memory [MODEL]
+python -m benchmarks.memory [MODEL]
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 
-from forgetfree.benchmarks.speed.measurement import PeakMemory
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model
@@ -23,7 +22,7 @@ from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions
 
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train")
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "mask": {"region_from": "mask"},
     "movement": {"region_from": "movement"},
     "gradient": {"region_from": "gradient"},
@@ -75,7 +74,7 @@ def table(name: str) -> list[str]:
 def ways() -> Iterator[tuple[str, ModelDtype, LocalizationOptions]]:
     """Yield each row of a table: what it is called, the dtype of the weights, and the options."""
     for dtype, (way, changes) in product(DTYPES, WAYS.items()):
-        options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
+        options = OPTIONS.model_copy(update=changes)
         yield way if dtype == "float32" else f"{way}, {dtype}", dtype, options
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of the result pages anew from the committed CSV files: ``python -m forgetfree.benchmarks.pages``.
+"""Write the tables of the result pages anew from the committed CSV files: ``python -m benchmarks.pages``.
 
 ``make results`` calls it. A page marks where a table stands, and what it is made of; a test holds the pages to it:
 
@@ -19,9 +19,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from forgetfree.benchmarks import claims, coverage
-from forgetfree.benchmarks.gpu import table as gpu
-from forgetfree.benchmarks.paper import overview
+from benchmarks import claims, coverage
+from benchmarks.gpu import table as gpu
+from benchmarks.paper import overview
 from forgetfree.display import NULL
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.report.run_report import lay_out

@@ -1,6 +1,6 @@
 """Score the ways to choose a region in `learning`, and LoRA of about as many bytes, on validation rows.
 
-    python -m forgetfree.benchmarks.picks DATA [--seed N …] [--out FILE]
+    python -m benchmarks.picks DATA [--seed N …] [--out FILE]
 
 DATA is a directory with sst2, mpqa and ag_news. Each line of the file is one training of one task alone, by a plain loop in
 `learning`; what the file has is not trained again. docs/results/recipe.md shows what came out.

@@ -1,6 +1,6 @@
 """Repeat a unit of a published run file, and compare its scores with the published ones.
 
-    python -m forgetfree.benchmarks.replay small --unit fine-tune/seed-0 --data demo
+    python -m benchmarks.replay small --unit fine-tune/seed-0 --data demo
 
 With the versions, threads and kind of processor that the file names, the scores must be equal to the bit; else each score after
 the last task must lie in the 95 % interval (Wilson's) that its test rows give the published one.
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
+from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.runs import Run, RunRecord, read_run
 from forgetfree.results.table import SCORE, Results
@@ -41,7 +41,7 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
 
     Raises:
         UnknownNameError: there is no such unit.
-        ReportError: data or model are not the published ones, or the unit failed.
+        RunError: data or model are not the published ones, or the unit failed.
         UsageError: an option of the published run is no longer there.
     """
     from forgetfree.jobs.config import prepared
@@ -61,7 +61,7 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
     found = run(config)
     if found["failed"]:
-        raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
+        raise RunError(f"{unit} failed: {found['failed'][0]['error']}")
     return compared(results, read_run(out), published, exactly=same_machine)
 
 
@@ -75,14 +75,14 @@ def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | N
     from forgetfree import registry
     from forgetfree.jobs.config import RunConfig, RunOptions
 
-    own, about = RunOptions.__dataclass_fields__, results.about
+    own, about = RunOptions.model_fields, results.about
     settings = {key: value for key, value in about.set.items() if key in own}
     settings.setdefault("test_limit", max(results.test_rows.values()))
     settings |= {"scenario": about.scenario, "evaluate_on": about.evaluated_on}
     settings["floors"] = "constant"  # no score depends on it
     if threads := run.facts.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
-    known = registry.strategy(run.strategy).Options.__dataclass_fields__
+    known = registry.strategy(run.strategy).Options.model_fields
     settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items() if key in known}
     return RunConfig(
         stream=about.stream,
@@ -129,7 +129,7 @@ def _check_same(results: RunRecord, about: Json) -> None:
         ("numbers of test rows", about["data"]["test_rows"], results.about.data.get("test_rows")),
     ):
         if ours != theirs:
-            raise ReportError(
+            raise RunError(
                 f"The published {what} and these differ: expected {theirs}, got {ours}. Give the same --data and --model."
             )
 
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Repeat, compare, and print both; return the exit code: 1 where scores differ."""
     known = ", ".join(sorted(path.stem for path in RESULTS.glob("*.csv")))
     parser = argparse.ArgumentParser(
-        prog="python -m forgetfree.benchmarks.replay",
+        prog="python -m benchmarks.replay",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -81,8 +81,9 @@ def _short(name: str, text: str, variants: dict[tuple[str, str, int], str]) -> s
     for unit in units:
         unit["variant"] = variants[name, unit["strategy"], unit["seed"]]
         kept.append({key: unit[key] for key in _UNIT if key in unit})
-    after = header.split(",").index("after")
-    last = [row for row in rows if row.split(",")[after] == str(len(setting["tasks"]))]
+    places = [header.split(",").index(column) for column in ("after", "task", "metric")]
+    wanted = [[str(len(setting["tasks"])), task, setting["metric"][task]] for task in setting["tasks"]]
+    last = [row for row in rows if [row.split(",")[place] for place in places] in wanted]
     return "\n".join([*(f"# {json.dumps(line)}" for line in kept), header, *last])
 
 

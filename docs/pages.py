@@ -28,17 +28,17 @@ ELSEWHERE = {
 }
 #: The pages of the API: what a page is about, and its modules.
 API = {
-    "forgetfree": ("What `import forgetfree` gives. Nothing heavy loads before a name is used.", ["forgetfree"]),
+    "forgetfree": ("The public names of `import forgetfree`. Heavy packages load only when needed.", ["forgetfree"]),
     "strategy": (
-        "The contract of a strategy, and what makes one of Avalanche's plugins. [Your own plug-in](../plug-in.md) uses it.",
-        ["forgetfree.continual.strategy", "forgetfree.continual.adapter"],
+        "The contract of a strategy, and the adapter for Avalanche's plugins. [Your own plug-in](../plug-in.md) explains both.",
+        [f"forgetfree.continual.{name}" for name in ("strategy", "strategy_parts", "adapter")],
     ),
     "kinds": (
-        "What a kind of tasks says: how its rows are read, answered and scored.",
+        "The contract of a kind of task: how its rows are read, predicted and scored.",
         ["forgetfree.kinds.kind", "forgetfree.data.rows"],
     ),
     "metrics": (
-        "From answers to scores, and from scores to the numbers of a stream.",
+        "From predictions to scores, and from scores to the metrics of a stream.",
         [f"forgetfree.results.{name}" for name in ("metrics", "learning_matrix", "answers")],
     ),
     "core": (
@@ -47,7 +47,7 @@ API = {
     ),
     "ledger": (
         "Which task owns which entry, and its value.",
-        ["forgetfree.ledger", "forgetfree.ledger.graft"],
+        [f"forgetfree.ledger.{name}" for name in ("ledger", "switch", "graft")],
     ),
     "testing": ("Checks for a strategy or a kind of your own.", ["forgetfree.testing"]),
 }
@@ -100,7 +100,7 @@ def command_line() -> str:
 
 def names() -> str:
     """What there is by name: each list of ``forgetfree list``, strategies with their options."""
-    parts = ["# Names and options", "What `forgetfree list` prints; a plug-in adds to it."]
+    parts = ["# Names and options", "This page shows the output of `forgetfree list`. Plug-ins add to it."]
     for what in LISTS:
         parts.append(f"## {what.capitalize()}")
         rows = listed(what)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from forgetfree.continual.stream import load_stream as load_stream
     from forgetfree.core.parameters import ParameterSpace as ParameterSpace
     from forgetfree.core.regions import Region as Region
-    from forgetfree.ledger import Ledger as Ledger
-    from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.ledger.graft import Graft as Graft
+    from forgetfree.ledger.ledger import Ledger as Ledger
     from forgetfree.ledger.mixed_batch import MixedBatchModel as MixedBatchModel
+    from forgetfree.ledger.switch import LedgerSwitch as LedgerSwitch
     from forgetfree.models.loading import load_model as load_model
     from forgetfree.results.learning_matrix import LearningMatrix as LearningMatrix
     from forgetfree.results.table import Results as Results
@@ -35,8 +35,8 @@ __version__ = "0.3.0.dev0"
 _HOME = {
     "Graft": "forgetfree.ledger.graft",
     "LearningMatrix": "forgetfree.results.learning_matrix",
-    "Ledger": "forgetfree.ledger",
-    "LedgerSwitch": "forgetfree.ledger",
+    "Ledger": "forgetfree.ledger.ledger",
+    "LedgerSwitch": "forgetfree.ledger.switch",
     "MixedBatchModel": "forgetfree.ledger.mixed_batch",
     "ParameterSpace": "forgetfree.core.parameters",
     "Predictor": "forgetfree.serve.inference",

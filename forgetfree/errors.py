@@ -210,16 +210,12 @@ class MetricError(ForgetfreeError):
     """A metric cannot be computed from this input."""
 
 
-class ReportError(ForgetfreeError):
-    """Results cannot be read or merged."""
-
-
 class HubError(ForgetfreeError):
     """The Hugging Face hub cannot be reached, or refuses."""
 
 
 class RunError(ForgetfreeError):
-    """A run directory cannot be written or continued."""
+    """A run directory cannot be read, written or continued, or its results cannot be merged with others."""
 
 
 class ConformanceError(ForgetfreeError):

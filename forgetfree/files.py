@@ -23,8 +23,6 @@ StrPath = str | os.PathLike[str]
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.unfinished")
 #: The numbers of errors of a disk without room, or a quota or limit that is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: In a job's directory while a process works in it.
-LOCK = ".lock"
 #: A directory in place of the user's cache.
 CACHE_VARIABLE = "FORGETFREE_CACHE"
 #: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
@@ -239,45 +237,6 @@ def free_directory(stream: str) -> str:
     while os.path.lexists(path):
         path, number = path.with_name(f"{name}-{number}"), number + 1
     return str(path)
-
-
-def check_begun(out: Path) -> None:
-    """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
-    if not os.path.lexists(out / "config.json") and not is_unused(out):
-        raise UsageError(
-            f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
-        )
-
-
-def refuse_used(out: Path, remedy: str = "Give another directory, or --resume to continue that run.") -> None:
-    """Raise ``UsageError``, which ends with ``remedy``, if a directory is there and not `is_unused`."""
-    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
-        held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
-        names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
-        raise UsageError(f"--out {brief(str(out), 200)} is not empty: it holds {names}. {remedy}")
-
-
-def is_unused(out: Path) -> bool:
-    """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
-    return out.is_dir() and all(
-        is_unfinished(path) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
-    )
-
-
-@contextmanager
-def exclusive(out: Path) -> Iterator[None]:
-    """Make a directory, unless it is there, and keep other processes out of it, inside; what was made and is empty goes."""
-    made = [each for each in (out, *out.parents) if not os.path.lexists(each)]
-    make_directory(out)
-    try:
-        with locked(out / LOCK, wait=False):
-            yield
-    except BlockingIOError as error:
-        raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
-    finally:
-        with suppress(OSError):  # one is not empty
-            for each in made:
-                each.rmdir()
 
 
 def check_place(path: Path, flag: str = "--out") -> None:

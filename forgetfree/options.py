@@ -1,33 +1,41 @@
-"""Options as frozen dataclasses: typed, bounded, described; filled from ``--set key=value``, a flag or a file.
+"""Options as pydantic models: typed, bounded, described; filled from Python, ``--set key=value``, a flag or a file.
 
-Pydantic reads and checks the values; the messages are ours.
+Pydantic reads and checks the values; the sentences are ours.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import math
 import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
+
+import pydantic
+from cyclopts import Group, Parameter
+from pydantic_core import PydanticKnownError
 
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import ValidationInfo
     from pydantic_core import ErrorDetails
 
-T = TypeVar("T")
+AnyOptions = TypeVar("AnyOptions", bound="Options")
 #: A function as an option: itself, or its name ``package.module:function``.
 Function = Callable[..., Any]
+#: A place as an option: a text, which the shell completes.
+if TYPE_CHECKING:
+    Place = str
+else:
+    Place = str | Path
 #: Where an option stands in the help of a command.
 HelpGroup = Literal["What to learn", "How to learn", "How to run"]
+GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
 #: The largest whole number that an option takes.
 _MOST = 2**31 - 1
 _BOUNDS = {
@@ -63,61 +71,98 @@ def option(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
-    flag: bool = False,
-    group: HelpGroup = "What to learn",
-    placeholder: str = "N",
+    group: HelpGroup | None = None,
+    placeholder: str | None = "N",
 ) -> Any:
-    """Return a dataclass field with all that is to be said of an option: meaning, bounds, and how the command line has it.
+    """Return the field of an option, with its meaning, its bounds, and its flag, if it has one.
 
     Args:
-        default: the default, or what makes it.
+        default: the default, or a function that makes it.
         help: what it means.
-        above: bound that the value must exceed, as pydantic names bounds.
+        above: bound that the value must exceed.
         at_least: lower bound.
-        at_most: upper bound.
-        flag: of what ``--set`` reaches: whether it has a flag of its own, too.
-        group: where the help of a command has it.
-        placeholder: what stands for its value in the help.
+        at_most: upper bound. Where a word may stand for the number, the type has the bounds:
+            ``Annotated[int, Field(ge=1)] | Literal["auto"]``.
+        group: the group of its flag in the help of a command; none: ``--set`` alone reaches it.
+        placeholder: what stands for its value there; none: its choices.
     """
-    bounds = {"gt": above, "ge": at_least, "le": at_most}
-    metadata: dict[str, Any] = {
-        "help": help,
-        "flag": flag,
-        "group": group,
-        "placeholder": placeholder,
-    }
-    metadata |= {name: bound for name, bound in bounds.items() if bound is not None}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    key = "default_factory" if callable(default) else "default"
+    how: dict[str, Any] = {key: default, "gt": above, "ge": at_least, "le": at_most}
+    field: Any = pydantic.Field(description=help, **how)
+    flag = (
+        {"group": GROUPS[group], "metavar": placeholder, "show_choices": placeholder is None}
+        if group
+        else {"parse": False}
+    )
+    field.metadata.append(Parameter(**flag))
+    return field
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Base of all options: checks types and bounds when it is made, and reports all faults together."""
+class Options(pydantic.BaseModel):
+    """Base of all options: reads texts, checks types and bounds when it is made, and reports all faults together.
 
-    def __post_init__(self) -> None:
-        if faults := faults_in(self):
-            raise OptionError(f"{'; '.join(faults)}.", faults)
+    >>> class Speed(Options):
+    ...     rate: float = option(0.1, "how fast", above=0)
+    >>> Speed(rate="0.5").rate
+    0.5
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, values: Any, handler: pydantic.ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        for name in values:
+            if name not in cls.model_fields:
+                raise UnknownNameError(f"option of {info.context or cls.__name__}", name, cls.model_fields)
+        try:
+            return cls._made(values, handler)
+        except OptionError as error:
+            raise OptionError(
+                f"Options of {info.context}: {error}" if info.context else str(error), error.parts
+            ) from None
+
+    @classmethod
+    def _made(cls, values: Mapping[str, Any], handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
+        """Return the options of values, or raise ``OptionError`` with all that is wrong with them."""
+        try:
+            return handler(values)
+        except pydantic.ValidationError as error:
+            faults = sentences(cls, error)
+            raise OptionError(f"{'; '.join(faults)}.", faults) from None
+
+    @pydantic.field_validator("*")
+    @classmethod
+    def _limited(cls, value: Any) -> Any:
+        if type(value) is int and value > _MOST:
+            raise PydanticKnownError("less_than_equal", {"le": _MOST})
+        return value
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        try:
+            return read_value(value, cls.model_fields[info.field_name or ""].annotation)
+        except OptionError as error:  # told with the others
+            raise ValueError(str(error)) from error
 
 
 def describe(options: type[Options]) -> list[dict[str, str]]:
     """Return name, type, default and help of every option, as a user would type them."""
-    hints = typing.get_type_hints(options)
     return [
         {
-            **{"name": each.name, "type": type_name(hints[each.name]), "default": typed(each.default)},
-            "help": each.metadata.get("help", ""),
+            **{"name": name, "type": type_name(field.annotation), "default": typed(field.default)},
+            "help": field.description or "",
         }
-        for each in dataclasses.fields(options)
+        for name, field in options.model_fields.items()
     ]
 
 
-def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
-    """Return ``options(**values)``, where values may still be text.
+def build(options: type[AnyOptions], values: Mapping[str, Any], owner: str) -> AnyOptions:
+    """Return ``options(**values)``; its errors name the owner.
 
     Args:
-        options: the dataclass.
+        options: the class.
         values: option names to values; texts are read as the option's type.
         owner: whose options they are, for messages.
 
@@ -125,20 +170,17 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
         UnknownNameError: no such option; lists the known ones.
         OptionError: a value of the wrong type or out of range.
     """
-    hints = typing.get_type_hints(options)
-    for name in values:
-        if name not in hints:
-            raise UnknownNameError(f"option of {owner}", name, hints)
-    try:
-        return options(**{name: read_value(value, hints[name]) for name, value in values.items()})
-    except OptionError as error:
-        raise OptionError(f"Options of {owner}: {error}", error.parts) from error
+    return options.model_validate(dict(values), context=owner)
 
 
 def read_value(value: Any, hint: Any) -> Any:
-    """Return what a text or a path, or each of several, says; what says nothing of the type stays, to be reported later."""
-    from pydantic import TypeAdapter, ValidationError
+    """Return the value that a text or a path, or each of several, stands for.
 
+    A text that is nothing of the type stays, to be reported later.
+
+    Raises:
+        OptionError: a function of the name cannot be imported.
+    """
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     is_one = isinstance(value, str) or not isinstance(value, Sequence)
     if typing.get_origin(hint) is tuple and is_one:
@@ -150,43 +192,32 @@ def read_value(value: Any, hint: Any) -> Any:
         return value
     if type(None) in _choices(hint) and value.lower() in ("none", "null"):
         return None
+    if ":" in value and Function in _choices(hint):
+        return function_named(value)
     try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError:
+        return pydantic.TypeAdapter(_unbounded(hint)).validate_python(value)
+    except pydantic.ValidationError:
         return value
 
 
-def faults_in(options: Any, show: Callable[[str], str] = str) -> list[str]:
-    """Check a frozen dataclass, and make of each value what its type says, e.g. 1.0 of 1.
+def sentences(options: type[Options], error: pydantic.ValidationError, show: Callable[[str], str] = str) -> list[str]:
+    """Return a phrase for each value that pydantic refused, as ``NAME must be …, got …``.
 
     Args:
-        options: an instance of the dataclass.
-        show: makes what a message calls an option of its name.
-
-    Returns:
-        What is wrong, each fault as ``NAME must be …, got …``.
+        options: the class.
+        error: what pydantic says of its values.
+        show: makes what a phrase calls an option of its name.
     """
-    from pydantic import ValidationError
-
-    faults: list[str] = []
-    for name, (adapter, hint) in _adapters(options.__class__).items():
-        value = getattr(options, name)
-        try:
-            if isinstance(value, str) and ":" in value and Function in _choices(hint):
-                value = function_named(value)
-            object.__setattr__(options, name, adapter.validate_python(value))
-        except OptionError as error:
-            faults.append(f"{show(name)}: {str(error).rstrip('.')}")
-        except ValidationError as error:
-            wrong = error.errors()
-            if _is_union(hint):  # a number out of bounds is none of the words beside it
-                wrong = [each for each in wrong if each["type"] in _BOUNDS] or wrong
-            faults += dict.fromkeys(
-                f"{show(name)} must be {_expected(each, hint)}, got {brief(each['input'])}" for each in wrong
-            )
-        except OverflowError:
-            faults.append(f"{show(name)} must be finite, got {math.inf}")
-    return faults
+    refused: dict[str, list[ErrorDetails]] = {}
+    for each in error.errors():
+        refused.setdefault(str(each["loc"][0]), []).append(each)
+    phrases: list[str] = []
+    for name, errors in refused.items():
+        hint = options.model_fields[name].annotation
+        if _is_union(hint):  # a number out of bounds is none of the words beside it
+            errors = [each for each in errors if each["type"] in _BOUNDS] or errors
+        phrases += dict.fromkeys(_phrase(show(name), each, hint) for each in errors)
+    return phrases
 
 
 def function_named(name: str) -> Function:
@@ -224,37 +255,13 @@ def by_name(value: Any) -> Any:
 
 def recorded(options: Options) -> dict[str, Any]:
     """Return options by name, for a file: functions by their names."""
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return {name: name_of_function(value) if callable(value) else value for name, value in values.items()}
-
-
-@cache
-def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
-    """Return what checks each option of a dataclass as it is: no text for a number, no number that is not finite."""
-    from pydantic import ConfigDict, Field, TypeAdapter
-
-    hints = typing.get_type_hints(options, include_extras=True)
-    adapters: dict[str, tuple[TypeAdapter[Any], Any]] = {}
-    for field in dataclasses.fields(options):
-        hint: Any = hints[field.name]
-        bounds = {name: bound for name, bound in field.metadata.items() if name in ("gt", "ge", "le")}
-        if int in _choices(hint):
-            bounds.setdefault("le", _MOST)
-        strict = ConfigDict(strict=True, allow_inf_nan=False)
-        bounded: Any = Annotated[hint, Field(**bounds)]
-        if _is_union(hint):
-            parts = typing.get_args(hint)
-            bounded = typing.Union[  # noqa: UP007 (of parts that are computed)
-                tuple(Annotated[part, Field(**bounds)] if part in (int, float) else part for part in parts)
-            ]
-        adapters[field.name] = TypeAdapter(bounded, config=strict), hint
-    return adapters
+    return {name: name_of_function(value) if callable(value) else value for name, value in options}
 
 
 def type_name(hint: Any) -> str:
     """Return a type as a user reads it, e.g. ``a number or none``."""
-    known = (_TYPE_NAMES.get(each) or _TYPE_NAMES.get(typing.get_origin(each), str(each)) for each in _choices(hint))
-    return " or ".join(known)
+    kinds = (each for each in _choices(hint) if each is not Path)  # read as a text
+    return " or ".join(_TYPE_NAMES.get(each) or _TYPE_NAMES.get(typing.get_origin(each), str(each)) for each in kinds)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -267,18 +274,29 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if origin is Literal else (hint,)
 
 
+def _unbounded(hint: Any) -> Any:
+    """Return a type without its bounds, so that a text beyond them is read, too."""
+    if typing.get_origin(hint) is Annotated:
+        return _unbounded(typing.get_args(hint)[0])
+    return typing.Union[tuple(map(_unbounded, typing.get_args(hint)))] if _is_union(hint) else hint  # noqa: UP007
+
+
 def _is_union(hint: Any) -> bool:
     """Return whether a value may have one of several types."""
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def _expected(error: ErrorDetails, hint: Any) -> str:
-    if error["type"] == "finite_number":
-        return "finite"
-    if error["type"] in _BOUNDS:
+def _phrase(name: str, error: ErrorDetails, hint: Any) -> str:
+    """Return what is wrong with one value of an option."""
+    kind = error["type"]
+    if kind == "value_error":
+        return f"{name}: {str(error['ctx']['error']).rstrip('.')}"
+    if kind == "finite_number":
+        expected = "finite"
+    elif kind in _BOUNDS:
         (bound,) = error["ctx"].values()
-        return (
-            f"{_BOUNDS[error['type']]} {bound:,}" if isinstance(bound, int) else f"{_BOUNDS[error['type']]} {bound:g}"
-        )
-    of_item = error["loc"] and typing.get_origin(hint) is tuple
-    return type_name(typing.get_args(hint)[0] if of_item else hint)
+        expected = f"{_BOUNDS[kind]} " + (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
+    else:
+        of_item = len(error["loc"]) > 1 and typing.get_origin(hint) is tuple
+        expected = type_name(typing.get_args(hint)[0] if of_item else hint)
+    return f"{name} must be {expected}, got {brief(error['input'])}"

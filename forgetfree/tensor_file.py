@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _Made = TypeVar("_Made")
-#: What safetensors calls the dtypes that files hold, by torch's name. It refuses all others.
-_DTYPES = {
+#: What safetensors calls the dtypes that files hold, by torch's names. It refuses all others.
+DTYPES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL"},
     **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8"},
     **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8"},
@@ -243,10 +243,9 @@ class StoredTasks:
         )
         if found.checksum != row.checksum:
             raise ValueError(f"{_of(row.task)} do not match their checksum")
-        for name, tensor in found.tensors.items():
-            numbers = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no isfinite
-            if tensor.is_floating_point() and not name.startswith("buffer/") and not bool(numbers.isfinite().all()):
-                raise ValueError(f"{_of(row.task)} hold NaN or infinity, in {brief(name)}")
+        kept = {name: tensor for name, tensor in found.tensors.items() if not name.startswith("buffer/")}
+        if damaged := not_finite(kept):
+            raise ValueError(f"{_of(row.task)} hold NaN or infinity, in {brief(damaged)}")
         return found
 
     def __iter__(self) -> Iterator[TaskTensors]:
@@ -305,13 +304,13 @@ def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterab
     for name, tensor in ordered:
         dtype = str(tensor.dtype).removeprefix("torch.")
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")
     yield text
     for _, tensor in ordered:
-        yield _bytes_of(tensor)
+        yield bytes_of(tensor)
 
 
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
@@ -322,11 +321,20 @@ def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = N
             digest.update(f"{key}={value}\n".encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, if there is one."""
+    for name, tensor in tensors.items():
+        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no isfinite
+        if tensor.is_floating_point() and not bool(numbers.isfinite().all()):
+            return name
+    return None
+
+
+def bytes_of(tensor: Tensor) -> Any:
     """Return the bytes of a tensor, which are not copied where it is on the CPU and contiguous."""
     import torch  # here, so that what only names a kind of file does not import it
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from avalanche.training import supervised
 
 from forgetfree.continual.adapter import TemplateStrategy
-from forgetfree.continual.strategy import EncodedTask, Training, undo_on_error
+from forgetfree.continual.strategy_parts import Training, undo_on_error
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -30,7 +30,6 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
         return self.everything_by_avalanche(task)
 
 
-@dataclass(frozen=True, kw_only=True)
 class JointOptions(TrainingOptions):
     """Options of `Joint` beside those of training."""
 

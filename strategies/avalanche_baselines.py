@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,10 +19,12 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
-from forgetfree.continual.strategy import EncodedTask, Stream, Training
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 # -- Rehearsal -------------------------------------------------------------------------------------------
@@ -87,7 +88,6 @@ class _GDumbPlugin(avalanche.GDumbPlugin):
         self.storage_policy = _BalancedBuffer(mem_size, adaptive_size=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GDumbOptions(TrainingOptions):
     """Options of GDumb's training."""
 

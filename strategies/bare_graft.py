@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Training
-from forgetfree.continual.strategy import TaskwiseOptions
+from forgetfree.continual.region_strategy import RegionStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.models.state import ModelState
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import LocalizationOptions
 
 #: The graft of a stream of one task, beside the ledger.
 GRAFT = "graft.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BareGraftOptions(TaskwiseOptions, LocalizationOptions):
     """Options of a graft without further training: of fine-tuning and localization."""
 

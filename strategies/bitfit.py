@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import RegionStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.regions import biases
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class BitFit(RegionStrategy):

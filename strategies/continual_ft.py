@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class ContinualFT(ContinualStrategy):

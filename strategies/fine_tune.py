@@ -8,19 +8,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from forgetfree.continual.strategy import (
-    ContinualStrategy,
-    EncodedTask,
-    TaskwiseOptions,
-    Training,
-    undo_on_error,
-)
-from forgetfree.continual.strategy_parts import tasks_named
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training, tasks_named, undo_on_error
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import read_json
 from forgetfree.models.state import ModelState, StateStore, check_keys
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class FineTune(ContinualStrategy):

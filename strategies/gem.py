@@ -11,7 +11,7 @@ from avalanche.training import plugins as avalanche
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import PluginStrategy, one_label_a_row
-from forgetfree.continual.strategy import Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Training
+from forgetfree.continual.region_strategy import RegionStrategy, SkillOptions
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraftRetrainOptions(SkillOptions):
     """Grafting's options, with regions trained from θ_pre."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
+from forgetfree.continual.region_strategy import RegionStrategy, SkillOptions
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraftingOptions(SkillOptions):
     """Grafting, and what is said at the end of the stream."""
 

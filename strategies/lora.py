@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,29 +15,24 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from forgetfree.continual.strategy import (
-    ContinualStrategy,
-    EncodedTask,
-    Stream,
-    TaskwiseOptions,
-    Training,
-    undo_on_error,
-)
-from forgetfree.continual.strategy_parts import tasks_named
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training, tasks_named, undo_on_error
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.core.parameters import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.ledger import changed_buffers
+from forgetfree.ledger.switch import changed_buffers
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, overlap, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.strategies.adapter_file import adapter_name, load_adapters, loaded_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdapterOptions(TrainingOptions):
     """Options of adapters and their training."""
 
@@ -58,12 +53,11 @@ class AdapterOptions(TrainingOptions):
 
 def adapter_training(options: AdapterOptions) -> TrainingOptions:
     """Return the options by which adapters are trained. ℓ1 has no part in it: what is trained is not θ."""
-    return replace(
-        options,
-        learning_rate=options.lora_learning_rate or 10 * options.learning_rate,
-        readout_learning_rate=options.readout_learning_rate or options.learning_rate,
-        l1=0.0,
-    )
+    rates = {
+        "learning_rate": options.lora_learning_rate or 10 * options.learning_rate,
+        "readout_learning_rate": options.readout_learning_rate or options.learning_rate,
+    }
+    return options.model_copy(update={**rates, "l1": 0.0})
 
 
 class AdapterStrategy(ContinualStrategy):
@@ -100,7 +94,6 @@ class AdapterStrategy(ContinualStrategy):
         return self.adapters.answering(task)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
     """Adapters, and a model per task."""
 
@@ -129,7 +122,6 @@ class LoRA(AdapterStrategy):
         return [learned] if self.stream.scenario == "task" else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OLoRAOptions(AdapterOptions):
     """Adapters, and how far they must keep apart."""
 

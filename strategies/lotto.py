@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.continual.region_strategy import RegionOptions
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
 from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoTTOOptions(RegionOptions):
     """Calibration, which is the fine-tuning, and sparse adaptation of the mask, which is the region."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -19,14 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.continual.region_strategy import EncodedTask, Region, RegionStrategy, Stream, Training
-from forgetfree.continual.strategy import TaskwiseOptions
+from forgetfree.continual.region_strategy import RegionStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
+from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import LocalizationOptions
 
 #: The ledger of the grafts that are merged.
@@ -86,14 +90,12 @@ def merged_graft(grafts: Sequence[Graft], theta_pre: Tensor, rule: Callable[[Ten
     return Graft(region, merged)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TaskArithmeticOptions(TaskwiseOptions):
     """Task arithmetic, with λ of Yadav et al. (2023, §4.2), where no validation rows choose it."""
 
     weight: float = option(0.4, "λ, by which the sum of the task vectors is multiplied", above=0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TiesOptions(TaskwiseOptions):
     """TIES, with λ and k of Yadav et al. (2023, §4.2)."""
 
@@ -101,7 +103,6 @@ class TiesOptions(TaskwiseOptions):
     density: float = option(0.2, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StitchOptions(TaskwiseOptions, LocalizationOptions):
     """Localize-and-Stitch."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from forgetfree.continual.region_strategy import EncodedTask, LedgerOptions, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import LedgerOptions, RegionStrategy
+from forgetfree.continual.strategy_parts import Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import weight_matrices
 from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 
 
-@dataclass(frozen=True, kw_only=True)
 class PackNetOptions(LedgerOptions):
     """Training, pruning, retraining."""
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from forgetfree.continual.region_strategy import EncodedTask, LedgerOptions, Region, RegionStrategy, Stream, Training
-from forgetfree.continual.strategy_parts import TaskRegion
+from forgetfree.continual.region_strategy import LedgerOptions, RegionStrategy
+from forgetfree.continual.strategy_parts import TaskRegion, Training
+from forgetfree.continual.stream import Stream
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
+from forgetfree.core.regions import Region
 from forgetfree.core.selection import floor_share
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask
 
 
-@dataclass(frozen=True, kw_only=True)
 class WSNOptions(LedgerOptions):
     """Training weights and masks together."""
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from forgetfree.testing.runs import tensors as everything
+from forgetfree.testing.trials import tensors as everything
 
 __all__ = ["assert_same", "different", "everything", "learn", "logits", "run_logits", "state_of"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.files import sha256, write_json
-from forgetfree.results.unit_folder import CONFIG, OUTCOME, RECORD, size_and_sha256
+from forgetfree.results.run_folder import CONFIG, OUTCOME, RECORD, size_and_sha256
 
 
 def write_config(run: Path, config: Mapping[str, Any]) -> None:

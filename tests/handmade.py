@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.results.report.run_report import to_csv
+from forgetfree.results.run_folder import Score
 from forgetfree.results.runs import RunRecord, frame_of, whole_run
 from forgetfree.results.table import Results
-from forgetfree.results.unit_folder import Score
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]

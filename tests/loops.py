@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import tiny
 import torch
-from compared import different
+from compared import different, state_of
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
 from forgetfree import Ledger
-from forgetfree.errors import ForgetfreeError
+from forgetfree.errors import ForgetfreeError, TrainingError
 from forgetfree.testing.tiny import bert_config, pre_trained
 from forgetfree.trainers.learning import Skill, answering, learning
 
@@ -70,6 +71,25 @@ def begun(model: nn.Module, ledger: Ledger, **arguments: Any) -> Skill:
     with pytest.raises(Ended), learning(model, ledger, "begun", **arguments) as skill:
         raise Ended
     return skill
+
+
+@contextmanager
+def refusing(model: nn.Module, *words: str, of: dict[str, Any] | None = None, **how: Any) -> Iterator[Skill]:
+    """A block that ends in an error with these words, and leaves the model as it was and its ledger without a task.
+
+    Args:
+        model: what is trained.
+        words: parts of the message.
+        of: arguments of the ledger.
+        how: those of the block.
+    """
+    ledger, before = Ledger.of_model(model, **of or {}), state_of(model)
+    with pytest.raises(TrainingError) as raised, learning(model, ledger, "one", **how) as skill:
+        yield skill
+    text = str(raised.value)
+    assert "\n" not in text and all(word in text for word in words), text
+    assert_same(model, before)
+    assert ledger.tasks == []
 
 
 def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from forgetfree.benchmarks.gpu.operations import launches
+from benchmarks.gpu.operations import launches
 
 
 class Operations(TorchDispatchMode):

@@ -11,7 +11,7 @@ import families
 
 import forgetfree
 from forgetfree.results.answers import TextAnswers
-from forgetfree.results.config_file import load_run
+from forgetfree.results.run_folder import load_run
 from forgetfree.results.runs import read_answers
 from forgetfree.tasks import TaskDefinition
 

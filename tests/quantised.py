@@ -24,8 +24,8 @@ from forgetfree.testing.tiny import pre_trained
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def llama() -> Any:
-    return LlamaForCausalLM(LlamaConfig(vocab_size=60, num_key_value_heads=2, **SIZES))
+def llama(layers: int = 2) -> Any:
+    return LlamaForCausalLM(LlamaConfig(vocab_size=60, num_key_value_heads=2, **SIZES | {"num_hidden_layers": layers}))
 
 
 def qwen2() -> Any:  # whose attention has biases

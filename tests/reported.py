@@ -12,9 +12,9 @@ import torch
 
 from forgetfree.errors import RunError
 from forgetfree.jobs.config import RunConfig
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.unit_folder import (
+from forgetfree.results.run_folder import (
     HISTORY,
     OUTCOME,
     PREDICTIONS,

@@ -1,4 +1,4 @@
-"""Three tasks beside sharded weights, in one process or in several: python sharded.py OUT."""
+"""Three tasks beside weights, whole in one process, or sharded in several: torchrun sharded.py OUT."""
 
 from __future__ import annotations
 
@@ -59,12 +59,19 @@ def learn(model: Any, rows: Any, out: str, rank: int, several: int) -> None:
         raise AssertionError("nobody noticed that the weights changed")
 
 
-def refuse(model: Any, rank: int) -> None:
-    """What is not told to leave the values whole."""
-    batch, ledger = texts(1)[0], Ledger.of_model(model, effect="beside")
+def learn_both(out: str, rank: int, several: int) -> None:
+    learn(pre_trained(llama), texts, f"{out}.texts", rank, several)
+    learn(classifier(), labelled, f"{out}.labels", rank, several)
+
+
+def refuse(model: Any, rank: int, effect: Any, *, early: bool = False) -> None:
+    """What is not told to leave the values whole, and regions that are written into parts, sharded inside or before."""
+    ledger = Ledger.of_model(model, effect=effect)
     try:
-        with learning(model, ledger, "task", batches=[batch], sparsity=0.05):
-            shard(model, set())(**batch)
+        if early:
+            shard(model, set())
+        with learning(model, ledger, "task", region_from="random", sparsity=0.05):
+            shard(model, set())(**texts(1)[0])
     except ForgetfreeError as error:
         if rank == 0:
             print(error)
@@ -73,8 +80,8 @@ def refuse(model: Any, rank: int) -> None:
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
     rank, several = distributed.get_rank(), distributed.get_world_size()
-    learn(pre_trained(llama), texts, f"{sys.argv[1]}.texts", rank, several)
-    learn(classifier(), labelled, f"{sys.argv[1]}.labels", rank, several)
-    if several > 1:
-        refuse(pre_trained(llama), rank)
+    learn_both(sys.argv[1], rank, several)
+    refuse(pre_trained(llama), rank, "beside")
+    refuse(pre_trained(llama), rank, "written")
+    refuse(pre_trained(llama), rank, "written", early=True)
     distributed.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from compared import everything, logits
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.continual.strategy import ContinualStrategy, Training
 
 #: Every strategy with momentum and decay, by which an entry moves without a gradient.
 SMALL: dict[str, Any] = {
@@ -41,11 +43,21 @@ SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+class Plain(ContinualStrategy):
+    """Trains everything, and answers with the one model, as it is."""
+
+    def begin(self, task: Any) -> Training:
+        return self.everything(task)
+
+    def answering(self, task: Any) -> Any:
+        return nullcontext()
+
+
 def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
     """A strategy; what is no option of any strategy is an argument of the constructor."""
     cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
-    everywhere = {key for each in OWN for key in registry.strategy(each).Options.__dataclass_fields__}
+    known = cls.Options.model_fields
+    everywhere = {key for each in OWN for key in registry.strategy(each).Options.model_fields}
     options = {key: value for key, value in (SMALL | OWN.get(name, {}) | changes).items() if key in known}
     rest = {key: value for key, value in changes.items() if key not in everywhere | set(known)}
     return cls(stream=stream, options=cls.Options(**options), seed=seed, **rest)

@@ -93,7 +93,7 @@ def stream(scenario: str, kind: str = "mlp", experiences: int = 3) -> Stream:
 def make(name: str, stream: Stream, **changes: Any) -> Any:
     """A strategy by name; of `OPTIONS`, those it has; what are not its options are arguments of the constructor."""
     cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
+    known = cls.Options.model_fields
     options = {key: value for key, value in (OPTIONS | changes).items() if key in known}
     rest = {key: value for key, value in changes.items() if key not in known}
     return cls(stream=stream, options=cls.Options(**options), **rest)

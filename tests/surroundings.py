@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.training.monitor import Monitor
 
 

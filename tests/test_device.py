@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from forgetfree import device
-from forgetfree.device import devices, find_device, give_device, processor_of
+from forgetfree.device import devices, find_device, give_device, processor_of, spread
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import RunConfig
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.options import build
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
@@ -99,6 +100,7 @@ def test_a_default_device_of_the_caller_changes_nothing(name: str, how: dict[str
 def test_each_process_takes_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
     monkeypatch.setattr(device, "_own_number", None)
+    assert [spread(name) for name in ("cuda:*", "cuda:1", "cuda", "cpu")] == [[0, 1], [], [], []]
     give_device(1)
     names = {"auto": "cuda:1", "cuda": "cuda:1", "cuda:*": "cuda:1", "cuda:0": "cuda:0", "cpu": "cpu"}
     assert {name: find_device(name) for name in names} == names

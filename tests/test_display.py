@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import forgetfree
 from forgetfree import display, options
 from forgetfree.cli.refusal import fail
 from forgetfree.display import escaped, json_text, stderr, tell, tell_note
@@ -36,6 +37,15 @@ REAL = [
 def test_examples_in_docstrings_are_true(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("name", sorted({*forgetfree.__all__} - {"__version__"}))
+def test_every_public_name_has_an_example_which_is_true(name: str) -> None:
+    (example, *_) = doctest.DocTestFinder(recurse=False).find(
+        public := getattr(forgetfree, name), name, globs={**vars(sys.modules[public.__module__])}
+    )
+    assert example.examples
+    assert not doctest.DocTestRunner().run(example).failed
 
 
 def test_real_text_is_shown_as_it_is() -> None:

@@ -192,8 +192,8 @@ def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
 
 
 def test_the_digits_are_those_of_the_committed_run() -> None:
-    from forgetfree.benchmarks.paper.rows import rows_of_csv
-    from forgetfree.benchmarks.vision.digits import table
+    from benchmarks.paper.rows import rows_of_csv
+    from benchmarks.vision.digits import table
 
     _, measured = rows_of_csv((RESULTS / "digits.csv").read_text(encoding="utf-8"))
     rows = [line for line in table(measured).splitlines() if line.startswith("|")]
@@ -204,8 +204,8 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 
 def test_the_runs_of_experiments_are_complete_and_drawn() -> None:
     """Those on test rows have a figure each; those that chose options were scored on validation rows."""
-    from forgetfree.benchmarks.paper import overview
-    from forgetfree.benchmarks.paper.experiment import read_rows
+    from benchmarks.paper import overview
+    from benchmarks.paper.experiment import read_rows
 
     tried = [read_rows(file)[0] for file in (overview.RESULTS / "choices").glob("*.csv")]
     assert tried and all(header["setting"]["evaluate_on"] == "validation" for header in tried)

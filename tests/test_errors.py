@@ -1,8 +1,9 @@
-"""Errors: their exit codes, and what an unknown name is told."""
+"""Errors: their exit codes, what an unknown name is told, and that other processes raise them."""
 
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -14,6 +15,15 @@ def test_wrong_usage_is_told_from_failure_by_the_exit_code() -> None:
     for cls in vars(errors).values():
         if inspect.isclass(cls) and issubclass(cls, ForgetfreeError):
             assert cls.exit_code == (2 if issubclass(cls, UsageError) else 1)
+
+
+def test_errors_come_back_from_other_processes_as_they_were() -> None:
+    of_their_own = {"UnknownNameError": ("task", "sst", ["sst2"]), "ConformanceError": ("mine", ["a fault"])}
+    for name, cls in vars(errors).items():
+        if inspect.isclass(cls) and issubclass(cls, ForgetfreeError):
+            error = cls(*of_their_own.get(name, ("What is wrong.",)))
+            back = pickle.loads(pickle.dumps(error))
+            assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(

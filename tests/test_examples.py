@@ -28,7 +28,9 @@ def test_the_document_quotes_the_example(file: str, language: str) -> None:
 
 
 def test_the_contract_table_names_hooks_that_there_are() -> None:
-    from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.strategy_parts import Training
+    from forgetfree.training.encoded_task import EncodedTask
 
     document = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
     contract = document.partition("\n## The contract\n")[2].partition("\n## ")[0]

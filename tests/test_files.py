@@ -12,16 +12,14 @@ from safetensors import SafetensorError
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import (
-    LOCK,
-    exclusive,
     is_unfinished,
     locked,
     make_directory,
     new_directory,
-    refuse_used,
     remove_unfinished,
     write_atomically,
 )
+from forgetfree.jobs.run_directory import LOCK, exclusive, refuse_used
 
 
 @pytest.mark.parametrize(("step", "error"), [("fsync", KeyboardInterrupt), ("replace", OSError), ("chmod", OSError)])

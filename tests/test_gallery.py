@@ -13,7 +13,7 @@ from test_site import CHROMIUM, ROOT
 
 from forgetfree import load_results, registry
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(share=0.2)]
 RESULTS = ROOT / "benchmarks" / "results"
 MAIN = RESULTS / "main-job.csv"
 
@@ -88,7 +88,7 @@ def test_what_is_no_run_is_refused_and_names_are_text(page: Any, tmp_path: Path)
     page.set_input_files("#file", wrong)
     page.locator("#told").filter(has_text="table.csv").wait_for()
     assert page.locator("#told").inner_text() == (
-        "table.csv is not shown: it is no csv of a run; write it by forgetfree report RUN --format csv."
+        "table.csv is not shown: it is not the csv file of a run; write one with forgetfree report RUN --format csv."
     )
     hostile = MAIN.read_text(encoding="utf-8").replace("continual-ft", "<img src=x onerror=alert(1)>")
     page.evaluate(

@@ -18,8 +18,8 @@ from hub_server import Hub, hub_server
 
 from forgetfree import Ledger, cli
 from forgetfree.errors import HubError, UsageError
-from forgetfree.ledger import Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Record
 
 
 @pytest.fixture

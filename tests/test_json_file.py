@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from forgetfree import json_file
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.json_file import MOST_DEPTH, check_fields, checked, is_number, parse_json, read_json
 
 
@@ -45,8 +45,8 @@ def test_a_file_that_cannot_be_read_is_the_readers_own_error(tmp_path: Path, mon
     path = tmp_path / "file.json"
 
     def message() -> str:
-        with pytest.raises(ReportError) as caught:
-            read_json(path, ReportError, "Make it again.", lambda value: check_fields("", value, {"a": int}))
+        with pytest.raises(RunError) as caught:
+            read_json(path, RunError, "Make it again.", lambda value: check_fields("", value, {"a": int}))
         return str(caught.value).removeprefix(str(path))
 
     assert message() == " cannot be read: No such file or directory. Make it again."

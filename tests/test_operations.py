@@ -18,8 +18,8 @@ from tape import Tape
 from torch.utils.checkpoint import checkpoint
 
 import forgetfree.training.step
-from forgetfree.benchmarks.gpu import bench as kit
-from forgetfree.benchmarks.speed.region_step import found_region, loss_of, whole
+from benchmarks.gpu import bench as kit
+from benchmarks.speed.region_step import found_region, loss_of, whole
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.selection import most_moved

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,7 +11,6 @@ from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.options import Options, build, describe, option
 
 
-@dataclass(frozen=True, kw_only=True)
 class Own(Options):
     rate: float = option(0.1, "how fast", above=0, at_most=1)
     steps: int | None = option(None, "how long", at_least=1)
@@ -75,7 +73,6 @@ def test_an_unknown_option_is_told_its_neighbour() -> None:
         build(Own, {"stps": "1"}, "own")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Several(Options):
     counts: tuple[Annotated[int, Field(ge=1)], ...] = option((), "how many")
 

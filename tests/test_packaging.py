@@ -26,12 +26,12 @@ import forgetfree
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-HOMES = {"forgetfree": "forgetfree", "strategies": "forgetfree.strategies", "benchmarks": "forgetfree.benchmarks"}
+HOMES = {"forgetfree": "forgetfree", "strategies": "forgetfree.strategies", "benchmarks": "benchmarks"}
 HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy", "pandas", "peft")
 
 
 def files(folder: str) -> Iterator[tuple[str, Path]]:
-    """Every module of a top folder and its file; the two links are not followed."""
+    """Every module of a top folder and its file; the link is not followed."""
     for path, folders, names in os.walk(ROOT / folder):
         folders[:] = [name for name in folders if not (Path(path) / name).is_symlink() and name != "__pycache__"]
         for name in names:
@@ -54,7 +54,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_the_package_list_is_what_is_on_disk() -> None:
     """Benchmarks are run from a checkout, and not installed."""
     packages = (module for module, path in MODULES.items() if path.name == "__init__.py")
-    on_disk = sorted(module for module in packages if not within(module, "forgetfree.benchmarks"))
+    on_disk = sorted(module for module in packages if not within(module, "benchmarks"))
     assert PROJECT["tool"]["setuptools"]["packages"] == on_disk
 
 
@@ -62,9 +62,8 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert [path for path in MODULES.values() if not (path.parent / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["strategies", "benchmarks"])
-def test_a_checkout_has_the_shape_of_an_installation(name: str) -> None:
-    assert os.readlink(ROOT / "forgetfree" / name) == f"../{name}"
+def test_a_checkout_has_the_shape_of_an_installation() -> None:
+    assert os.readlink(ROOT / "forgetfree" / "strategies") == "../strategies"
 
 
 # -- Imports ---------------------------------------------------------------------------------------------
@@ -129,12 +128,11 @@ ROOMS = (
 )
 COMMON = {
     "checkpoint",
-    "deferred",
     "device",
     "display",
     "errors",
     "files",
-    "hub",
+    "hub_file",
     "json_file",
     "options",
     "recipes",
@@ -150,7 +148,7 @@ def room(module: str) -> str:
     return module.removeprefix("forgetfree.").split(".")[0]
 
 
-LIBRARY = [m for m in MODULES if not within(m, "forgetfree.strategies") and not within(m, "forgetfree.benchmarks")]
+LIBRARY = [m for m in MODULES if not within(m, "forgetfree.strategies") and not within(m, "benchmarks")]
 
 
 def test_the_library_has_these_rooms_and_common_files() -> None:
@@ -201,15 +199,14 @@ def test_the_library_mocks_nothing() -> None:
     assert not importers("unittest") & set(LIBRARY)
 
 
-def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
+def test_the_library_finds_strategies_by_name_only_and_needs_no_benchmark() -> None:
     assert not importers("forgetfree.strategies") & set(LIBRARY)
-    assert importers("forgetfree.benchmarks") & set(LIBRARY) == set()
+    assert importers("benchmarks") & set(LIBRARY) == set()
 
 
 def test_strategies_and_benchmarks_never_import_each_other() -> None:
-    for one, other in (("strategies", "benchmarks"), ("benchmarks", "strategies")):
-        inside = {m for m in MODULES if within(m, f"forgetfree.{one}")}
-        assert importers(f"forgetfree.{other}") & inside == set()
+    for one, other in (("forgetfree.strategies", "benchmarks"), ("benchmarks", "forgetfree.strategies")):
+        assert importers(other) & {module for module in MODULES if within(module, one)} == set()
     siblings = [m for m in MODULES if m.startswith("forgetfree.strategies.")]
     for module in siblings:
         own = module.rpartition(".")[0] if within(module, "forgetfree.strategies.lora") else module
@@ -231,6 +228,64 @@ def test_listing_and_help_import_nothing_heavy() -> None:
     done = run("-c", code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[[0, True]] * 7, []]
+
+
+# -- Names -----------------------------------------------------------------------------------------------
+
+#: Modules that give names of others to users, on first use.
+DOORS = ("forgetfree", "forgetfree.testing")
+
+
+@functools.cache
+def defined(module: str) -> frozenset[str]:
+    """The names that a module itself defines at its top level."""
+    found = set[str]()
+    for node in ast.walk(ast.Module(top_level(MODULES[module]), [])):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return frozenset(found)
+
+
+def top_level(path: Path) -> list[ast.stmt]:
+    """The statements of a file, with nothing inside functions and classes."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            node.body = []
+    return body
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in DOORS])
+def test_a_name_is_imported_from_the_file_that_defines_it(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    elsewhere = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES and node.module not in DOORS
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in MODULES and alias.name not in defined(node.module)
+    }
+    assert elsewhere == set()
+
+
+def test_no_two_files_have_one_name() -> None:
+    """But that of a command."""
+    names = [path.name for module, path in MODULES.items() if within(module, "forgetfree") and room(module) != "cli"]
+    assert {name for name in names if names.count(name) > 1} == {"__init__.py"}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """But a table of a file and one of a page."""
+    names = [
+        node.name
+        for module in MODULES
+        if within(module, "forgetfree")
+        for node in top_level(MODULES[module])
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in names if names.count(name) > 1} <= {"Table", "Place"}
 
 
 # -- The surface -----------------------------------------------------------------------------------------
@@ -335,7 +390,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     for module, path in MODULES.items():
         shipped = packages.joinpath(*module.split("."))
         file = shipped / "__init__.py" if path.name == "__init__.py" else shipped.with_suffix(".py")
-        assert file.is_file() != within(module, "forgetfree.benchmarks")  # which are run from a checkout
+        assert file.is_file() != within(module, "benchmarks")  # which are run from a checkout
     assert (packages / "forgetfree" / "py.typed").is_file()
     forgetfree_ = environment / "bin" / "forgetfree"
     small = [

@@ -51,13 +51,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 STRATEGY = """
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import ClassVar
 from forgetfree.options import option
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.training.training_options import TrainingOptions
 
-@dataclass(frozen=True, kw_only=True)
 class OwnOptions(TrainingOptions):
     patience: int = option(3, "how long to wait", at_least=1)
 

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from forgetfree.benchmarks.gpu.unpacking import unpack
+from benchmarks.gpu.unpacking import unpack
 from forgetfree.errors import ForgetfreeError
 
-PROGRAM = "python -m forgetfree.benchmarks.gpu"
+PROGRAM = "python -m benchmarks.gpu"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     begun, options = time.monotonic(), parser().parse_args(arguments)
     try:
         if options.command == "pack":
-            from forgetfree.benchmarks.gpu.packing import pack
+            from benchmarks.gpu.packing import pack
 
             print(pack(options.directory, options.data, options.python, options.torch, not options.no_wheels))
             return 0
@@ -60,8 +60,8 @@ def _run(options: argparse.Namespace, until: float) -> int:
     missing = unpack(directory)
     import torch
 
-    from forgetfree.benchmarks.gpu.bench import Bench
-    from forgetfree.benchmarks.gpu.running import run_sections, sections_of
+    from benchmarks.gpu.bench import Bench
+    from benchmarks.gpu.running import run_sections, sections_of
     from forgetfree.device import find_device
 
     names = sections_of(options.only)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from forgetfree import __version__, load_model
-from forgetfree.core.parameters import DTYPES
 from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, plain_generation
@@ -96,7 +95,7 @@ class Bench:
         config = LlamaConfig(**shape, **ids, max_position_embeddings=2048, tie_word_embeddings=False)
         torch.manual_seed(0)
         before = torch.get_default_dtype()
-        torch.set_default_dtype(DTYPES[dtype])
+        torch.set_default_dtype(getattr(torch, dtype))
         try:
             with torch.device(self.device):
                 backbone: Any = (LlamaForCausalLM if readout == "generate" else LlamaModel)(config)

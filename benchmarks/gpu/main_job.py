@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults
-from forgetfree.benchmarks.gpu.units import Ways, unit
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, SectionResults
+from benchmarks.gpu.units import Ways, unit
 
 WAYS: Ways = {
     "fine-tune": ("fine-tune", {}),

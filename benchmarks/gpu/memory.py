@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
-from forgetfree.benchmarks.memory import peaks_of, ways
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, SectionResults, Value
+from benchmarks.memory import peaks_of, ways
 from forgetfree.recipes import ModelDtype
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions

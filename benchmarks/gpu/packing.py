@@ -19,15 +19,14 @@ from tempfile import TemporaryDirectory
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import forgetfree
-from forgetfree.benchmarks.gpu.superni import OTHER_TEXTS
-from forgetfree.benchmarks.gpu.unpacking import MANIFEST
+from benchmarks.gpu.superni import OTHER_TEXTS
+from benchmarks.gpu.unpacking import MANIFEST
 from forgetfree.data.streams import STREAMS
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import new_directory, sha256, write_json
 from forgetfree.models.location import WHEEL
 
-ROOT, PACKAGE = Path(__file__).resolve().parents[2], Path(forgetfree.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 #: What a machine with PyTorch has.
 THERE = {
     *("torch", "transformers", "peft", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy", "sacrebleu", "rich"),
@@ -62,7 +61,8 @@ def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheel
     """
     with TemporaryDirectory() as folder:
         staged = Path(folder)
-        shutil.copytree(PACKAGE, staged / "code" / "forgetfree", ignore=_no_code)
+        for folder in ("forgetfree", "benchmarks"):
+            shutil.copytree(ROOT / folder, staged / "code" / folder, ignore=_no_code)
         if data is not None:
             for task in tasks():
                 copy_rows(task, data, staged / "data" / task)
@@ -72,8 +72,8 @@ def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheel
 
 
 def _no_code(folder: str, names: list[str]) -> set[str]:
-    """Return what of a folder of the package is left out: caches, and scores that were published."""
-    published = Path(folder).relative_to(PACKAGE).parts[:1] == ("benchmarks",)
+    """Return the names in a folder that are left out: caches, and scores that were published."""
+    published = Path(folder).is_relative_to(ROOT / "benchmarks")
     return {name for name in names if name == "__pycache__" or (published and name == "results")}
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.bench import Bench, random_region, same
+from benchmarks.gpu.results import Measurement, SectionResults, Value, promise
+from benchmarks.speed.ledger_growth import ledger_of
 from forgetfree import LedgerSwitch, MixedBatchModel, registry
-from forgetfree.benchmarks.gpu.bench import Bench, random_region, same
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value, promise
-from forgetfree.benchmarks.speed.ledger_growth import ledger_of
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.checkpoints import pack, unpack
 from forgetfree.kinds.decoding import write_greedily
-from forgetfree.ledger import Composition
+from forgetfree.ledger.ledger import Composition
 from forgetfree.options import build
 from forgetfree.recipes import ModelDtype
 from forgetfree.training.encoded_task import predict

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forgetfree.errors import ReportError, first_line
+from forgetfree.errors import RunError, first_line
 from forgetfree.files import write_json
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ class SectionResults:
         here: the device, the size and the versions: what is measured here counts as finished on this device in this size alone.
 
     Raises:
-        ReportError: the file is damaged.
+        RunError: the file is damaged.
     """
 
     def __init__(self, path: Path, here: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ def read(path: Path) -> list[Json]:
     """Return the measurements in the file of a section.
 
     Raises:
-        ReportError: it is damaged.
+        RunError: it is damaged.
     """
     try:
         records: list[Json] = json.loads(path.read_text(encoding="utf-8"))["measurements"]
@@ -104,7 +104,7 @@ def read(path: Path) -> list[Json]:
             _ = each["name"], each["device"], each["size"], each["took"] + each["planned"]
             _ = each["error"] if "error" in each else [Value(**value) for value in each["values"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReportError(
+        raise RunError(
             f"{path} holds no measurements of a GPU: {type(error).__name__}, {first_line(error)}. Remove the file, and "
             "measure again."
         ) from error

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from forgetfree.benchmarks.gpu import main_job, memory, promises, superni, times, trainers
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Json, Measurement, SectionResults, Value
+from benchmarks.gpu import main_job, memory, promises, superni, times, trainers
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Json, Measurement, SectionResults, Value
 from forgetfree.errors import UnknownNameError, first_line
 
 #: The sections in the order in which they are worth most.
@@ -58,7 +58,7 @@ def run_sections(
         say: is told of each measurement.
 
     Raises:
-        ReportError: the file of a section is damaged.
+        RunError: the file of a section is damaged.
     """
     here, fine = bench.here, True
     say(f"{here['device']}; {here['versions']}")

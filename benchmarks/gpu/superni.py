@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults
-from forgetfree.benchmarks.gpu.units import Ways, unit
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, SectionResults
+from benchmarks.gpu.units import Ways, unit
 from forgetfree.files import CACHE_VARIABLE
 from forgetfree.models.location import fetch_smollm2
 

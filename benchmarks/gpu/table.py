@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forgetfree.benchmarks.gpu.results import Json, read
+from benchmarks.gpu.results import Json, read
 from forgetfree.display import NULL
 from forgetfree.results.report.page import Table
 

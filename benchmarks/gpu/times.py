@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from peft import LoraConfig
 
-from forgetfree.benchmarks.gpu.bench import Bench, random_region
-from forgetfree.benchmarks.gpu.operations import Launches
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
-from forgetfree.benchmarks.speed.measurement import alternate
-from forgetfree.benchmarks.speed.region_step import (
+from benchmarks.gpu.bench import Bench, random_region
+from benchmarks.gpu.operations import Launches
+from benchmarks.gpu.results import Measurement, SectionResults, Value
+from benchmarks.speed.measurement import alternate
+from benchmarks.speed.region_step import (
     adapted,
     all_of,
     found_region,

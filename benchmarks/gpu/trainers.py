@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, SectionResults, Value, promise
+from benchmarks.gpu.superni import unpack_smollm2
 from forgetfree import Ledger, answering, learning
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value, promise
-from forgetfree.benchmarks.gpu.superni import unpack_smollm2
 from forgetfree.models.loading import load_model
 
 #: Rows of a task and their tokens; steps on 8 of them each.

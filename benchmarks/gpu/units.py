@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import forgetfree
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, Value
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, Value
 from forgetfree.results.report.run_report import render
 
 #: What a rehearsal changes: two steps on few rows of the embedded data.

@@ -1,7 +1,7 @@
 """Print the report of runs of experiments, or draw their figures anew.
 
-    python -m forgetfree.benchmarks.paper FILE.csv …     # claims and tables
-    python -m forgetfree.benchmarks.paper                # the figures of docs/results/paper.md, of the runs that are committed
+    python -m benchmarks.paper FILE.csv …     # claims and tables
+    python -m benchmarks.paper                # the figures of docs/results/paper.md, of the runs that are committed
 
 A run file is called by its experiment; of a further run, with another model or readout, the name goes on after a dash. Those in
 ``choices`` were scored on validation rows, to choose options.
@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from forgetfree.benchmarks.paper.experiment import read_rows
-from forgetfree.benchmarks.paper.overview import EXPERIMENTS, run_files
-from forgetfree.benchmarks.paper.plots import save_figure
+from benchmarks.paper.experiment import read_rows
+from benchmarks.paper.overview import EXPERIMENTS, run_files
+from benchmarks.paper.plots import save_figure
 from forgetfree.results.report.page import render_page
 
 

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from peft import LoraConfig
 from torch import nn
 
-from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
-from forgetfree.benchmarks.paper.plots import look, panels
-from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
-from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, share_of, verdict
-from forgetfree.benchmarks.paper.setting import ADAMW, SMALL, Setting
+from benchmarks.paper.bottlenecks import bottlenecks
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.ood import TARGETS, target_rows
+from benchmarks.paper.plots import look, panels
+from benchmarks.paper.published import TABLE_6, TABLE_7
+from benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, share_of, verdict
+from benchmarks.paper.setting import ADAMW, SMALL, Setting
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data.examples import Examples
 from forgetfree.models.lora_adapters import LoraAdapters, targets
@@ -152,7 +152,7 @@ def adapted(
             fine_tune(
                 bench.model,
                 bench.task.train,
-                replace(options, l1=0.0),
+                options.model_copy(update={"l1": 0.0}),
                 steps=steps,
                 seed=seed,
                 on_step=on_step,

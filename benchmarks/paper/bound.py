@@ -33,11 +33,11 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 from torch import Tensor
 
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look, panels
-from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
-from forgetfree.benchmarks.paper.setting import SMALL
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import look, panels
+from benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
+from benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
 from forgetfree.data.rows import representative

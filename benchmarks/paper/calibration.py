@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look, panels
-from forgetfree.benchmarks.paper.rows import (
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import look, panels
+from benchmarks.paper.rows import (
     SCORE,
     Row,
     Unit,
@@ -24,7 +24,7 @@ from forgetfree.benchmarks.paper.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.benchmarks.paper.setting import SMALL
+from benchmarks.paper.setting import SMALL
 from forgetfree.models.state import ModelState
 from forgetfree.results.metrics import reliability
 from forgetfree.results.report.page import Table, percent

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forgetfree.benchmarks.paper.rows import Row, Unit
-from forgetfree.benchmarks.paper.setting import Setting
+from benchmarks.paper.rows import Row, Unit
+from benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
 from forgetfree.data.rows import TaskRows, representative
 from forgetfree.data.sources import load_task
@@ -160,11 +160,16 @@ class TunedTask:
 
     def learned(self, *sparsities: float) -> list[Region]:
         """Return γ by eqs. 3 and 4, or as ``region_from`` says, one for each sparsity."""
-        return [self.bench.region(self.fine_tuned, replace(self.options, sparsity=each)) for each in sparsities]
+        return [
+            self.bench.region(self.fine_tuned, self.options.model_copy(update={"sparsity": each}))
+            for each in sparsities
+        ]
 
     def salient(self, kind: Saliency, sparsity: float) -> Region:
         """Return a region that is not learned."""
-        return self.bench.region(self.fine_tuned, replace(self.options, region_from=kind, sparsity=sparsity))
+        return self.bench.region(
+            self.fine_tuned, self.options.model_copy(update={"region_from": kind, "sparsity": sparsity})
+        )
 
     def biases(self) -> list[Region]:
         """Return all biases as one region, in a list; an empty list where the model has none."""

@@ -11,11 +11,11 @@ from typing import ClassVar
 from matplotlib.figure import Figure
 
 import forgetfree
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look, panels
-from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, verdict
-from forgetfree.benchmarks.paper.setting import SMALL, Setting
+from benchmarks.paper.context import Context
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import look, panels
+from benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, verdict
+from benchmarks.paper.setting import SMALL, Setting
 from forgetfree.display import NULL
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.report.figures import legend
@@ -90,7 +90,7 @@ class Continual(Experiment):
                 "ece": float(results.values(run.strategy, run.seed, "ece")[-1, i]),
                 "learned": float(results.values(run.strategy, run.seed)[i + 1, i]),
                 "train_shots": shots,
-                "kept_bytes": run.facts.memory[-1],
+                "kept_bytes": run.facts.kept_bytes[-1],
                 "steps": run.facts.options["steps"],
             }
             for run in results.runs

@@ -1,6 +1,6 @@
 """An experiment of the paper as a script: units that are measured one by one, and what follows from all their rows.
 
-    python -m forgetfree.benchmarks.paper.calibration --data DIR --out runs/calibration
+    python -m benchmarks.paper.calibration --data DIR --out runs/calibration
 
 OUT/setting.json         what is measured with what; it must be the same when the command is given again
 OUT/units/NAME.json      the rows of a unit that has ended: they are not measured again
@@ -21,9 +21,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.rows import Row, Unit, rows_of_csv, rows_to_csv
-from forgetfree.benchmarks.paper.setting import Setting
+from benchmarks.paper.context import Context
+from benchmarks.paper.rows import Row, Unit, rows_of_csv, rows_to_csv
+from benchmarks.paper.setting import Setting
 from forgetfree.data.sources import default_data
 from forgetfree.device import find_device
 from forgetfree.errors import DataError, ForgetfreeError, RunError, UsageError
@@ -149,7 +149,7 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> int:
 def _parser(experiment: Experiment) -> argparse.ArgumentParser:
     usual = experiment.setting
     parser = argparse.ArgumentParser(
-        prog=f"python -m forgetfree.benchmarks.paper.{experiment.name.replace('-', '_')}",
+        prog=f"python -m benchmarks.paper.{experiment.name.replace('-', '_')}",
         description=f"{experiment.question} ({experiment.paper})",
     )
     parser.add_argument("--data", default=default_data(), help="as that of forgetfree run")
@@ -201,7 +201,7 @@ def measure(experiment: Experiment, context: Context) -> Page:
         DataError: there are no data.
         RunError: the directory was begun with another setting, model or data.
     """
-    from forgetfree.benchmarks.paper.plots import save_figure
+    from benchmarks.paper.plots import save_figure
 
     setting, out = context.setting, context.out
     needed = experiment.tasks(setting)

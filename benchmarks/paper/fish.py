@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.published import TABLE_8
-from forgetfree.benchmarks.paper.rows import (
+from benchmarks.paper.context import Context
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.published import TABLE_8
+from benchmarks.paper.rows import (
     SCORE,
     Row,
     Unit,
@@ -23,7 +23,7 @@ from forgetfree.benchmarks.paper.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.benchmarks.paper.setting import SMALL
+from benchmarks.paper.setting import SMALL
 from forgetfree.results.report.page import Table, percent
 
 REGIONS = ("learned", "fisher", "random")

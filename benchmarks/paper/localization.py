@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look, panels
-from forgetfree.benchmarks.paper.rows import (
+from benchmarks.paper.context import Context
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import look, panels
+from benchmarks.paper.rows import (
     SCORE,
     Row,
     Unit,
@@ -26,7 +26,7 @@ from forgetfree.benchmarks.paper.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.benchmarks.paper.setting import SMALL
+from benchmarks.paper.setting import SMALL
 from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.rows import (
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.rows import (
     SCORE,
     Row,
     Unit,
@@ -23,7 +23,7 @@ from forgetfree.benchmarks.paper.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.benchmarks.paper.setting import SMALL
+from benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.results.answers import label_answers

@@ -16,11 +16,11 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import panels
-from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
-from forgetfree.benchmarks.paper.setting import SMALL, Setting
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import panels
+from benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
+from benchmarks.paper.setting import SMALL, Setting
 from forgetfree.core.mask import learn_region
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
@@ -296,7 +296,7 @@ def purified(
     """
     first = benches[0]
     rows = min(options.mask_batch_size, *(len(bench.task.train) for bench in benches))  # every task counts the same
-    mask = replace(mask_options(options, rows, steps), steps=steps, evaluate_every=steps)
+    mask = mask_options(options, rows, steps).model_copy(update={"steps": steps, "evaluate_every": steps})
 
     def batches() -> Iterator[list[Batch]]:
         seeds = (derive_seed(bench.seed, "purify", bench.task.name) for bench in benches)

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import look, panels
-from forgetfree.benchmarks.paper.published import TABLE_7, cell
-from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
-from forgetfree.benchmarks.paper.setting import SMALL, Setting
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import look, panels
+from benchmarks.paper.published import TABLE_7, cell
+from benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
+from benchmarks.paper.setting import SMALL, Setting
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import representative
 from forgetfree.display import NULL

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.rows import (
+from benchmarks.paper.context import Context
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.rows import (
     SCORE,
     Row,
     Unit,
@@ -22,7 +22,7 @@ from forgetfree.benchmarks.paper.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.benchmarks.paper.setting import ADAMW, ADAMW_L1, SGD, SMALL, Setting
+from benchmarks.paper.setting import ADAMW, ADAMW_L1, SGD, SMALL, Setting
 from forgetfree.results.report.page import Table, percent
 
 OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")

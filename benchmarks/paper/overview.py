@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forgetfree.benchmarks.paper.adapters import Adapters
-from forgetfree.benchmarks.paper.bound import Bound
-from forgetfree.benchmarks.paper.calibration import Calibration
-from forgetfree.benchmarks.paper.continual import Continual
-from forgetfree.benchmarks.paper.experiment import Experiment, read_rows
-from forgetfree.benchmarks.paper.fish import Fish
-from forgetfree.benchmarks.paper.localization import Localization
-from forgetfree.benchmarks.paper.model_labels import ModelLabels
-from forgetfree.benchmarks.paper.multi_task import MultiTask
-from forgetfree.benchmarks.paper.ood import OutOfDistribution
-from forgetfree.benchmarks.paper.optimizers import Optimizers
-from forgetfree.benchmarks.paper.published import TABLE_1, TABLE_6, TABLE_8, cell
-from forgetfree.benchmarks.paper.rows import distinct, mean
-from forgetfree.benchmarks.paper.sparsity_curve import SparsityCurve
-from forgetfree.benchmarks.paper.what_fails import WhatFails
-from forgetfree.benchmarks.paper.where import Where
+from benchmarks.paper.adapters import Adapters
+from benchmarks.paper.bound import Bound
+from benchmarks.paper.calibration import Calibration
+from benchmarks.paper.continual import Continual
+from benchmarks.paper.experiment import Experiment, read_rows
+from benchmarks.paper.fish import Fish
+from benchmarks.paper.localization import Localization
+from benchmarks.paper.model_labels import ModelLabels
+from benchmarks.paper.multi_task import MultiTask
+from benchmarks.paper.ood import OutOfDistribution
+from benchmarks.paper.optimizers import Optimizers
+from benchmarks.paper.published import TABLE_1, TABLE_6, TABLE_8, cell
+from benchmarks.paper.rows import distinct, mean
+from benchmarks.paper.sparsity_curve import SparsityCurve
+from benchmarks.paper.what_fails import WhatFails
+from benchmarks.paper.where import Where
 from forgetfree.display import NULL
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.plots import curves, look
+from benchmarks.paper.plots import curves, look
 from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, cell, percent
 from forgetfree.results.runs import CONSTANT

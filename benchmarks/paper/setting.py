@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forgetfree.jobs.config import Readout
 from forgetfree.recipes import recipe_of
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 
@@ -33,7 +34,7 @@ class Setting:
     """
 
     model: str
-    readout: str
+    readout: Readout
     tasks: tuple[str, ...]
     shots: tuple[int, ...]
     seeds: tuple[int, ...]

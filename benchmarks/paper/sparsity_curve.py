@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.rows import (
+from benchmarks.paper.context import Context
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.rows import (
     SCORE,
     Row,
     Unit,
@@ -21,7 +21,7 @@ from forgetfree.benchmarks.paper.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.benchmarks.paper.setting import SMALL
+from benchmarks.paper.setting import SMALL
 from forgetfree.results.report.page import Table, percent
 
 REGIONS = ("learned", "movement", "random")

@@ -11,17 +11,17 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.plots import panels
-from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
-from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.parameters import layer_of, parameter_kind
+from benchmarks.paper.context import Context
+from benchmarks.paper.experiment import Claim, Experiment, main
+from benchmarks.paper.plots import panels
+from benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
+from benchmarks.paper.setting import SMALL
+from forgetfree.core.families import layer_of, role_of
 from forgetfree.core.regions import Region, distribution
 from forgetfree.results.report.figures import legend, styles
 from forgetfree.results.report.page import Table, percent
 
-BY = {"layer": layer_of, "kind": parameter_kind}
+BY = {"layer": layer_of, "kind": role_of}
 #: What figure 10 finds most of.
 KINDS_OF_CLAIM = ("value", "first feed-forward", "LayerNorm")
 

@@ -1,6 +1,6 @@
 """Measure how fast forgetfree is: ratios to plain PyTorch, to peers and to limits, one script a topic.
 
-    python -m forgetfree.benchmarks.speed [NAME …] [--turns N] [--threads N] [--json FILE]
+    python -m benchmarks.speed [NAME …] [--turns N] [--threads N] [--json FILE]
 
 Without a name, all of them run.
 """
@@ -18,8 +18,8 @@ from pkgutil import iter_modules
 
 import torch
 
-from forgetfree.benchmarks import speed
-from forgetfree.benchmarks.speed.measurement import Figure, measured
+from benchmarks import speed
+from benchmarks.speed.measurement import Figure, measured
 
 #: The scripts: each has a function ``figures(turns) -> list[Figure]`` and says in its first line what it measures.
 SCRIPTS = tuple(found.name for found in iter_modules(speed.__path__) if found.name not in ("__main__", "measurement"))
@@ -40,7 +40,7 @@ def table(figures: list[Figure]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.speed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCRIPTS)}; default: all")
     parser.add_argument("--turns", type=int, default=9, help="turns that count (default: 9)")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: 1)")

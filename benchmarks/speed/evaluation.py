@@ -1,6 +1,6 @@
 """The evaluation of a stream: answers that are proved unchanged are reused, in place of T² whole evaluations.
 
-python -m forgetfree.benchmarks.speed evaluation
+python -m benchmarks.speed evaluation
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.speed.measurement import Figure, ratio
 from forgetfree import registry
-from forgetfree.benchmarks.speed.measurement import Figure, ratio
 from forgetfree.continual.strategy import StreamAnswers
 from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.rows import TaskRows

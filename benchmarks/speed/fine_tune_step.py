@@ -1,6 +1,6 @@
 """A step of fine-tuning all of minilm, beside the same step with PyTorch's optimizers as they come.
 
-python -m forgetfree.benchmarks.speed fine_tune_step
+python -m benchmarks.speed fine_tune_step
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.benchmarks.speed.region_step import Batch, all_of, minilm_and_batches, our_step, plain_step, whole
+from benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.region_step import Batch, all_of, minilm_and_batches, our_step, plain_step, whole
 from forgetfree.core.trained import WholeTensors
 from forgetfree.training.training_options import TrainingOptions
 

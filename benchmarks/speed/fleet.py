@@ -1,6 +1,6 @@
 """A fleet of 1,024 grafts of one model in memory: requests of random tasks, beside requests of a single task.
 
-python -m forgetfree.benchmarks.speed fleet
+python -m benchmarks.speed fleet
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.benchmarks.speed.mixed_batch import demo_rows, mixed_model
+from benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.mixed_batch import demo_rows, mixed_model
 from forgetfree.models.loading import load_model
 
 FLEET = 1024

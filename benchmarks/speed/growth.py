@@ -1,6 +1,6 @@
 """How time grows with tasks, parameters and rows: seconds at each size, and the exponent between them.
 
-python -m forgetfree.benchmarks.speed growth
+python -m benchmarks.speed growth
 
 An exponent p says that the time grows as size^p: 0 not at all, 1 in proportion. It is the slope of the line through the
 logarithms. Steps of 1 and 8 billion parameters follow from those of smaller models: as much time a parameter.
@@ -19,16 +19,17 @@ from time import process_time
 
 import numpy as np
 
-from forgetfree.benchmarks.speed.ledger_growth import ENTRIES, encoder, ledger_of, next_records
-from forgetfree.benchmarks.speed.measurement import Figure
-from forgetfree.benchmarks.speed.region_step import all_of, found_region, our_step, region_step
+from benchmarks.speed.ledger_growth import ENTRIES, encoder, ledger_of, next_records
+from benchmarks.speed.measurement import Figure
+from benchmarks.speed.region_step import all_of, found_region, our_step, region_step
 from forgetfree.continual.stream import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data import demo
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.ledger import Ledger, LedgerSwitch, Record
+from forgetfree.ledger.ledger import Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.location import locate
 from forgetfree.training.step import plan, training_mode

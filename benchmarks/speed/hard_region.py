@@ -1,6 +1,6 @@
 """The hard region of 10 million scores, by the mask and by how far entries moved.
 
-python -m forgetfree.benchmarks.speed hard_region
+python -m benchmarks.speed hard_region
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.mask import hard_region
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved

@@ -1,6 +1,6 @@
 """Ledgers of 10 to 10,000 tasks: the time and the bytes of one task do not grow with the number of tasks.
 
-python -m forgetfree.benchmarks.speed ledger_growth
+python -m benchmarks.speed ledger_growth
 
 The model has 21.3 M graftable entries, and every task a random region of 2,000. "A task" of load and save is their time over
 the number of tasks; `forgetfree ledger verify` takes as long as load.
@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch
 
 TASKS = (10, 100, 1_000, 10_000)
 #: The entries of a region.

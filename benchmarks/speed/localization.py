@@ -1,13 +1,11 @@
 """Localizing a task, all of it, beside fine-tuning it; and the memory that the search takes.
 
-python -m forgetfree.benchmarks.speed localization
+python -m benchmarks.speed localization
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
+from benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model
 from forgetfree.training.single_task import SingleTask
@@ -39,6 +37,6 @@ def figures(turns: int = 9) -> list[Figure]:
         )
     pre = bench.pre.theta
     with PeakMemory(pre, fine_tuned.theta, *bench.model.parameters()) as peak:
-        bench.localized(fine_tuned, replace(options, mask_steps=1))
+        bench.localized(fine_tuned, options.model_copy(update={"mask_steps": 1}))
     vectors = peak.bytes / pre.nbytes
     return [*made, Figure("peak of a mask search beside model, θ_pre, θ_ft", vectors, at_most=3.0, limit=2.0, unit="N")]

@@ -1,6 +1,6 @@
 """A stream of 50 tasks, run as ``forgetfree run`` does: the time of a task does not grow with those before it.
 
-python -m forgetfree.benchmarks.speed long_stream
+python -m benchmarks.speed long_stream
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from forgetfree.benchmarks.speed.evaluation import small_tasks
-from forgetfree.benchmarks.speed.measurement import Figure
+from benchmarks.speed.evaluation import small_tasks
+from benchmarks.speed.measurement import Figure
 from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.learn import UnitWork, learn
-from forgetfree.jobs.unit import Unit
-from forgetfree.results.unit_folder import SCORES_FILE, Score, write_scores
+from forgetfree.jobs.run_directory import Unit
+from forgetfree.results.run_folder import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model
 from forgetfree.training.monitor import Monitor
 
@@ -52,7 +52,7 @@ def seconds_per_task(strategy: str) -> np.ndarray:
             write_scores(path, scores)
             times.append(time.perf_counter())
 
-        with patch("forgetfree.jobs.unit.write_scores", written):
+        with patch("forgetfree.jobs.checkpoints.write_scores", written):
             learn(work, unit, Monitor())
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)

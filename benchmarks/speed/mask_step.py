@@ -1,6 +1,6 @@
 """A step of the mask search (eqs. 3 and 4), beside a plain forward and backward pass and the inner loops of peers.
 
-python -m forgetfree.benchmarks.speed mask_step
+python -m benchmarks.speed mask_step
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.stream import Stream, load_stream
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel

@@ -112,7 +112,7 @@ def ratio(
 def measured(name: str, turns: int, threads: int) -> tuple[str, list[Figure]]:
     """Return what a script measures, in words, and its figures."""
     torch.set_num_threads(threads)
-    script = import_module(f"forgetfree.benchmarks.speed.{name}")
+    script = import_module(f"benchmarks.speed.{name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PEFT, among peers
         return (script.__doc__ or name).splitlines()[0], script.figures(turns)

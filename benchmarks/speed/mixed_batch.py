@@ -1,6 +1,6 @@
 """A batch with rows of eight tasks, beside one pass of the base model over the same rows.
 
-python -m forgetfree.benchmarks.speed mixed_batch
+python -m benchmarks.speed mixed_batch
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
-from forgetfree.ledger import Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Composition
+from forgetfree.ledger.ledger import Composition, Ledger, Record
 from forgetfree.ledger.mixed_batch import MixedBatchModel
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
 
 TASKS = 8

@@ -1,6 +1,6 @@
 """A training step of a region of minilm, its time and memory, beside steps of the whole model, of LoRA and of SHiRA in PEFT.
 
-python -m forgetfree.benchmarks.speed region_step
+python -m benchmarks.speed region_step
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peft import LoraConfig, ShiraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
+from benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.continual.stream import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast

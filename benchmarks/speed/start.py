@@ -1,6 +1,6 @@
 """The start of ``forgetfree predict``: the whole command, beside transformers alone on the same model and text.
 
-python -m forgetfree.benchmarks.speed start
+python -m benchmarks.speed start
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.measurement import Figure, alternate, ratio
 
 TEXT = "a joy from start to end"
 PLAIN = f"""

@@ -1,6 +1,6 @@
 """Switching one model in memory from task to task, compared with loading the task's weights.
 
-python -m forgetfree.benchmarks.speed switch
+python -m benchmarks.speed switch
 
 Where tasks stand alone, a switch restores θ_pre at one region and writes another; in a ledger of unions it does one of the two.
 The limit are these writes by themselves. PEFT's `set_adapter` changes no weights: its model computes the adapter at every
@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forgetfree.benchmarks.speed.ledger_growth import ledger_of
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.ledger_growth import ledger_of
+from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch
+from forgetfree.ledger.ledger import Composition, Ledger
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 
 _COMPOSITIONS: tuple[Composition, ...] = ("alone", "union")

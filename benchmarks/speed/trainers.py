@@ -1,6 +1,6 @@
 """Steps of `learning` in trainers of others, beside those of our own loop and of LoRA in the same trainer.
 
-python -m forgetfree.benchmarks.speed trainers
+python -m benchmarks.speed trainers
 
 It is CPU time, which a busy machine changes least. In trainers, a turn is a whole training, of which all steps but the first
 count. SmolLM2 takes part where it has been fetched.
@@ -32,9 +32,9 @@ from transformers import (
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from benchmarks.speed.measurement import Figure, PeakMemory, ratio
+from benchmarks.speed.region_step import found_region
 from forgetfree import Ledger, learning
-from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, ratio
-from forgetfree.benchmarks.speed.region_step import found_region
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region, grafted

@@ -1,6 +1,6 @@
 """Compare our training loop, with Avalanche's callbacks, with a bare PyTorch loop over the same batches.
 
-python -m forgetfree.benchmarks.speed training_loop
+python -m benchmarks.speed training_loop
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree import registry
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.stream import Stream, load_stream
 from forgetfree.data.rows import plan_batches
 from forgetfree.seeds import derive_seed

@@ -1,6 +1,6 @@
 """Threads of PyTorch that wait asleep, as the command line lets them (OMP_WAIT_POLICY), beside threads that spin.
 
-python -m forgetfree.benchmarks.speed waiting --threads 2
+python -m benchmarks.speed waiting --threads 2
 
 The policy is read when OpenMP is loaded, so each contender is a process of its own, and they take turns. What else a machine
 does meets them all. The least times of all turns are nearest to those of an idle machine.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from benchmarks.speed.measurement import Figure, alternate, ratio
 
 #: What is done in one turn, and how many times.
 WORK = {"a step of training": 1, "steps of a tiny model": 10, "one text": 2, "eight texts": 1}

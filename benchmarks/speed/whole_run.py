@@ -1,6 +1,6 @@
 """A run from its start to its report, floors included, beside plain PyTorch: the CPU time of whole processes.
 
-python -m forgetfree.benchmarks.speed whole_run
+python -m benchmarks.speed whole_run
 
 Both fine-tune minilm on one task, 200 steps of 8 rows in fp32 on one thread, and answer 1,000 test rows. The plain one takes
 AdamW and its batches as they come.
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from forgetfree.benchmarks.speed.measurement import Figure, ratio
+from benchmarks.speed.measurement import Figure, ratio
 from forgetfree.data import demo
 
 STEPS, TEST_ROWS = 200, 1000

@@ -1,6 +1,6 @@
 """All strategies on the three classic benchmarks, made from scikit-learn's digits (1,797 images of 8 × 8): no download.
 
-    python -m forgetfree.benchmarks.vision.digits [--seeds 0 1 2] [--steps 150] [--strategies ewc replay …] [--out FILE]
+    python -m benchmarks.vision.digits [--seeds 0 1 2] [--steps 150] [--strategies ewc replay …] [--out FILE]
 
 ``permuted`` (domain-incremental): 5 tasks of all 10 digits, each with its own order of pixels. ``split-task``
 (task-incremental) and ``split-class`` (class-incremental): 5 tasks of 2 digits each, in order. The network is Avalanche's
@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from benchmarks.paper.rows import rows_to_csv
 from forgetfree import registry
-from forgetfree.benchmarks.paper.rows import rows_to_csv
 from forgetfree.continual.stream import Stream, benchmark_stream
 from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_atomically

@@ -62,7 +62,7 @@ def picture(files: Sequence[str] = FILES) -> str:
     rows = ", ".join(f"{count:,}" for count in results.test_rows.values())
     seeds = " to ".join(map(str, sorted({len(results.units[label]) for label in labels})))
     parts = [
-        text(LEFT, 24, f"Average over {tasks} tasks, in %, by what is kept a task", "text", anchor="start"),
+        text(LEFT, 24, f"Average over {tasks} tasks, in %, by bytes stored per task", "text", anchor="start"),
         text(LEFT, 41, f"mean and 95 % interval, {seeds} seeds, {rows} test rows", "faint", anchor="start", size=11),
     ]
     for level in range(lowest, highest + 1, 2):
@@ -75,7 +75,7 @@ def picture(files: Sequence[str] = FILES) -> str:
         text(
             WIDTH - RIGHT,
             HEIGHT - 14,
-            "bytes kept a task, beside the pre-trained model",
+            "bytes stored per task, in addition to the pre-trained model",
             "faint",
             anchor="end",
             size=11,
@@ -108,7 +108,7 @@ def picture(files: Sequence[str] = FILES) -> str:
 
 def _bytes(runs: Sequence[Run]) -> float:
     """Return what is kept after the last task, the mean over seeds; NaN where it is not known."""
-    return float(np.mean([run.facts.memory[-1] if run.facts.memory else math.nan for run in runs]))
+    return float(np.mean([run.facts.kept_bytes[-1] if run.facts.kept_bytes else math.nan for run in runs]))
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 #: Task names, in order.
 STREAM = ("sst2", "qnli")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MyOptions(TrainingOptions):
-    """What `MyStrategy` takes beside the options of training."""
+    """Options of `MyStrategy`, in addition to those of training."""
 
     pull: float = option(0.01, "share of the way back to θ_pre at the end of each step", at_least=0, at_most=1)
 
@@ -30,7 +30,7 @@ class MyStrategy(ContinualStrategy):
     Options: ClassVar[type[TrainingOptions]] = MyOptions
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train everything, tensor by tensor on a leash."""
+        """Train every tensor, and pull each one back after every update."""
         anchors = self.space.views(self.pre_trained.theta.to(self.device))
         return self.everything(
             task, trained=Leashed(self.space.parameters(self.model.backbone), anchors, self.options.pull)
@@ -42,17 +42,17 @@ class MyStrategy(ContinualStrategy):
 
 
 class Leashed:
-    """Tensors that are trained where they stand, and pulled back after each update."""
+    """Tensors that are trained in place and pulled back towards their anchors after each update."""
 
     def __init__(self, tensors: list[nn.Parameter], anchors: list[Tensor], pull: float) -> None:
         self.parameters = self.touched = tensors
         self._anchors, self._pull = anchors, pull
 
     def collect(self) -> None:
-        """The gradients are where the optimiser looks for them."""
+        """Do nothing: the optimiser reads the gradients from the tensors themselves."""
 
     @torch.no_grad()
     def write(self) -> None:
-        """Go some of the way back."""
+        """Pull each tensor towards its anchor."""
         for tensor, anchor in zip(self.touched, self._anchors, strict=True):
             tensor.lerp_(anchor, self._pull)

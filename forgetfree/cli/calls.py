@@ -11,20 +11,33 @@ from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
+from forgetfree.cli.settings import Settings
 from forgetfree.data.columns import listed_names
 from forgetfree.data.sources import check_form, check_stream, tasks_of_files
-from forgetfree.deferred import deferred
 from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import free_directory
-from forgetfree.jobs.config import BESIDE_ON, NO_OBJECTS, OF_RUN, Execution, InMemory, RunConfig, prepared, stream_of
+from forgetfree.files import StrPath, free_directory
+from forgetfree.jobs.config import (
+    BESIDE_ON,
+    NO_OBJECTS,
+    OF_RUN,
+    Execution,
+    InMemory,
+    Readout,
+    RunConfig,
+    prepared,
+    stream_of,
+)
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from forgetfree.jobs.revision import Revision
     from forgetfree.jobs.stream_loading import StreamLoader
     from forgetfree.results.table import Results
@@ -37,9 +50,9 @@ _IN_PYTHON = {"strategy": "strategies", "seed": "seeds"}
 def run(
     stream: str | Sequence[str] | None = None,
     *,
-    data: Any = None,
+    data: StrPath | Sequence[StrPath] | Mapping[str, Any] | None = None,
     metric: str | Sequence[str] | None = None,
-    model: Any = None,
+    model: StrPath | nn.Module | None = None,
     tokenizer: Any = None,
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -47,18 +60,18 @@ def run(
     shots: int | None = None,
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
-    held_out: Any = None,
-    fine_tuned: Any = None,
-    readout: str | None = None,
-    device: Any = None,
-    out: Any = None,
-    on: Any = None,
+    held_out: StrPath | None = None,
+    fine_tuned: StrPath | None = None,
+    readout: Readout | None = None,
+    device: str | torch.device | None = None,
+    out: StrPath | None = None,
+    on: StrPath | None = None,
     without: str | None = None,
     resume: bool = False,
     jobs: int | str = 1,
     progress: bool = True,
     debug: bool = False,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Results:
     """Train strategies on a stream of tasks, as ``forgetfree run`` does: same recipes, defaults, checks and scores.
 
@@ -91,8 +104,8 @@ def run(
             ``if __name__ == "__main__":``; ``ray`` or ``ray://HOST:PORT``: as tasks of Ray, see docs/scaling.md.
         progress: show on stderr, or in the notebook, what is being done.
         debug: let an exception of a strategy through, instead of going on with the others.
-        **settings: any option that ``--set`` takes, such as ``learning_rate=1e-3``; ``optimizer`` and ``schedule`` may be
-            functions.
+        **settings: any other option, such as ``learning_rate=1e-3``, see `Settings`; ``optimizer`` and ``schedule`` may be
+            functions. Those of a strategy of your own are given by ``options``.
 
     Returns:
         The scores and ledgers. What failed is said on stderr and in the results' notes.
@@ -102,8 +115,8 @@ def run(
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
-    from forgetfree.jobs.directory import failures
     from forgetfree.jobs.progress import make_progress
+    from forgetfree.jobs.run_directory import failures
     from forgetfree.results.table import load_results
 
     if out is None and resume:
@@ -160,14 +173,38 @@ def run(
         return results
 
 
-def graft(task: str, **arguments: Any) -> Results:
+class GraftArguments(Settings, total=False):
+    """Arguments of `graft`: those of `run`, but for the stream and the strategies."""
+
+    data: StrPath | Sequence[StrPath] | Mapping[str, Any] | None
+    metric: str | Sequence[str] | None
+    model: StrPath | nn.Module | None
+    tokenizer: Any
+    options: Mapping[str, Mapping[str, Any]] | None
+    seeds: Sequence[int] | int | None
+    shots: int | None
+    steps: int | recipes.StepsRule | None
+    sparsity: float | None
+    fine_tuned: StrPath | None
+    readout: Readout | None
+    device: str | torch.device | None
+    out: StrPath | None
+    resume: bool
+    jobs: int | str
+    progress: bool
+    debug: bool
+
+
+def graft(task: str, **arguments: Unpack[GraftArguments]) -> Results:
     """Find the region of one task and graft it, as ``forgetfree graft`` does; `Results.graft` returns the graft.
 
     It is a run of one task with the strategies ``fine-tune`` and ``bare-graft``.
 
+    >>> found = graft("sst2", data="demo", shots=64, steps=200).graft()  # doctest: +SKIP
+
     Args:
         task: a registered task, or one of ``data``.
-        **arguments: as of `run`, but ``stream`` and ``strategies``.
+        **arguments: as of `run`.
 
     Returns, Raises: as `run`.
     """
@@ -177,6 +214,8 @@ def graft(task: str, **arguments: Any) -> Results:
 
 def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None = None) -> Json:
     """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
+
+    >>> plan(RunConfig(stream="sst2", data="demo"))["total"]["seconds"]  # doctest: +SKIP
 
     Args:
         config: of the run.
@@ -188,8 +227,7 @@ def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None =
         RunError: it cannot go on in its directory, or on top of that run.
     """
     reach_hub(config.model)
-    with deferred():
-        from forgetfree.jobs.preflight import plan_of
+    from forgetfree.jobs.preflight import plan_of
 
     if resume or revision:
         from forgetfree.jobs.run import check_base
@@ -266,8 +304,8 @@ class Job:
 
     def announced(self, execution: Execution) -> Callable[[], Json]:
         """Say what will be done, and return what trains what is missing, and returns the content of results.json."""
-        from forgetfree.jobs.directory import resumption
         from forgetfree.jobs.run import run
+        from forgetfree.jobs.run_directory import resumption
 
         config, out, is_watched = self.config, Path(self.config.out), execution.progress is not None
         if is_watched:
@@ -289,7 +327,7 @@ def recipe_of(config: RunConfig) -> str:
     told: Json = {}
     for name, cls in config.classes.items():
         for key, value in config.recipe(name).items():
-            if key in cls.Options.__dataclass_fields__:
+            if key in cls.Options.model_fields:
                 told[key if told.get(key, value) == value else f"{name}.{key}"] = value
     if told:
         options = " ".join(f"{key}={value}" for key, value in told.items())

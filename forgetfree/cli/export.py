@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from forgetfree.cli.arguments import BaseModel, Debug, Run, Seed, Strategy, check_there, predictor_of
 from forgetfree.cli.hub import reach_hub
 from forgetfree.display import counted, escaped, nfc, tell
-from forgetfree.errors import GraftError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.files import check_empty, check_place
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -67,12 +67,12 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
     """Write the base model with a graft in it."""
     quiet_libraries()
     from forgetfree.ledger.graft import Graft, find_graft
-    from forgetfree.results.unit_folder import check_own
+    from forgetfree.results.run_folder import check_own
     from forgetfree.serve.apply import apply_graft
 
     path = find_graft(graft_file)
     graft = Graft.load(path)
-    check_own(path, GraftError)
+    check_own(path)
     name = model or (graft.origin.model if graft.origin else "")
     if not name:
         raise UsageError("The graft, such as one from a ledger, does not name its base model. Give it by --model.")
@@ -99,9 +99,8 @@ def fetch(
 
 def _facts(run: Path, file: Path, task: TaskDefinition) -> dict[str, str]:
     """Return what the directory of a run says of a task's rows and of its last score, for the card."""
-    from forgetfree.results.config_file import load_run
     from forgetfree.results.metrics import scale_of
-    from forgetfree.results.unit_folder import SCORES_FILE, read_scores
+    from forgetfree.results.run_folder import SCORES_FILE, load_run, read_scores
 
     about = load_run(run)["about"]
     shots = about["data"].get("shots")

@@ -14,7 +14,7 @@ from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
 
 if TYPE_CHECKING:
-    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.ledger import Ledger
 
 FileOrRun = Annotated[
     Path,
@@ -51,7 +51,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if model:
-        from forgetfree.ledger import check_binding, check_weights
+        from forgetfree.ledger.switch import check_binding, check_weights
         from forgetfree.models.loading import load_bound
 
         reach_hub(model)
@@ -74,15 +74,15 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
 
 def _load(path: Path) -> tuple[Path, Ledger]:
     """Return the file at a path, or of the run there, and its ledger, which must be its unit's own, where it lies in one."""
-    from forgetfree.ledger import Ledger
-    from forgetfree.results.unit_folder import LEDGER, check_own
+    from forgetfree.ledger.ledger import Ledger
+    from forgetfree.results.run_folder import LEDGER, check_own
     from forgetfree.serve.source import saved_file
 
     file = saved_file(path) if path.is_dir() else path
     if path.is_dir() and file.name != LEDGER:
         raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
     ledger = Ledger.load(file)
-    check_own(file, LedgerError)
+    check_own(file)
     return file, ledger
 
 
@@ -90,8 +90,8 @@ def _load(path: Path) -> tuple[Path, Ledger]:
 
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
-    """Return what the tables say, for programs, and regions by layer and kind of parameter; lists have the tasks' order."""
-    from forgetfree.core.parameters import layer_of, parameter_kind
+    """Return what the tables say, for programs, and regions by layer and role of a tensor; lists have the tasks' order."""
+    from forgetfree.core.families import layer_of, role_of
     from forgetfree.core.regions import distribution
 
     tasks = [
@@ -116,7 +116,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "tasks": tasks,
         "overlap": ledger.overlap(),
         "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
-        "kinds": [distribution(record.region, ledger.space, parameter_kind) for record in ledger.records],
+        "roles": [distribution(record.region, ledger.space, role_of) for record in ledger.records],
     }
 
 

@@ -14,7 +14,6 @@ from forgetfree import recipes, registry
 from forgetfree.cli.arguments import AsJson, Debug
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
-from forgetfree.options import describe
 
 Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models"]
 
@@ -59,6 +58,8 @@ def _entries(what: str, verbose: bool, broken: set[str]) -> dict[str, dict[str, 
     if what == "kinds":
         forms = [registry.kind(name).forms for name in registry.kinds() if name not in broken]
         return {name: {"row": row, "columns": list(columns)} for each in forms for name, (row, columns) in each.items()}
+    from forgetfree.options import describe
+
     known = registry.metrics() if what == "metrics" else registry.strategies()
     entries: dict[str, dict[str, Any]] = {
         name: {"summary": entry.summary} for name, entry in known.items() if name not in broken
@@ -90,6 +91,7 @@ def _text(fields: Mapping[str, Any]) -> str:
 def _print_in_full(strategies: Mapping[str, Mapping[str, Any]]) -> None:
     """List every strategy with its own options, then the options that all of them take, within 80 columns."""
     from forgetfree.jobs.config import RunOptions
+    from forgetfree.options import describe
     from forgetfree.training.training_options import TrainingOptions
 
     def write(text: str, indent: int) -> None:

@@ -26,21 +26,12 @@ from forgetfree.cli.arguments import (
     check_there,
     predictor_of,
 )
-from forgetfree.data.bad_rows import refusal
-from forgetfree.data.columns import (
-    NO_COLUMN_NAMES,
-    PAIR,
-    ColumnNames,
-    ReadOptions,
-    choose_texts,
-    is_label,
-)
-from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
-from forgetfree.data.tables import Columns
+from forgetfree.data.columns import NO_COLUMN_NAMES, PAIR, ColumnNames, ReadOptions
+from forgetfree.data.texts import has_columns, read_texts, texts_of_line
 from forgetfree.display import Screen, counted, escaped, is_blank, nfc, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of, probability_column
-from forgetfree.results.config_file import load_run
+from forgetfree.results.run_folder import load_run
 from forgetfree.tasks import TaskDefinition
 
 #: What the command line makes of a lone hyphen.
@@ -99,7 +90,7 @@ def command(
         raise UsageError("--json and --csv are both given. Give one of them.")
     if file is not None and texts:
         raise UsageError("--file and texts are both given. Give one of them.")
-    if (text_column or keep) and (file is None or is_plain(file)):
+    if (text_column or keep) and not (file and has_columns(file)):
         flag = "--text-column" if text_column else "--keep"
         raise UsageError(
             f"{flag} names a column of --file, which must be a csv, tsv, json, jsonl or parquet. Give one, or leave it out."
@@ -130,11 +121,10 @@ def command(
     if file is not None:
         # Tasks of one kind read the same rows.
         alike = definitions[0] if len({each.kind for each in definitions}) == 1 else None
-        usual = columns_of_run(directory, alike.name) if alike else NO_COLUMN_NAMES
-        # All of them, so that a row that cannot be read is told before any is answered.
-        rows = iter([*rows_of_file(file, alike, columns, keep, usual)])
+        usual = _columns_of_run(directory, alike.name) if alike else NO_COLUMN_NAMES
+        rows = _rows_of_file(file, alike, columns, usual, keep)
     else:
-        lines = rows_of_texts(texts, size) if texts and not streaming else rows_of_stdin(size)
+        lines = _rows_of_texts(texts, size) if texts and not streaming else _rows_of_stdin(size)
         rows = ((row, {}) for row in lines)
     cut = list[int]()
     for chunk in iter(lambda: list(islice(rows, 1 if streaming else _ROWS)), []):
@@ -155,7 +145,7 @@ def command(
 # -- The texts -------------------------------------------------------------------------------------------
 
 
-def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
+def _rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
     """Return texts from the command line as rows of ``size`` texts each: of two, by turns or with a tab between.
 
     Args:
@@ -164,117 +154,43 @@ def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
     """
     if size == 2 and not any("\t" in text for text in texts) and len(texts) % 2 == 0:
         return list(zip(texts[::2], texts[1::2], strict=True))
-    return [row_of_line(text, size) for text in texts]
+    return [texts_of_line(text, size) for text in texts]
 
 
-def row_of_line(line: str, size: int | None) -> Row:
-    """Return a line as a row of ``size`` texts, which a tab divides; ``None``: of as many as it has."""
-    return (line,) if size == 1 else tuple(line.split("\t"))
-
-
-def rows_of_stdin(size: int | None) -> Iterator[Row]:
+def _rows_of_stdin(size: int | None) -> Iterator[Row]:
     """Yield a row a line, as they come."""
     try:
         for number, line in enumerate(sys.stdin, 1):
-            row = row_of_line(line.rstrip("\n"), size)
+            row = texts_of_line(line.rstrip("\n"), size)
             _check_filled(f"stdin, line {number}", row)
             yield row
     except UnicodeDecodeError as error:
         raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
 
 
-def rows_of_file(
-    path: Path,
-    task: TaskDefinition | None,
-    columns: ColumnNames = NO_COLUMN_NAMES,
-    keep: Sequence[str] = (),
-    usual: ColumnNames = NO_COLUMN_NAMES,
+def _rows_of_file(
+    file: Path, task: TaskDefinition | None, named: ColumnNames, usual: ColumnNames, keep: Sequence[str]
 ) -> Iterator[tuple[Row, Extra]]:
-    """Yield the rows of a file: of a table by its columns, of txt a text a line.
-
-    Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
-    Without a task, rows have one text or two, as the file has them. Where ``columns`` names none, those that are ``usual`` are
-    read, if the file has them.
-    """
-    if not format_of(path.name)[1]:
-        raise DataError(
-            f"{path} is of no known kind: expected a name that ends in {', '.join(f'.{each}' for each in FORMATS)}; those of "
-            f"text may be packed ({', '.join(PACKED)}). Rename it, or write < {path}."
-        )
-    if is_plain(path):
-        text, note = text_of(path)
-        tell_note(f"{note}." if note else "")
-        size = len(task.text_columns) if task else None
-        for number, line in enumerate(lines_of(text), 1):
-            row = row_of_line(line.rstrip("\r\n"), size)
-            _check_filled(f"{path}, line {number}", row)
-            yield row, {}
-        return
-    table = read_table(path)
-    if table.bad:
-        raise refusal(table.bad.faults[0])
+    """Return the rows of a file, each with the columns to keep; all are read, so that bad ones are told before any answer."""
+    table, rows = read_texts(file, task, named, usual)
     tell_note(f"{table.note}." if table.note else "")
-    header = list(table.columns)
-    if not columns.texts and {*usual.texts} <= {*header}:
-        columns = usual
-    names = _columns(f"{path}", header, task, columns)
-    if lacking := [name for name in keep if name not in header]:
-        raise DataError(
-            f"{path} has no column {lacking[0]!r}, which --keep names; it has {', '.join(map(repr, header))}. Name one of them."
-        )
-    for i, number in enumerate(table.numbers):
-        record = Columns(header, lambda name, i=i: table.columns[name][i])  # type: ignore[misc]
-        yield _texts(f"{path}, row {number}", record, names, task), {name: _json_value(record[name]) for name in keep}
+    if lacking := [name for name in keep if name not in table.columns]:
+        header = ", ".join(map(repr, table.columns))
+        raise DataError(f"{file} has no column {lacking[0]!r}, which --keep names; it has {header}. Name one of them.")
+    kept = ({name: _json_value(table.columns[name][i]) for name in keep} for i in range(len(rows)))
+    return zip(rows, kept, strict=True)
 
 
-def columns_of_run(run: Path, task: str) -> ColumnNames:
+def _columns_of_run(run: Path, task: str) -> ColumnNames:
     """Return the columns of texts that a run was told to read for a task; none where it was not, or there is but a ledger."""
     config = load_run(run)["run"] if run.is_dir() else {}
     return ReadOptions.of(config.get("text_column"), None).columns(task)
-
-
-def is_plain(path: Path) -> bool:
-    """Return whether a file has a text a line, and no columns."""
-    return format_of(path.name)[1] == "txt"
-
-
-def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: TaskDefinition | None) -> tuple[str, ...]:
-    cells = {name: record.get(name) for name in names}
-    try:
-        texts = kind_of(task).texts_of(task, record, names) if task else tuple(cells.values())
-    except UsageError as error:
-        raise DataError(f"{where}: {error}") from error
-    if wrong := [cell for text, cell in zip(texts, cells.items(), strict=False) if not isinstance(text, str)]:
-        name, value = wrong[0]
-        expected = kind_of(task).cell_type(task) if task else "a text"
-        raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
-    row = tuple(map(str, texts))
-    _check_filled(where, row)
-    return row
 
 
 def _check_filled(where: str, row: Row) -> None:
     """Raise ``DataError`` for a row with an empty text, which no task has learned to answer."""
     if any(map(is_blank, row)):
         raise DataError(f"{where} has an empty text. Write the text, or remove the row.")
-
-
-def _columns(where: str, header: list[str], task: TaskDefinition | None, columns: ColumnNames) -> tuple[str, ...]:
-    """Return the columns of the texts: those named, of common names, the only ones beside labels, or a lone column."""
-    if task:
-        kind = kind_of(task)
-        names, ours = kind.columns_of_texts(task, where, header, columns), kind.names(task)
-    else:
-        names, ours = choose_texts(where, header, columns, None), ("text",)
-    if names:
-        return names
-    texts = tuple(name for name in header if len(header) == 1 or not is_label(name))
-    if len(texts) == len(ours):
-        return texts
-    raise DataError(
-        f"{where} has the columns {', '.join(map(repr, header)) or 'none'}, and the task reads {' and '.join(ours)}. Name its "
-        "columns so, or say with --text-column which to read."
-    )
 
 
 # -- What is printed -------------------------------------------------------------------------------------

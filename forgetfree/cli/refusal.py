@@ -15,7 +15,6 @@ from cyclopts import (
 
 from forgetfree.display import brief, escaped_lines, stderr
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.options import type_name
 
 
 def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
@@ -27,7 +26,7 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
     what, first = "command" if command == "forgetfree" else "action", next(iter(words[command.count(" ") :]), "-")
     if commands and not first.startswith("-") and first not in commands:  # told before its flags, which are its own
         return UnknownNameError(what, first, commands)
-    arguments = list(app.assemble_argument_collection()) if app.default_command else []
+    arguments = [each for each in app.assemble_argument_collection() if each.parse] if app.default_command else []
     flags = [name for each in arguments for name in each.names if name.startswith("-")]
     flags += [name for name in app if name.startswith("--")]
     typed = [word.partition("=")[0] for word in words if word.startswith("--") and " " not in word]
@@ -53,6 +52,8 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
             name = token.keyword or (argument.name if argument.field_info.is_keyword_only else "argument")
             if choices := argument.get_choices(force=True):
                 return UnknownNameError(name, token.value, choices)
+            from forgetfree.options import type_name
+
             expected = type_name(argument.hint).removesuffix(" or none")  # which nobody types
             return UsageError(f"{name} must be {expected}, got {brief(token.value)}. {see}")
     return UsageError(f"{' '.join(str(error).split()).rstrip('.')}. {see}")

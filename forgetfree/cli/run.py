@@ -1,29 +1,28 @@
-"""``forgetfree run`` and ``graft``: their flags, made from the fields of a configuration; how a run begins; what it prints."""
+"""``forgetfree run`` and ``graft``: their flags, how a run begins, and what it prints."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields
-from inspect import Parameter as Argument
-from inspect import Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
+from pydantic_core import CoreSchema, core_schema
 
 from forgetfree import recipes
 from forgetfree.cli.arguments import Debug, check_there
 from forgetfree.cli.calls import Job, plan, recipe_of
 from forgetfree.cli.refusal import fail
 from forgetfree.display import brief, escaped, stderr
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.files import refuse_used
-from forgetfree.jobs.config import FLAGGED, OF_RUN, Execution, RunConfig, stream_of
+from forgetfree.errors import ForgetfreeError, RunError, UsageError
+from forgetfree.jobs.config import Execution, RunConfig, RunOptions, stream_of
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.options import HelpGroup, option
-from forgetfree.results.unit_folder import CONFIG
+from forgetfree.jobs.run_directory import refuse_used
+from forgetfree.options import AnyOptions, Options, Place, option
+from forgetfree.results.run_folder import CONFIG
+from forgetfree.training.training_options import LocalizationOptions
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revision
@@ -31,11 +30,22 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+class _Unread:
+    """Leaves flags as they were typed; they are read with the options of files, so that all faults are told together."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(options: type[Options], _: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(lambda typed: options.model_construct(**typed))
+
+
+#: The flags of a class of options, whose values are still texts.
+Flags = Annotated[AnyOptions, Parameter(name="*"), _Unread]
+
+
 class CommandLine(Execution):
     """The way in which a job is run, with what the command line alone has: files of options, and what is done with them."""
 
-    config: str | None = option(
+    config: Place | None = option(
         None,
         "options in a TOML or JSON file, or a directory whose config.json has them",
         group="How to run",
@@ -44,35 +54,92 @@ class CommandLine(Execution):
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
     )
-    on: Path | None = option(None, "a finished run: learn further tasks on top of it", placeholder="RUN")
+    on: Place | None = option(
+        None, "a finished run: learn further tasks on top of it", group="What to learn", placeholder="RUN"
+    )
     without: str | None = option(
-        None, "with --on: write RUN as it would be, had the task never been learned", placeholder="TASK"
+        None,
+        "with --on: write RUN as it would be, had the task never been learned",
+        group="What to learn",
+        placeholder="TASK",
     )
 
 
-def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any) -> int:
+class Asked(RunOptions, RunConfig):
+    """Options of a run as the command line has them: two are typed in another way than they stand in a configuration."""
+
+    data: tuple[str, ...] = option(
+        (),
+        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
+        "else hub)",
+        group="What to learn",
+        placeholder="hub|demo|DIR|FILE",
+    )
+    set: tuple[str, ...] = option(  # type: ignore[assignment]
+        (), "any option: see 'forgetfree list strategies --verbose'", group="How to learn", placeholder="KEY=VALUE"
+    )
+
+
+Training = Annotated[
+    Flags[LocalizationOptions], Parameter(show_default=lambda known: f"the model's recipe, else {known}")
+]
+#: No flag is given.
+NOTHING, UNTRAINED, USUAL = (
+    Asked.model_construct(),
+    LocalizationOptions.model_construct(),
+    CommandLine.model_construct(),
+)
+
+
+def run(
+    *stream: Annotated[str, Parameter(help="a registered stream, or task names joined by commas")],
+    asked: Annotated[Flags[Asked], Parameter(parse="^(?!fine_tuned$)")] = NOTHING,
+    training: Training = UNTRAINED,
+    way: Flags[CommandLine] = USUAL,
+    debug: Debug = False,
+) -> int:
     """Check what is asked for, say what will be done, and do it; or print the plan."""
-    from forgetfree.jobs.progress import make_progress
+    how, flags = _typed(asked, training, way, debug)
+    if not how.on and how.without is None:
+        if len(stream) > 1:
+            raise _too_many("run", stream, f"Join the tasks of a stream by commas: {','.join(stream)}. ")
+        return _learned(how, _config_of(how, flags | ({"stream": stream[0]} if stream else {})))
+    check_there(None, Path(how.on) if how.on else None)
+    if how.config:
+        raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
+    job = Job.on(how.on, how.without, {**flags, "stream": ",".join(stream)})
+    if how.check:
+        _show_plan(job.config, how.resume, job.revision)
+        return 0
+    with _remains_told(job, debug):
+        results = job.announced(how)()
+    code = _shown(results, job.config)
+    if how.without is not None:
+        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
+        if cache := job.config.set.get("cache"):
+            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
+    return code
 
-    quiet_libraries()
-    how = CommandLine(
-        **{name: flags.pop(name) for name in _OF_COMMAND if name in flags},
-        debug=debug,
-        progress=make_progress(stderr()),
-    )
-    if how.resume and "out" not in flags:
-        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
-    if "set" in flags:
-        flags["set"] = _settings(flags["set"])
-    if how.on or how.without:
-        job = _job_on(how, {**flags, "stream": ",".join(subjects)})
-        if how.check:
-            _show_plan(job.config, how.resume, job.revision)
-            return 0
-        with _remains_told(job, debug):
-            results = job.announced(how)()
-        return _shown(results, job.config, how)
-    config = _config_of(how, command, subjects, flags)
+
+def graft(
+    *task: Annotated[str, Parameter(help="a registered task, or one under --data DIR")],
+    asked: Annotated[Flags[Asked], Parameter(parse="^(?!strategy$|held_out$)")] = NOTHING,
+    training: Training = UNTRAINED,
+    way: Annotated[Flags[CommandLine], Parameter(parse="^(?!on$|without$)")] = USUAL,
+    debug: Debug = False,
+) -> int:
+    """Run the two strategies of a graft on one task."""
+    how, flags = _typed(asked, training, way, debug)
+    if len(task) > 1:
+        raise _too_many("graft", task)
+    flags |= {"strategy": recipes.GRAFT} | ({"stream": stream_of(task)} if task else {})
+    config = _config_of(how, flags, "graft-")
+    config.check_one_task()
+    return _learned(how, config)
+
+
+def _learned(how: CommandLine, config: RunConfig) -> int:
+    """Learn what a configuration asks for, or print the plan; return the exit code."""
     if how.check:
         _show_plan(config, how.resume)
         return 0
@@ -83,93 +150,50 @@ def run(*subjects: str, command: str = "run", debug: bool = False, **flags: Any)
             refuse_used(out)
         job = Job.of(config, f" into {out}")
         loader = job.loader
-        with _remains_told(job, debug):
+        with _remains_told(job, how.debug):
             results = job.announced(how)()
     except ForgetfreeError as error:
-        if debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or it has begun
+        if how.debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or it has begun
             raise
         from forgetfree.jobs.preflight import with_all_faults
 
         raise with_all_faults(error, config, loader) from error
-    return _shown(results, config, how)
-
-
-def graft(*subjects: str, **flags: Any) -> int:
-    """Run the two strategies of a graft on one task."""
-    return run(*subjects, command="graft", **flags)
-
-
-def _job_on(how: CommandLine, flags: Json) -> Job:
-    """Return the run on top of a finished one, with further tasks or without one of its own."""
-    check_there(None, how.on)
-    if how.config:
-        raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
-    return Job.on(how.on, how.without, flags)
-
-
-# -- From the fields to the flags ------------------------------------------------------------------------
-
-_OF_COMMAND = {each.name: each for each in fields(CommandLine) if each.metadata}
-_GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
-#: What one of the two commands has no flag for.
-_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategy", "held_out", "on", "without")}
-
-
-def _arguments_of(command: str) -> Iterator[Argument]:
-    """Yield the argument without a flag, and every flag, of ``run`` or ``graft``."""
-    hints = get_type_hints(RunConfig)
-    options = {**OF_RUN, **FLAGGED, **_OF_COMMAND}
-    stream = options.pop("stream")
-    help = "a registered task, or one under --data DIR" if command == "graft" else stream.metadata["help"]
-    name = "task" if command == "graft" else stream.name
-    yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, Parameter(help=help)])
-    for name, field in options.items():
-        if name not in _WITHOUT[command]:
-            yield _flag(name, field, hints.get(name, type(field.default)))
-    yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
-
-
-def _flag(name: str, field: Field[Any], hint: Any) -> Argument:
-    """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
-    several = any((get_origin(each) or each) in (tuple, Mapping) for each in (hint, *get_args(hint)))
-    placeholder, default = field.metadata["placeholder"], field.default if name in FLAGGED else None
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
-    typed: Any = list[str] if several else bool if hint is bool else str
-    if placeholder in ("DIR", "FILE", "RUN"):
-        typed = Path  # which the shell completes
-    parameter = Parameter(
-        name=f"--{name.replace('_', '-')}",
-        help=field.metadata["help"] + ("" if default is None else f" (default: the model's recipe, else {default})"),
-        group=_GROUPS[field.metadata["group"]],
-        metavar=None if choices else placeholder,
-        choices=choices or None,
-    )
-    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, parameter])
+    return _shown(results, config)
 
 
 # -- From the flags to the configuration -----------------------------------------------------------------
 
 
-def _config_of(how: CommandLine, command: str, subjects: Sequence[str], flags: Json) -> RunConfig:
+def _typed(asked: Asked, training: LocalizationOptions, way: CommandLine, debug: bool) -> tuple[CommandLine, Json]:
+    """Return the way in which a job is run, its flags read, and the flags of options that were given, as texts."""
+    from forgetfree.jobs.progress import make_progress
+
+    quiet_libraries()
+    options, trained, of_way = (
+        {name: getattr(each, name) for name in each.model_fields_set} for each in (asked, training, way)
+    )
+    how, flags = CommandLine(**of_way, debug=debug, progress=make_progress(stderr())), options | trained
+    if how.resume and "out" not in flags:
+        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+    if "set" in flags:
+        flags["set"] = _settings(flags["set"])
+    return how, flags
+
+
+def _too_many(command: str, subjects: Sequence[str], hint: str = "") -> UsageError:
+    more = " ".join(subjects[1:])
+    return UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
+
+
+def _config_of(how: CommandLine, flags: Json, prefix: str = "") -> RunConfig:
     """Return the configuration that a command line asks for: the file's options, and the flags over them."""
-    if len(subjects) > 1:
-        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if command == "run" else ""
-        more = " ".join(subjects[1:])
-        raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
-    if command == "graft":
-        flags = flags | {"strategy": recipes.GRAFT} | ({"stream": stream_of(subjects)} if subjects else {})
-    elif subjects:
-        flags = flags | {"stream": subjects[0]}
     file: Json = {}
     if how.config:
         from forgetfree.jobs.option_file import for_strategies, read_options
 
         file = read_options(Path(how.config))
         file = for_strategies(file, flags.get("strategy", ()))  # no flag could take these away
-    config = RunConfig.of(file, flags).completed("graft-" if command == "graft" else "")
-    if command == "graft":
-        config.check_one_task()
-    return config
+    return RunConfig.of(file, flags).completed(prefix)
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -188,33 +212,29 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 # -- What is trained, and printed ------------------------------------------------------------------------
 
 
-def _shown(results: Json, config: RunConfig, how: CommandLine) -> int:
+def _shown(results: Json, config: RunConfig) -> int:
     """Print what a run made, and what failed; return the exit code."""
-    from forgetfree.jobs.directory import failures, holdings
+    from forgetfree.jobs.run_directory import failures, holdings
 
     out = Path(config.out)
     if results["runs"]:
         _print_results(out)
     for message in (messages := failures(results)):
         fail(f"{message} {holdings(out)}" if message is messages[-1] else message, 1)
-    if how.without is not None:
-        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
-        if cache := config.set.get("cache"):
-            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return 1 if messages else 0
 
 
 @contextmanager
 def _remains_told(job: Job, debug: bool) -> Iterator[None]:
     """Add to an error inside what is left of a run that is cut short, and how it goes on."""
-    from forgetfree.jobs.directory import holdings
+    from forgetfree.jobs.run_directory import holdings
 
     out = Path(job.config.out)
     try:
         yield
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(holdings(out)) from error
-    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+    except (UsageError, RunError):  # of what cannot be begun or resumed: they say themselves what to do
         raise
     except (ForgetfreeError, OSError) as error:
         if debug or not (remains := holdings(out)):
@@ -270,10 +290,3 @@ def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None
     for note in found["notes"]:
         print(escaped(f"Note: {note}"))
     print("Nothing was written or downloaded.")
-
-
-# What the parser of the command line reads.
-_COMMANDS: tuple[Any, ...] = (run, graft)
-for _command in _COMMANDS:
-    _command.__signature__ = Signature([*_arguments_of(_command.__name__)])
-    _command.__annotations__ = {}

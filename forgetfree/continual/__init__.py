@@ -6,13 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgetfree.deferred import deferred
-
-#: What Avalanche 0.6 imports at its top level and calls in functions only: a third of the time that its import takes.
-UNUSED = (
-    *("gdown", "qpsolvers", "torchmetrics", "torchmetrics.functional", "torch.utils.tensorboard", "wandb"),
-    *("matplotlib", "matplotlib.axes", "matplotlib.figure", "matplotlib.pyplot"),
-)
 #: What Avalanche reads when it is imported, and writes where it is missing, as not every user has a home that can be written.
 CONFIG = "~/.avalanche/config.json"
 
@@ -34,5 +27,5 @@ def nothing_written() -> Iterator[None]:
         yield
 
 
-with deferred(*UNUSED), nothing_written():
+with nothing_written():
     import avalanche  # noqa: F401

@@ -11,7 +11,6 @@ for all and in `forgetfree.strategies` for one: docs/baselines.md says what and 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -22,14 +21,17 @@ from typing import Any, ClassVar
 from avalanche import _annotations as decorators
 from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.templates.base import BaseTemplate
+from pydantic import create_model
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
-from forgetfree.continual.strategy_parts import ModelStorage
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import ModelStorage, Training
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -55,10 +57,8 @@ class AvalancheStrategy(ContinualStrategy):
     ) -> None:
         super().__init_subclass__()
         if options:
-            fields: Any = [(name, type(field.default), field) for name, field in options.items()]
-            cls.Options = dataclasses.make_dataclass(
-                f"{cls.__name__}Options", fields, bases=(cls.Options,), frozen=True, kw_only=True
-            )
+            fields: Any = {name: (type(field.default), field) for name, field in options.items()}
+            cls.Options = create_model(f"{cls.__name__}Options", __base__=cls.Options, **fields)
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
         cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
@@ -152,7 +152,6 @@ class PluginStrategy(AvalancheStrategy):
         return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportanceOptions(TrainingOptions):
     """Options that strategies that weigh parameters after each task take beside those of training."""
 
@@ -299,8 +298,8 @@ def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
     return 0
 
 
-def _is_avalanches(kind: type) -> bool:
-    return any(cls.__module__.startswith("avalanche.training") for cls in kind.__mro__)
+def _is_avalanches(plugin: type) -> bool:
+    return any(cls.__module__.startswith("avalanche.training") for cls in plugin.__mro__)
 
 
 def _row_part(part: Any, tokens: TokenLayout | None) -> int:

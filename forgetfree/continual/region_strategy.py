@@ -9,48 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, final
 
 from torch import nn
 
-from forgetfree.continual.strategy import (
-    Answer,
-    ContinualStrategy,
-    EncodedTask,
-    Stream,
-    TaskwiseOptions,
-    Training,
-    undo_on_error,
-)
-from forgetfree.continual.strategy_parts import TaskRegion, tasks_named
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Answer, TaskRegion, Training, tasks_named, undo_on_error
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.rows import representative
 from forgetfree.errors import ConformanceError, LedgerError
-from forgetfree.ledger import (
-    Composition,
-    Ledger,
-    LedgerSwitch,
-    Record,
-    changed_buffers,
-    check_binding,
-    check_definitions,
-)
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_binding, check_definitions
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.unit_folder import LEDGER
-from forgetfree.training.encoded_task import loss_of
+from forgetfree.results.run_folder import LEDGER
+from forgetfree.training.encoded_task import EncodedTask, loss_of
 from forgetfree.training.single_task import VALIDATION_ROWS
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
 
-@dataclass(frozen=True, kw_only=True)
 class RegionOptions(TrainingOptions):
     """Options of training a region that is chosen."""
 
@@ -68,21 +54,19 @@ class RegionOptions(TrainingOptions):
 
     def for_region(self, space_size: int, allowed: int) -> Self:
         """Return the options by which a region is trained that may have ``allowed`` of the N entries of the space."""
-        return replace(
-            self,
-            readout_learning_rate=self.readout_learning_rate or self.learning_rate,
-            l1=0.0,  # a region is as sparse as it gets
-            learning_rate=self.region_rate_factor * region_rate(self, space_size, allowed),
-            dropout=self.dropout is True,
-        )
+        changes = {
+            "readout_learning_rate": self.readout_learning_rate or self.learning_rate,
+            "l1": 0.0,  # a region is as sparse as it gets
+            "learning_rate": self.region_rate_factor * region_rate(self, space_size, allowed),
+            "dropout": self.dropout is True,
+        }
+        return self.model_copy(update=changes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LedgerOptions(RegionOptions, TaskwiseOptions):
     """Options of training a region, and a model per task."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SkillOptions(LedgerOptions, LocalizationOptions):
     """Fine-tuning, then localizing, then training the region."""
 

@@ -32,7 +32,7 @@ from forgetfree.device import find_device
 from forgetfree.display import tell
 from forgetfree.errors import OptionError
 from forgetfree.files import StrPath
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed

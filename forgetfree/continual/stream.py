@@ -93,6 +93,10 @@ class Owner:
 class Stream:
     """Tasks in order, the model that reads them, and their Avalanche benchmark.
 
+    >>> stream = load_stream("qnli,sst2", data="demo", shots=16)  # doctest: +SKIP
+    >>> [task.name for task in stream.tasks]  # doctest: +SKIP
+    ['qnli', 'sst2']
+
     Attributes:
         name: as it was asked for.
         tasks: in order.
@@ -198,6 +202,8 @@ def load_stream(
     evaluate_on: EvaluatedOn = "test",
 ) -> Stream:
     """Load tasks and model, sample, tokenise once.
+
+    >>> stream = load_stream("qnli,sst2", data="demo", shots=16)  # doctest: +SKIP
 
     Args:
         stream: a registered stream such as ``qnli-agnews-sst2``, or task names: separated by commas, or as a list; default:

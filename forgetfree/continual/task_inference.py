@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -44,7 +43,6 @@ LDA_ROWS = 400
 Inference = Literal["last", "router", "lda"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TaskwiseOptions(TrainingOptions):
     """Options that strategies with a model per task take beside those of training."""
 

@@ -41,7 +41,7 @@ from forgetfree.core.trained import in_training
 from forgetfree.data.rows import by_length
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, counts_tokens

@@ -22,8 +22,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forgetfree.core.readout_model import POOLER, body_of
+from forgetfree.core.families import POOLER
+from forgetfree.core.readout_model import body_of
 from forgetfree.errors import ModelError
+from forgetfree.tensor_file import bytes_of
 
 
 def body_fingerprint(model: nn.Module) -> str:
@@ -60,9 +62,8 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool =
 def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
     digest = hashlib.sha256()
     for name, tensor in _plain(tensors, full=True):
-        data = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
-        digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(bytes_of(tensor))
     digest.update(settings.encode())
     return digest.hexdigest()
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forgetfree.core.parameters import NOT_GRAFTABLE, ParameterSpace, TensorSpec, outside_of_the_body
+from forgetfree.core.families import NOT_GRAFTABLE, is_conv1d, never_grafted
+from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.taps import Hook
 from forgetfree.core.trained import trainable
 from forgetfree.errors import ModelError, RegionError
@@ -29,11 +30,6 @@ def is_linear(module: nn.Module) -> bool:
     sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
     own = [holds_floats(each) and each.dim() > 1 for each in module._parameters.values() if each is not None]
     return not any(own) and all(isinstance(size, int) for size in sizes) and next(module.children(), None) is None
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """Return whether a module is GPT-2's linear layer, from transformers, which stores its weight as ``(in, out)``."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def shape_of(module: Any) -> tuple[int, int]:
@@ -271,7 +267,7 @@ def space_of_layers(model: nn.Module, graftable: str = ".") -> ParameterSpace:
             "it was before."
         )
     keep_scales_(model)
-    outside = outside_of_the_body(model)
+    outside = never_grafted(model)
     specs: list[TensorSpec] = []
     offset, weights = 0, dict[int, str]()
     for name, module in model.named_modules():

@@ -32,7 +32,6 @@ PIECE = 2**24
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 
-@dataclass(frozen=True, kw_only=True)
 class MaskOptions(Options):
     """The search for the mask scores S. The defaults are the paper's (§3)."""
 

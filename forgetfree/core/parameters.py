@@ -13,31 +13,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.families import named_like, never_grafted, outside_of_the_body
 from forgetfree.errors import ModelError, RegionError
 from forgetfree.json_file import check, parse_json
+from forgetfree.tensor_file import DTYPES
 
 #: The most entries that a file's space may have: more than any model has.
 MOST_ENTRIES = 2**41
-#: LM heads, classifiers and poolers.
-HEADS = (
-    r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
-    r"|classifier|score|pooler|readouts)\."
-)
-#: What is never grafted, in any family of models: embeddings with all that belongs to them, and heads (paper,
-#: A.1: embeddings and the LM head are frozen). To the embeddings belongs what their output goes through before the
-#: first layer or between the last and the LM head (norms, projections), and every embedding within a layer (of relative
-#: positions, of segments). So a graft lies in the layers and in what their output goes through, such as a last norm.
-NOT_GRAFTABLE = (
-    r"emb(ed\w*)?(\.|$)",  # embeddings, embed_tokens, word_embeddings_layernorm, layernorm_embedding, mask_emb, seg_embed …
-    r"(^|\.)(wte|wpe|relative_attention_bias|decoder\.project_in|decoder\.project_out)\.",
-    r"\.r_s_bias$",  # XLNet's, of segments
-    HEADS,
-)
 
 
 @dataclass(frozen=True)
@@ -61,29 +48,32 @@ class ParameterSpace:
 
     Tied weights are one tensor, under the first of their names; if any of their names is excluded, the
     tensor is. The order is that of ``model.named_parameters()``.
+
+    >>> space = ParameterSpace.of(torch.nn.Linear(4, 3))
+    >>> len(space), [tensor.name for tensor in space.tensors]
+    (15, ['weight', 'bias'])
     """
 
     tensors: tuple[TensorSpec, ...]
 
     @classmethod
     def of(
-        cls, model: nn.Module, *, include: Sequence[str] = (r".",), exclude: Sequence[str] = NOT_GRAFTABLE
+        cls, model: nn.Module, *, include: Sequence[str] = (r".",), exclude: Sequence[str] | None = None
     ) -> ParameterSpace:
         """Return the space of ``model``.
 
         Args:
             model: any module.
             include: regular expressions; a tensor is graftable if one of them matches in its name
-            exclude: and none of these does. Default: embeddings, heads and poolers.
+            exclude: and none of these does. Default: all but `forgetfree.core.families.never_grafted`: embeddings, heads and
+                poolers.
 
         Raises:
             RegionError: no tensor is left.
         """
-        excluded = {
-            id(parameter)
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if any(re.search(pattern, name) for pattern in exclude)
-        } | outside_of_the_body(model)
+        excluded = (
+            named_like(model, exclude) | outside_of_the_body(model) if exclude is not None else never_grafted(model)
+        )
         specs: list[TensorSpec] = []
         offset = 0
         for name, parameter in model.named_parameters():
@@ -94,8 +84,9 @@ class ParameterSpace:
             offset += parameter.numel()
         if not specs:
             raise RegionError(
-                f"No graftable tensor in {type(model).__name__}: expected at least one name matching "
-                f"{list(include)} and none of {list(exclude)}. Pass other patterns to ParameterSpace.of."
+                f"No graftable tensor in {type(model).__name__}: expected at least one name matching {list(include)} "
+                f"{'outside of embeddings, heads and poolers' if exclude is None else f'and none of {list(exclude)}'}. "
+                "Pass other patterns to ParameterSpace.of."
             )
         return cls(tuple(specs))
 
@@ -113,7 +104,7 @@ class ParameterSpace:
             check("the layout", rows, isinstance(rows, list) and bool(rows), "a list of tensors")
             for row in rows:
                 check("a tensor of it", row, _is_row(row), "its name, shape and floating-point dtype")
-                specs.append(TensorSpec(row[0], tuple(row[1]), DTYPES[row[2]], offset))
+                specs.append(TensorSpec(row[0], tuple(row[1]), getattr(torch, row[2]), offset))
                 offset += math.prod(row[1])
             check("its number of entries", offset, offset <= MOST_ENTRIES, f"at most {MOST_ENTRIES:,}")
             narrow = [str(spec.dtype) for spec in specs if spec.dtype.itemsize == 1]
@@ -266,9 +257,8 @@ def _is_row(row: Any) -> bool:
     """Return whether a JSON value describes a tensor of a layout."""
     if not (isinstance(row, list) and [type(part) for part in row] == [str, list, str]):
         return False
-    dtype = DTYPES.get(row[2])
     sides = all(type(side) is int and side >= 0 for side in row[1])
-    return sides and dtype is not None and dtype.is_floating_point
+    return sides and row[2] in DTYPES and bool(getattr(torch, row[2]).is_floating_point)
 
 
 def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -369,29 +359,6 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def embeddings_of(model: Any, side: Literal["input", "output"]) -> nn.Module | None:
-    """Return the input or the output embeddings (the LM head) of a model of transformers; ``None`` where it has none."""
-    try:
-        found = getattr(model, f"get_{side}_embeddings", lambda: None)()
-    except (NotImplementedError, AttributeError, TypeError):  # models of images and sounds, functions of a user's own
-        return None
-    return found if isinstance(found, nn.Module) else None
-
-
-def outside_of_the_body(model: Any) -> set[int]:
-    """Return the ids of a Hugging Face model's parameters in its head, its input embeddings and their norms."""
-    body = getattr(model, "base_model", None)
-    if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):
-        return set()
-    inside = {id(parameter) for parameter in body.parameters()}
-    table = embeddings_of(model, "input")
-    embeddings = {id(parameter) for parameter in table.parameters()} if table is not None else set()
-    for module in body.modules():  # DeBERTa's is called as other families call their last norm
-        if hasattr(module, "rel_embeddings") and isinstance(norm := getattr(module, "LayerNorm", None), nn.Module):
-            embeddings |= {id(parameter) for parameter in norm.parameters()}
-    return {id(parameter) for parameter in model.parameters()} - inside | embeddings
-
-
 def weight_matrices(space: ParameterSpace) -> list[int]:
     """Return the numbers of the tensors with two dimensions or more, and an entry: no biases, no normalisations.
 
@@ -408,16 +375,6 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
 
 
 # -- Tensors by name: parameters and persistent buffers ------------------------------------------------
-
-#: The dtypes that files hold, by name.
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.bool),
-        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-    )
-}
 
 #: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
 ALIGNMENT = 64
@@ -450,63 +407,9 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
 
 
-def digest_of(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes, without its shape and dtype."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
-
-
-def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity, if there is one."""
-    for name, tensor in tensors.items():
-        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no isfinite
-        if tensor.is_floating_point() and not bool(torch.isfinite(numbers).all()):
-            return name
-    return None
-
-
 def check_buffers(buffers: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise ``RegionError`` unless each of the ``expected`` is among the ``buffers``, in its shape and dtype."""
     for name, buffer in expected.items():
         got = buffers.get(name)
         if got is None or got.shape != buffer.shape or got.dtype != buffer.dtype:
             raise RegionError(f"it has no buffer {name!r} of shape {tuple(buffer.shape)} in {buffer.dtype}.")
-
-
-# -- Layer and kind of a tensor by its name, by which the paper's figures 9 and 10 count ---------------
-
-#: The kinds in the order of the computation, each with the names that the families of models give them.
-KINDS: tuple[tuple[str, str], ...] = tuple(
-    (kind, rf"\.({pattern})(\.|$)")
-    for kind, pattern in (
-        ("query", r"\w*query|query_global|(pos_)?query_proj|q_proj|pos_q_proj|q_lin|q|Wq|q_bias|r_[rw]_bias"),
-        ("key", r"key(_global)?|(pos_)?key_proj|k_proj|pos_proj|k_lin|k|Wk|r"),
-        ("value", r"value(_global)?|value_proj|v_proj|v_lin|v|Wv|v_bias"),
-        ("query+key+value", r"c_attn|query_key_value|qkv_proj|Wqkv|in_proj"),
-        ("LayerNorm", r"(?i:\w*layer_?norm\w*|ln(_\w+)?|\w*norm(_\w+)?)"),
-        (
-            "attention output",
-            r"attention\.output\.dense|\w*(attn|attention|Attention)\.(c_proj|dense|Wo|o)|out_proj|out_lin|o_proj",
-        ),
-        (
-            "first feed-forward",
-            r"intermediate\.dense|c_fc|fc1|fc_in|lin1|(gate_|up_|gate_up_)proj|mlp\.Wi|dense_h_to_4h|wi(_\d)?|ff\.layer_1"
-            r"|ffn(\.0)?\.(weight|bias)",
-        ),
-        (
-            "second feed-forward",
-            r"output\.dense|c_proj|fc2|fc_out|lin2|down_proj|mlp\.Wo|dense_4h_to_h|wo|ff\.layer_2|ffn\.2|ffn_output",
-        ),
-    )
-)
-
-
-def layer_of(name: str) -> str:
-    """Return the layer that a tensor belongs to: the first number in its name, or ``"–"``."""
-    number = re.search(r"\.(\d+)\.", f".{name}")
-    return number.group(1) if number else "–"
-
-
-def parameter_kind(name: str) -> str:
-    """Return the kind of a tensor (query, key, …, LayerNorm) with ``weight`` or ``bias``."""
-    kind = next((kind for kind, pattern in KINDS if re.search(pattern, f".{name}")), "other")
-    return f"{kind} {'bias' if name.endswith('bias') else 'weight'}"

@@ -342,9 +342,6 @@ def attention_for_training(x: Tensor) -> AbstractContextManager[object]:
 
 # -- The body: a Hugging Face model without its head, the same in every way of loading it --------------
 
-#: A part of BERT's body that some of its models are loaded without.
-POOLER = r"(^|\.)pooler\."
-
 
 def body_of(model: nn.Module) -> nn.Module:
     """Return the body of one of our models or of a Hugging Face model; any other module is its own body."""

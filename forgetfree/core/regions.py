@@ -22,7 +22,11 @@ Group = TypeVar("Group", bound=Hashable)
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A set of entries of one parameter space: int64 ``(s,)``, sorted, without repeats, on the CPU."""
+    """A set of entries of one parameter space: int64 ``(s,)``, sorted, without repeats, on the CPU.
+
+    >>> (Region.of([3, 1]) | Region.of([1, 7])).indices.tolist()
+    [1, 3, 7]
+    """
 
     indices: Tensor
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.families import is_conv1d
 from forgetfree.core.parameters import values_at
 from forgetfree.core.products import EntriesOfProduct, FlatProducts
 from forgetfree.display import listed
@@ -417,8 +418,4 @@ def _state_of(module: nn.Module) -> dict[str, Any]:
 
 def _is_linear(module: nn.Module) -> bool:
     """Return whether a module computes ``x Wᵀ + b`` or transformers' ``x W + b``, and reads W and b for that alone."""
-    kind = type(module)
-    return kind.forward is nn.Linear.forward or (kind.__module__, kind.__name__) == (
-        "transformers.pytorch_utils",  # which is not imported here
-        "Conv1D",
-    )
+    return type(module).forward is nn.Linear.forward or is_conv1d(module)

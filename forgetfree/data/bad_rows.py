@@ -58,29 +58,30 @@ class BadRows:
     """The bad rows of one table.
 
     Attributes:
-        faults: what is wrong with them, one fault a cell.
         numbers: of the rows.
     """
 
     def __init__(self, faults: Iterable[BadRow] = ()) -> None:
-        self.faults = list[BadRow]()
+        self._by_cell = dict[tuple[int, str], BadRow]()
         self.numbers = set[int]()
-        self._cells = set[tuple[int, str]]()
         for fault in faults:
             self.add(fault)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def faults(self) -> list[BadRow]:
+        """What is wrong with them, one fault a cell."""
+        return [*self._by_cell.values()]
+
     def add(self, fault: BadRow) -> None:
         """Add a fault; the second of one cell does not count."""
-        if (cell := (fault.row, fault.column)) not in self._cells:
-            self._cells.add(cell)
-            self.numbers.add(fault.row)
-            self.faults.append(fault)
+        self._by_cell.setdefault((fault.row, fault.column), fault)
+        self.numbers.add(fault.row)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
-        """Result of ``action``; ``None`` where it finds a row bad."""
+        """Return what ``action`` returns; ``None`` where it finds a row bad."""
         try:
             return action(*arguments)
         except BadDataError as error:
@@ -89,7 +90,7 @@ class BadRows:
             return None
 
     def summary(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-        """Number of rows, and of those with each fault, for results.json; with what the summary ``before`` has.
+        """Return the number of rows, and of those with each fault, for results.json; with what the summary ``before`` has.
 
         >>> BadRows().summary({"rows": 2, "faults": {"no label": 2}})
         {'rows': 2, 'faults': {'no label': 2}}
@@ -98,9 +99,9 @@ class BadRows:
         return {"rows": before.get("rows", 0) + len(self), "faults": dict(faults)}
 
 
-def refusal(fault: BadRow) -> BadDataError:
-    """Error of a single bad row."""
-    return BadDataError([escaped(fault.message)], [fault])
+def refusal(*faults: BadRow) -> BadDataError:
+    """Return the error of bad rows that no option leaves out."""
+    return BadDataError([_message_of(faults)], faults)
 
 
 class DataFaults(Faults):
@@ -139,7 +140,7 @@ class DataFaults(Faults):
             self._rows += sorted(bad.faults, key=lambda fault: fault.row)
 
     def demand(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Result of ``action``; where it finds data wrong, all faults are raised as by `report`."""
+        """Return what ``action`` returns; raise all faults as `report` does where it finds data wrong."""
         found: T | None = self.attempt(action, *arguments)
         if found is None:
             self.report()
@@ -149,7 +150,7 @@ class DataFaults(Faults):
     def report(self) -> None:
         """Raise ``BadDataError`` with all faults, if there are any."""
         if self:
-            messages = [_message_of(self._rows)] if self._rows else []
+            messages = [_message_of(self._rows, "--skip-bad-rows leaves such rows out.")] if self._rows else []
             error = BadDataError([*messages, *self], self._rows, self)
             error.rest = tuple(self.rest)
             raise error
@@ -160,7 +161,7 @@ def _counts(faults: Iterable[BadRow]) -> Counter[str]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Faults, and how many rows have each.
+    """Return the faults, and how many rows have each.
 
     >>> counts_text({"no label": 2, "unknown label": 1000})
     'unknown label (1,000), no label (2)'
@@ -169,11 +170,13 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in order)
 
 
-def _message_of(bad: Sequence[BadRow]) -> str:
-    """One message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
-    out = "--skip-bad-rows leaves such rows out."
+def _message_of(bad: Sequence[BadRow], out: str = "") -> str:
+    """Return one message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented.
+
+    ``out`` is a sentence on what leaves them out.
+    """
     if len(bad) == 1:
-        return f"{escaped(bad[0].message)} {out}"
+        return f"{escaped(bad[0].message)} {out}".rstrip()
     head = ("file", "row", "column", "what", "text")
     lines = [(_tail(each.file), f"{each.row}", each.column[:_NAME], each.what, each.text) for each in bad[:_PRINTED]]
     cells = [tuple(map(escaped, line)) for line in (head, *lines)]
@@ -184,7 +187,8 @@ def _message_of(bad: Sequence[BadRow]) -> str:
     rows = counted(len({(each.file, each.row) for each in bad}), "bad row")
     files = counted(len({each.file for each in bad}), "file")
     remedies = " ".join(list(dict.fromkeys(each.remedy for each in bad if each.remedy))[:_REMEDIES])
-    first = f"{rows} in {files}: {counts_text(_counts(bad))}. Fix or remove them; {out} {remedies}".rstrip()
+    told = f"{rows} in {files}: {counts_text(_counts(bad))}. Fix or remove them{'; ' if out else '.'}{out}"
+    first = f"{told} {remedies}".rstrip()
     return "\n  ".join([first, *table])
 
 
@@ -193,7 +197,7 @@ def _tail(name: str) -> str:
 
 
 def left_out_note(bad: Iterable[tuple[str, BadRows]]) -> str:
-    """Note on bad rows that were left out, by split."""
+    """Return a note on bad rows that were left out, by split."""
     return "; ".join(
         f"{counted(len(each), f'bad {split} row')} left out: {counts_text(_counts(each.faults))}"
         for split, each in bad

@@ -10,7 +10,7 @@ from typing import Any
 
 from forgetfree.data.bad_rows import RowError
 from forgetfree.data.encoding import token_ids
-from forgetfree.data.tables import plain
+from forgetfree.data.tables import common_start, plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
 
@@ -42,7 +42,7 @@ class Chat:
 
     @classmethod
     def of(cls, value: Any) -> Chat:
-        """Chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
+        """Return the chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
 
         Raises:
             ValueError: it is none; the message is a phrase for what was expected.
@@ -64,7 +64,7 @@ class Chat:
 
 
 def of_json(value: Any, expected: str) -> Any:
-    """Value of a text that is JSON, or of anything else; raise ``ValueError`` with what was expected where it is no JSON."""
+    """Return the value of a text that is JSON, or of anything else; raise ``ValueError`` with what was expected."""
     try:
         return parse_json(value) if isinstance(value, str) else plain(value)
     except ValueError as error:
@@ -72,7 +72,7 @@ def of_json(value: Any, expected: str) -> Any:
 
 
 def tools_of(value: Any) -> list[Any]:
-    """Tools of a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
+    """Return the tools of a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
     expected = "a list of tools, each an object"
     value = of_json(value, expected) if not isinstance(value, str) or value.strip() else None
     if not value:
@@ -83,7 +83,7 @@ def tools_of(value: Any) -> list[Any]:
 
 
 def _turn(turn: Any) -> Turn:
-    """One turn; raise ``ValueError`` with what was expected."""
+    """Return one turn; raise ``ValueError`` with what was expected."""
     role, content = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or role not in turn:
         raise ValueError(_TURNS)
@@ -102,7 +102,7 @@ def _turn(turn: Any) -> Turn:
 
 
 def _text_of(content: Any) -> Any:
-    """Text of a content that is a list of texts; any other as it is."""
+    """Return the text of a content that is a list of texts; any other as it is."""
     if not isinstance(content, list):
         return content
     texts = list[str]()
@@ -116,7 +116,7 @@ def _text_of(content: Any) -> Any:
 
 
 def _calls(text: Any) -> list[dict[str, Any]]:
-    """Tool calls of a turn that is the JSON of one or several."""
+    """Return the tool calls of a turn that is the JSON of one or several."""
     expected = "a function_call that is the JSON of an object with name and arguments, or of a list of them"
     calls = of_json(text, expected)
     calls = calls if isinstance(calls, list) else [calls]
@@ -129,7 +129,7 @@ def _calls(text: Any) -> list[dict[str, Any]]:
 
 
 def answer_of(chat: Chat) -> tuple[Chat, str]:
-    """Chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
+    """Return the chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
 
     Raises:
         ValueError: it has no such turn after another, or that is empty or not to be learned; with what was expected.
@@ -146,12 +146,12 @@ def answer_of(chat: Chat) -> tuple[Chat, str]:
 
 
 def without_weights(turns: Sequence[Turn]) -> list[Turn]:
-    """Turns without the keys that say whether they are learned."""
+    """Return the turns without the keys that say whether they are learned."""
     return [{key: value for key, value in turn.items() if key not in _LEARNED} for turn in turns]
 
 
 def answer_text(turn: Turn) -> str:
-    """Text of an answer: its content, or the JSON of the turn where that is more."""
+    """Return the text of an answer: its content, or the JSON of the turn where that is more."""
     content = turn.get("content", "")
     if turn.keys() <= {"role", "content"} and not content.startswith(_ANSWER):
         return str(content)
@@ -159,7 +159,7 @@ def answer_text(turn: Turn) -> str:
 
 
 def answer_turn(text: str) -> Turn:
-    """Turn that `answer_text` wrote."""
+    """Return the turn that `answer_text` wrote."""
     turn: Turn = json.loads(text) if text.startswith(_ANSWER) else {"role": "assistant", "content": text}
     return turn
 
@@ -213,7 +213,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate:
-        """Tokenizer's own template, which is told the same date every day."""
+        """Return the tokenizer's own template, which is told the same date every day."""
         source = str(tokenizer.get_chat_template())
         if isinstance(tokenizer.chat_template, Mapping) and "tool_use" in tokenizer.chat_template:
             of_tools = tokenizer.chat_template["tool_use"]
@@ -231,7 +231,7 @@ class ChatTemplate:
                 one, other = (self._rendered(Chat([*before, answer]), answered=True) for answer in answers)
             except RowError:  # the template may want other turns
                 continue
-            after = one[len(one) - _shared(one[::-1], other[::-1]) :]
+            after = one[len(one) - common_start(one[::-1], other[::-1]) :]
             known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
             for token in token_ids(self._tokenizer, [after], special=True)[0]:
                 text = str(self._tokenizer.convert_ids_to_tokens(token))
@@ -243,7 +243,7 @@ class ChatTemplate:
     # -- Texts -----------------------------------------------------------------------------------------------
 
     def put_together(self, chat: Chat, *, answered: bool = False) -> str:
-        """Chat, up to where the assistant begins unless it is answered.
+        """Return the text of a chat, up to where the assistant begins unless it is answered.
 
         Raises:
             RowError: the template refuses it.
@@ -262,14 +262,14 @@ class ChatTemplate:
 
     def check_read(self, chat: Chat, prompt: str) -> None:
         """Raise `RowError` if tools, or calls of them, change nothing in what stands before the answer."""
-        present = [key for key in _NEEDED if any(turn.get(key) for turn in chat.turns)]
-        if left_out := next((key for key in present if self._leaves_out(chat.turns, [key], chat.tools, prompt)), None):
-            raise _left_out(left_out, "chat")
+        for key in _NEEDED:
+            if any(turn.get(key) for turn in chat.turns) and self._leaves_out(chat.turns, [key], chat.tools, prompt):
+                raise _left_out(key, "chat")
         if chat.tools and self._leaves_out(chat.turns, [], [], prompt):
             raise _left_out("tools", "chat")
 
     def _leaves_out(self, turns: Sequence[Turn], keys: Sequence[str], tools: list[Any], whole: str) -> bool:
-        """True if a chat is put together alike without some keys of its turns."""
+        """Return whether a chat is put together alike without some keys of its turns."""
         bare = [{name: value for name, value in turn.items() if name not in keys} for turn in turns]
         bare = [{"content": "", **less} if less != turn else turn for less, turn in zip(bare, turns, strict=True)]
         answered = turns[-1]["role"] == "assistant"
@@ -279,7 +279,7 @@ class ChatTemplate:
             return False
 
     def answer(self, chat: Chat, turn: Turn, prompt: str) -> str:
-        """Text that a turn adds to a chat, up to where it ends.
+        """Return the text that a turn adds to a chat, up to where it ends.
 
         Raises:
             RowError: the template refuses it, or leaves out a part of it, or it cannot follow the prompt.
@@ -289,47 +289,48 @@ class ChatTemplate:
             present = [key for key in keys if turn.get(key)]
             if present and self._leaves_out([*chat.turns, turn], present, chat.tools, whole):
                 raise _left_out(present[0], "answer")
-        before = without_marks(prompt)
-        if without_marks(whole).startswith(before):
+        before, plain = without_marks(prompt), without_marks(whole)
+        if plain.startswith(before):
             text = self._ended(_behind(whole, len(before)))
         else:
-            text = self._literal(chat, turn, before, without_marks(whole))
+            text = self._content(chat, turn, before, plain)
         if not text.strip():
             raise _left_out("content", "answer")
         return text
 
-    def _literal(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
-        """Content of an answer where the chat with it does not begin with what the model is asked by.
+    def _content(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
+        """Return the content of an answer before which the prompt and the whole chat differ: by a name, or a thought.
 
-        So it is where a template writes another name before the answer, or opens a thought, which the content opens, too.
+        A template may write another name before the answer, or open a thought, which the content must open, too.
         """
-        content = turn.get("content", "")
-        other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
-        common = _shared(before, other)  # of the answer itself nothing, which may begin alike
-        left, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
-        opened = next((n for n in range(min(len(content), len(before)), 0, -1) if before.endswith(content[:n])), 0)
         if more := [key for key in turn if key not in ("role", "content")]:
             raise _left_out(more[0], "answer")
-        if len(left) <= opened:
-            return _behind(self._broken(content), opened)
-        if "think" in left.lower() or (rest and content.strip().endswith(rest)):
-            raise RowError(
-                "answer does not begin as the template's prompt ends",
-                f"expected an answer that begins with {brief(left)}, since the model's chat template ends the prompt with "
-                f"that, got {brief(content)}",
-                f"Begin answers with {brief(left)}.",
-            )
-        return str(self._broken(content))
+        content = turn.get("content", "")
+        other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
+        common = common_start(before, other)  # of the answer itself nothing, which may begin as the prompt ends
+        opened, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
+        if content.startswith(opened):
+            return _behind(self._broken(content), len(opened))
+        if not rest or (
+            rest != content.strip() and rest.endswith(content.strip())
+        ):  # no answer is shown, or by another name
+            return str(self._broken(content))
+        raise RowError(
+            "answer does not begin as the template's prompt ends",
+            f"expected an answer that begins with {brief(opened)}, since the model's chat template ends the prompt with "
+            f"that, got {brief(content)}",
+            f"Begin answers with {brief(opened)}.",
+        )
 
     def _ended(self, added: str) -> str:
-        if self.ending and added.endswith(self.ending):
-            return added[: -len(self.ending)]
+        """Return what a turn adds to a chat without what ends it."""
         end = self._tokenizer.eos_token if self.end is None else self._tokenizer.convert_ids_to_tokens(self.end)
-        text, found, rest = added.rpartition(end or _BREAK)
-        if found and not rest.strip():
+        end = end or _BREAK
+        text, found, rest = added.rpartition(end)
+        if found and (not rest.strip() or end + rest == self.ending):
             return text
         if self.end is None:
-            return added
+            return added.removesuffix(self.ending)
         raise RowError(
             "answer ends otherwise",
             f"expected an answer that the model's chat template ends as it ends others, with {brief(self.ending)}, got "
@@ -337,7 +338,7 @@ class ChatTemplate:
         )
 
     def _broken(self, value: Any) -> Any:
-        """Value with a mark inside each special token that its texts spell."""
+        """Return the value with a mark inside each special token that its texts spell."""
         if isinstance(value, str):
             return self._special.sub(lambda found: found[0][:1] + _BREAK + found[0][1:], value)
         if isinstance(value, Mapping):
@@ -359,11 +360,11 @@ class ChatTemplate:
     # -- Token ids -------------------------------------------------------------------------------------------
 
     def has_special(self, text: str) -> bool:
-        """True if a text with marks has special tokens of the template."""
+        """Return whether a text with marks has special tokens of the template."""
         return bool(self._special.search(text))
 
     def without_beginning(self, text: str, count: int) -> str:
-        """Text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
+        """Return the text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
         if not self._tokenizer.is_fast:
             return text[count:]
         how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -371,7 +372,7 @@ class ChatTemplate:
         return text[max(1, places[count][0]) :] if count < len(places) else ""
 
     def ids(self, text: str, *, inside: bool = False) -> list[int]:
-        """Ids of a text with marks: special tokens are those of the template alone."""
+        """Return the ids of a text with marks: special tokens are those of the template alone."""
         first, *others = text.split(_BREAK)
         pieces = token_ids(self._tokenizer, [first], inside=inside, special=True)
         pieces += token_ids(self._tokenizer, others, inside=True, special=True)
@@ -387,18 +388,12 @@ def _left_out(key: str, what: str) -> RowError:
 
 
 def without_marks(text: str) -> str:
-    """Text without the marks inside the special tokens that it spells."""
+    """Return the text without the marks inside the special tokens that it spells."""
     return text.replace(_BREAK, "")
 
 
-def _shared(one: str, other: str) -> int:
-    """Number of characters that two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _behind(text: str, count: int) -> str:
-    """Text with marks without its first ``count`` characters, of which marks are none."""
+    """Return the text with marks without its first ``count`` characters, of which marks are none."""
     if _BREAK not in text:
         return text[count:]
     places = [place for place, character in enumerate(text) if character != _BREAK]

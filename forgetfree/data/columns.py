@@ -17,6 +17,22 @@ PAIR = ("text_a", "text_b")
 WORDS = ("tokens", "words")
 #: The column of a chat.
 CHATS = ("messages", "conversations", "conversation")
+#: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
+PROMPTS = {
+    ("prompt",): ("target", "completion", "response", "answer", "answers", "output"),
+    ("instruction", "input"): ("output", "response"),
+    ("instruction", "context"): ("output", "response"),
+    ("instruction",): ("output", "response"),
+    ("context", "question"): ("answers", "answer"),
+    ("passage", "question"): ("answer",),
+    ("question",): ("answer", "answers"),
+    ("input",): ("output", "target"),
+    ("document",): ("summary",),
+    ("article",): ("highlights", "summary"),
+    ("dialogue",): ("summary",),
+    ("text",): ("summary",),
+    ("source",): ("translation", "target"),
+}
 #: Common names, compared without case and punctuation.
 _SINGLES = (
     *("text", "sentence", "review", "content", "comment", "tweet", "message", "post", "body", "document"),
@@ -47,7 +63,7 @@ class ColumnNames:
 
     @classmethod
     def of(cls, texts: str | Sequence[str] | None, label: str | None) -> ColumnNames:
-        """Names of what a user gives.
+        """Return the columns that a user names.
 
         Raises:
             UsageError: these are not one or two different names of texts, and another of a label.
@@ -62,7 +78,7 @@ class ColumnNames:
         return cls(names, label)
 
     def over(self, source: Mapping[str, Any]) -> ColumnNames:
-        """These names, and those of a ``source.json`` where they are left out."""
+        """Return these names, with those of a ``source.json`` where they are left out."""
         source_columns = ColumnNames.of(source.get("text_column"), source.get("label_column"))
         return replace(self, texts=self.texts or source_columns.texts, label=self.label or source_columns.label)
 
@@ -72,7 +88,7 @@ NO_COLUMN_NAMES = ColumnNames()
 
 
 def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of an argument that is one of them, several or none."""
+    """Return the names of an argument that is one of them, several or none."""
     every = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     return tuple(nfc(name) if isinstance(name, str) else name for name in every)
 
@@ -108,20 +124,20 @@ class ReadOptions:
         kinds: str | Sequence[str] | None = None,
         label_map: str | Sequence[str] | None = None,
     ) -> ReadOptions:
-        """Options of what a call gives."""
+        """Return the options of a call."""
         named = listed_names(texts), listed_names(labels)
         return cls(*named, skip_bad_rows, listed_names(metrics), listed_names(kinds), listed_names(label_map))
 
     def kind(self, task: str) -> str | None:
-        """Kind that is named for a task: for it alone, or else for all."""
+        """Return the kind that is named for a task: for it alone, or else for all."""
         return _one("--kind", self.kinds, task)
 
     def metric(self, task: str) -> str | None:
-        """Metric that is named for a task: for it alone, or else for all."""
+        """Return the metric that is named for a task: for it alone, or else for all."""
         return _one("--metric", self.metrics, task)
 
     def new_labels(self, task: str) -> dict[str, str]:
-        """What labels of a task are read as, by what is written."""
+        """Return the labels that others of a task are read as, by what is written."""
         of_all, own = dict[str, str](), dict[str, str]()
         for each in self.label_map:
             old, _, new = each.rpartition("=")
@@ -130,7 +146,7 @@ class ReadOptions:
         return of_all | own
 
     def columns(self, task: str) -> ColumnNames:
-        """Columns that are named for a task: for it alone, or else for all."""
+        """Return the columns that are named for a task: for it alone, or else for all."""
         return ColumnNames.of(_of_task(self.texts, task), _one("--label-column", self.labels, task))
 
     def check(self, tasks: Collection[str]) -> None:
@@ -153,24 +169,24 @@ class ReadOptions:
 
 
 def _split(named: str) -> tuple[str, str]:
-    """Task that a name is for, which may be none, and the name."""
+    """Return the task that a name is for, which may be none, and the name."""
     owner, sign, name = named.partition("=")
     return (owner, name) if sign else ("", named)
 
 
 def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
-    """Names that are for all tasks, or for one of these."""
+    """Return the names that are for all tasks, or for one of these."""
     return [each for each in named if _split(each)[0] in ("", *tasks)]
 
 
 def names_of_tasks(named: Iterable[str], tasks: Collection[str]) -> list[str]:
-    """Names of which those that were for all tasks are for these alone."""
+    """Return names, of which those that were for all tasks are for these alone."""
     owned = ((owner, name) for owner, name in map(_split, named))
     return [f"{each}={name}" for owner, name in owned for each in ([owner] if owner else tasks)]
 
 
 def labels_of_tasks(named: Iterable[str], tasks: Collection[str], known: Collection[str]) -> list[str]:
-    """Pairs ``OLD=NEW`` of which those without one of the ``known`` tasks are for these alone."""
+    """Return pairs ``OLD=NEW``, of which those without one of the ``known`` tasks are for these alone."""
     alone = [(each, mapped_label(each, known) == each.rpartition("=")[0]) for each in named]
     return [
         one for each, plain in alone for one in ([f"{task}:{each}" for task in tasks] if plain and tasks else [each])
@@ -178,13 +194,13 @@ def labels_of_tasks(named: Iterable[str], tasks: Collection[str], known: Collect
 
 
 def written_label(cell: Any) -> str:
-    """Label of a cell, before it is mapped: ``false`` and ``true``, 3 for 3.0, and one form of each character."""
+    """Return the label of a cell, before it is mapped: ``false`` and ``true``, 3 for 3.0, and one form of each character."""
     text = str(cell).lower() if isinstance(cell, bool) else nfc(str(cell)).strip()
     return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
 
 
 def mapped_label(named: str, tasks: Collection[str]) -> str:
-    """Label that is read as another by ``OLD=NEW``, or by ``TASK:OLD=NEW`` with one of these tasks.
+    """Return the label that is read as another by ``OLD=NEW``, or by ``TASK:OLD=NEW`` with one of these tasks.
 
     >>> mapped_label("mood:hapy=happy", ["mood"]), mapped_label("NUM:date=date", ["mood"])
     ('hapy', 'NUM:date')
@@ -200,7 +216,7 @@ def _of_task(named: Sequence[str], task: str) -> list[str]:
 
 
 def _one(option: str, named: Sequence[str], task: str) -> str | None:
-    """Only name for a task, if any; raise ``UsageError`` if there are several."""
+    """Return the only name for a task, if any; raise ``UsageError`` if there are several."""
     names = _of_task(named, task)
     if len(names) > 1:
         raise UsageError(
@@ -214,7 +230,7 @@ READ_DEFAULTS = ReadOptions()
 
 
 def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[ColumnNames, str]:
-    """Columns of texts and label of a table, and a note on them, empty where they were named or are ours.
+    """Return the columns of texts and label of a table, and a note on them, empty where they were named or are ours.
 
     Raises:
         DataError: a column is missing, or several may be meant.
@@ -247,7 +263,7 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
 
 
 def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[str, ...]:
-    """Columns of texts of a table, which may be without labels; none where no name is recognised.
+    """Return the columns of texts of a table, which may be without labels; none where no name is recognised.
 
     Raises:
         DataError: a column that was named is missing, or several may be meant.
@@ -277,8 +293,13 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
     return texts
 
 
+def are_prompts_and_answers(columns: Sequence[str]) -> bool:
+    """Return whether columns have common names of prompts, and the last that of their answers."""
+    return columns[-1] in PROMPTS.get(tuple(columns[:-1]), ())
+
+
 def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> bool:
-    """True if columns of common names hold texts and a label, which is none of ``beside``."""
+    """Return whether columns of common names hold texts and a label, which is none of ``beside``."""
     plain = _known(names)
     labels = filter(is_label, plain.keys() - _known(beside).keys())
     paired = any({bare_name(one), bare_name(other)} <= plain.keys() for one, other in _PAIRS)
@@ -286,17 +307,17 @@ def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> b
 
 
 def is_label(name: str) -> bool:
-    """True if a column has a common name of labels."""
+    """Return whether a column has a common name of labels."""
     return bare_name(name) in map(bare_name, _LABELS)
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:
-    """Table's names by how they are compared; the first of several that are alike."""
+    """Return the table's names by how they are compared; the first of several that are alike."""
     return {bare_name(name): name for name in reversed(list(names))}
 
 
 def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
-    """Our columns of texts, where a table has them."""
+    """Return our columns of texts, where a table has them."""
     if kind in ("pair", None) and set(PAIR) <= set(header):
         return PAIR
     if kind == "tokens" and (words := [name for name in WORDS if name in header]):
@@ -315,7 +336,7 @@ def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) 
 
 
 def bare_name(name: str) -> str:
-    """Name without case and punctuation: "Sci/Tech" and "sci_tech" are equal."""
+    """Return a name without case and punctuation: "Sci/Tech" and "sci_tech" are equal."""
     return re.sub(r"[\W_]+", "", name).lower()
 
 

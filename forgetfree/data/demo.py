@@ -21,7 +21,7 @@ _ROWS = Path(__file__).with_name("demo_rows")
 
 
 def load(task: str) -> dict[str, list[Row]]:
-    """Rows ``(text_a, text_b or None, label)`` of one task, by split: ``train``, ``validation``, ``test``.
+    """Return the rows ``(text_a, text_b or None, label)`` of one task, by split: ``train``, ``validation``, ``test``.
 
     Where words are labelled, a row has a sentence with single spaces between its words, and a tuple of labels; where a text is
     the answer, a prompt and a tuple of the texts that are right.

@@ -28,11 +28,11 @@ class _Slot:
     inside: bool
 
     def column_of(self, rows: Rows) -> Sequence[str]:
-        """Texts that stand here."""
+        """Return the texts that stand here."""
         return rows.second if self.name == "text_b" else rows.first
 
     def of(self, text: str) -> str:
-        """Text as it stands here."""
+        """Return the text as it stands here."""
         if self.style == "whole":
             return self.prefix + text
         text = text.strip()
@@ -44,7 +44,7 @@ class _Slot:
 
 
 def _pieces_of(template: str) -> list[str | _Slot]:
-    """Literal texts and the slots of a prompt, in order."""
+    """Return the literal texts and the slots of a prompt, in order."""
     pieces: list[str | _Slot] = []
     end = 0
     for match in _SLOT.finditer(template):
@@ -98,7 +98,7 @@ class Encoder:
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every row."""
+        """Return the token ids of every row."""
         parts = self._parts(2 if rows.second else 1)
         columns = [
             token_ids(self.tokenizer, [slot.of(text) for text in slot.column_of(rows)], inside=slot.inside)
@@ -117,7 +117,7 @@ class Encoder:
         return encoded
 
     def _parts(self, texts: int) -> list[list[int] | _Slot]:
-        """Ids and the slots that make a row of one text or two."""
+        """Return the ids and the slots that make a row of one text or two."""
         if self._prompt is not None:
             return self._prompt
         if texts == 1:
@@ -131,7 +131,7 @@ class Encoder:
         self.cut.append(max(over, 0))
 
     def cut_note(self, what: str, count: int) -> str:
-        """Note on rows that were cut; empty where there are none."""
+        """Return a note on rows that were cut; empty where there are none."""
         rows, tokens = sum(map(bool, self.cut)), sum(self.cut)
         if not rows:
             return ""
@@ -142,12 +142,12 @@ class Encoder:
         )
 
     def room(self, texts: int) -> int:
-        """Number of tokens left for one text or two."""
+        """Return the number of tokens left for one text or two."""
         fixed = sum(len(part) for part in self._parts(texts) if not isinstance(part, _Slot))
         return self._max_length - len(self.opening) - len(self.closing) - fixed
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
-        """Faults of the rows that this model cannot learn from, by their numbers; here none."""
+        """Return the faults of the rows that this model cannot learn from, by their numbers; here none."""
         return {}
 
     def _part(self, piece: str | _Slot, *, inside: bool) -> list[int] | _Slot:
@@ -176,7 +176,7 @@ class WordEncoder(Encoder):
         self._wordless = [self.blank if unknown is None else unknown]
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every sentence."""
+        """Return the token ids of every sentence."""
         sentences = [text.split(" ") for text in rows.first]
         # As they stand in a text: a space belongs to the word after it, as byte-level tokenizers see it.
         first = list({words[0] for words in sentences})
@@ -194,7 +194,7 @@ class WordEncoder(Encoder):
 
 
 def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
-    """Task without the rows that its model cannot learn from.
+    """Return a task without the rows that its model cannot learn from.
 
     Raises:
         BadDataError: there are such rows, and they are not left out, or a split has no others.
@@ -227,7 +227,7 @@ _LEAD = "a"
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False, special: bool = False) -> list[list[int]]:
-    """Ids of texts, to which no special token is added.
+    """Return the ids of texts, to which no special token is added.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -262,7 +262,7 @@ def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
-    """Vocabulary ids of the label words, each read as it stands after a space."""
+    """Return the vocabulary ids of the label words, each read as it stands after a space."""
     check_label_words(tokenizer, {task: words})
     return [ids[0] for ids in _after_space(tokenizer, words)]
 
@@ -278,17 +278,12 @@ def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> Non
 
 
 def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
-    """Label words that are not a single token, and those that are the token of an earlier word."""
+    """Return the label words that are not a single token, and those that are the token of an earlier word."""
     by_token = dict[int, str]()
-    for word, token in _single_tokens(tokenizer, words).items():
-        by_token.setdefault(token, word)
+    for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
+        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+            by_token.setdefault(ids[0], word)
     return [word for word in words if word not in by_token.values()]
-
-
-def _single_tokens(tokenizer: Any, words: Sequence[str]) -> dict[str, int]:
-    """Token of each word that is a single one, and known."""
-    pieces = zip(words, _after_space(tokenizer, words), strict=True)
-    return {word: ids[0] for word, ids in pieces if len(ids) == 1 and ids[0] != tokenizer.unk_token_id}
 
 
 def _after_space(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:

@@ -94,7 +94,7 @@ class EncodedRows:
         return groups
 
     def _labels(self, i: int) -> Any:
-        """Label of a row, or the list of those of its words."""
+        """Return the label of a row, or the list of those of its words."""
         if self.words is None:
             return int(self.labels[i])
         return self.labels[self.words[i] : self.words[i + 1]].tolist()
@@ -107,7 +107,7 @@ class EncodedRows:
         return x, self.labels[first : first + self.counts[i]]
 
     def answered(self, logits: Tensor) -> Tensor:
-        """Logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
+        """Return the logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
         if self.words is None:
             return logits
         lengths, counts = self.words.diff(), torch.tensor(self.counts, device="cpu")
@@ -118,7 +118,7 @@ class EncodedRows:
         return answers
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Mini-batch of the rows at ``indices``, padded to the longest of them."""
+        """Return a mini-batch of the rows at ``indices``, padded to the longest of them."""
         return self.collate([(*self[i], self.task) for i in indices])
 
     def collate(self, items: Sequence[tuple[Any, ...]]) -> Batch:
@@ -131,7 +131,7 @@ class EncodedRows:
         return x, torch.cat(labels), tasks.repeat_interleave(torch.tensor([len(each) for each in labels], device="cpu"))
 
     def subset(self, indices: Sequence[int]) -> EncodedRows:
-        """Rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         return EncodedRows.of(rows, [self._labels(i) for i in indices], self.task, self.pad, self.kind)
 
@@ -184,12 +184,12 @@ class DatasetExamples:
         return digest.hexdigest()
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Mini-batch of the rows at ``indices``."""
+        """Return a mini-batch of the rows at ``indices``."""
         x = torch.stack([self._dataset[self._rows[i]][0] for i in indices])
         return x, self.labels[list(indices)], torch.full((len(indices),), self.task, device="cpu")
 
     def subset(self, indices: Sequence[int]) -> DatasetExamples:
-        """Rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         return DatasetExamples(self._dataset, self._all_labels, self.task, [self._rows[i] for i in indices])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
@@ -35,63 +35,51 @@ _SHARD = re.compile(
 
 
 def tasks_at(place: Path) -> list[str] | None:
-    """Tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
 
     A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
     unless it has several configurations: each is a task of its own name.
     """
     if not place.is_dir():
         return [] if place.is_file() and format_of(place.name)[1] else None
-    if _is_saved(place):
-        return []
-    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
-        return None  # of a snapshot, it is the folder of files
-    if not _is_snapshot(place):
-        return [] if _has_files(place) else None
-    names = _configurations(place)
-    return names if len(names) > 1 else []
+    form = _form_of(place)
+    folders = [
+        path for path in place.iterdir() if path.is_dir() and path.name != "data"
+    ]  # a snapshot's files are in data
+    if form != "saved" and any(_form_of(path) == "files" for path in folders):
+        return None
+    names = _configurations(place) if form == "snapshot" else []
+    return (names if len(names) > 1 else []) if form else None
 
 
 def holds_a_task(folder: Path) -> bool:
-    """True if a folder holds rows in any form, whatever may be wrong with them."""
-    return _has_files(folder) or _is_saved(folder) or _is_snapshot(folder)
+    """Return whether a folder holds rows in any form, whatever may be wrong with them."""
+    return _form_of(folder) is not None
 
 
-def _has_files(folder: Path) -> bool:
-    """True if a folder holds the file of a split; one that may not be read holds none."""
+def _form_of(folder: Path) -> Literal["saved", "files", "snapshot"] | None:
+    """Return how a folder holds rows: as ``datasets.save_to_disk`` wrote them, in a file a split, or as the hub has them.
+
+    A data set of the hub has its files in parts, or a card that describes them. A folder that may not be read holds none.
+    """
     if not os.access(folder, os.R_OK | os.X_OK):
-        return False
-    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
-    return any(format and split_of(stem) for stem, format in named)
-
-
-def _is_saved(folder: Path) -> bool:
-    """True if ``datasets.save_to_disk`` wrote the folder."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def _is_snapshot(folder: Path) -> bool:
-    """True if the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
-    if _is_saved(folder):
-        return False
-    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
-    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
-
-
-def _has_card(folder: Path) -> bool:
-    """True if a ``README.md``, or ``dataset_infos.json``, describes the folder as a data set of the hub."""
-    if (folder / "dataset_infos.json").is_file():
-        return True
-    card = folder / "README.md"
-    if not card.is_file():
-        return False
-    with card.open("rb") as file:
-        head = file.read(2**16)
-    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+        return None
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return "saved"
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    if any(format and split_of(stem) for stem, format in map(format_of, names)):
+        return "files"
+    data = folder / "data"
+    parts = data.iterdir() if data.is_dir() and os.access(data, os.R_OK | os.X_OK) else []
+    if any(_SHARD.fullmatch(name.lower()) for name in (*names, *(path.name for path in parts))):
+        return "snapshot"
+    head = (folder / "README.md").read_bytes()[: 2**16] if "README.md" in names else b""
+    has_card = head.startswith(b"---") and re.search(rb"^(configs|dataset_info):", head, re.MULTILINE)
+    return "snapshot" if has_card or "dataset_infos.json" in names else None
 
 
 def _configurations(folder: Path) -> list[str]:
-    """Names of the configurations of a hub snapshot."""
+    """Return the names of the configurations of a hub snapshot."""
     with _datasets_errors(folder):
         from datasets import get_dataset_config_names
 
@@ -102,10 +90,11 @@ def _configurations(folder: Path) -> list[str]:
 
 
 def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
-    """Tables of a task's folder; a file that cannot be read is added to the faults."""
-    if _is_saved(folder):
+    """Return the tables of a task's folder; a file that cannot be read is added to the faults."""
+    form = _form_of(folder)
+    if form == "saved":
         return _read_saved(folder)
-    if not _has_files(folder) and _is_snapshot(folder):
+    if form == "snapshot":
         return _read_snapshot(folder, name)
     paths = _files_of(name, folder)
     read = {split: faults.attempt(read_table, path) for split, path in paths.items()}
@@ -117,7 +106,7 @@ def read_folder(name: str, folder: Path, faults: DataFaults) -> Tables:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """Files of a task's splits, in any of the formats."""
+    """Return the files of a task's splits, in any of the formats."""
     every = sorted(folder.iterdir())
     found, files = ", ".join(path.name for path in every) or "nothing", dict[str, Path]()
     for split in SPLITS:
@@ -248,7 +237,7 @@ def read_source(folder: Path) -> dict[str, Any]:
 
 
 def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
-    """Keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
+    """Return the keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
     kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
     names = ("a list of names, all different", _are_names)
@@ -269,7 +258,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _are_names(names: Any) -> bool:
-    """True if these are different texts that are not blank, or whole numbers used as names."""
+    """Return whether these are different texts that are not blank, or whole numbers used as names."""
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return False
     plain = {nfc(str(name)).strip() for name in names}

@@ -10,10 +10,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, takewhile
+from itertools import permutations
 from typing import Any
 
-from forgetfree.data.tables import shown
+from forgetfree.data.tables import common_start, shown
 from forgetfree.display import counted, is_blank, nfc, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
@@ -45,7 +45,7 @@ _A_NAN = "nan often marks rows without a label; if it is a label, name all label
 def label_cells(
     column: Sequence[Any], typed: bool = True, names: Sequence[str] = (), as_written: bool = False
 ) -> list[int | str | ValueError]:
-    """Cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
+    """Return the cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
 
     A text is a whole number where it is the plain spelling of one, and ``1.0`` is where all numbers of the column are written
     so. Any other text is a name, and makes names of the whole numbers beside it if it holds a digit: 01 and 1 are two codes.
@@ -85,7 +85,7 @@ def _of_value(value: Any, names: Sequence[str], as_written: bool) -> int | str |
 
 
 def _several(texts: set[str]) -> set[str]:
-    """Texts that seem to hold several labels.
+    """Return the texts that seem to hold several labels.
 
     These are written lists; texts whose parts between commas, slashes, + or & are all texts of their own; and all with a
     vertical bar, a semicolon or a line break, where one of these stands between parts that other texts have, too.
@@ -115,7 +115,7 @@ def _part(text: str) -> str:
 
 
 def _reader(texts: set[str], several: set[str], typed: bool, named: bool) -> Any:
-    """Reader of a text in a column that holds these, of which some seem to hold several labels."""
+    """Return a reader of a text in a column that holds these, of which some seem to hold several labels."""
     numeric = {text for text in texts - several if any(map(str.isdigit, text))}
     whole = {text for text in numeric if _WHOLE.fullmatch(text)}
     as_reals = bool(numeric) and all(map(_WHOLE_AS_REAL.fullmatch, numeric))
@@ -139,7 +139,7 @@ def _reader(texts: set[str], several: set[str], typed: bool, named: bool) -> Any
 
 
 def _are_reals(texts: set[str]) -> bool:
-    """True if texts are real numbers that a program wrote: each in its shortest form, or all with as many decimals.
+    """Return whether a program wrote these real numbers: each in its shortest form, or all with as many decimals.
 
     >>> _are_reals({"0.13", "2", "3.5"}), _are_reals({"2.50", "0.13"}), _are_reals({"1.1", "1.10"}), _are_reals({"1", "1.0"})
     (True, True, False, False)
@@ -170,11 +170,11 @@ class Labels:
 
     @classmethod
     def named(cls, names: Sequence[str]) -> Labels:
-        """Labels of these names, which may be written as numbers from 0, too."""
+        """Return the labels of these names, which may be written as numbers from 0, too."""
         return cls(tuple(names), {i: i for i in range(len(names))})
 
     def place(self, cell: int | str) -> int | None:
-        """Number of a label as it is written; ``None`` if there is no such label."""
+        """Return the number of a label as it is written; ``None`` if there is no such label."""
         if isinstance(cell, int):
             return self.numbers.get(cell)
         if cell in self.names:
@@ -189,7 +189,7 @@ class Labels:
 
 
 def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
-    """Labels that training rows have; of names that look alike the commonest, see `check_alike`.
+    """Return the labels that training rows have; of names that look alike the commonest, see `check_alike`.
 
     ``numbered`` says that numbers are the places of ``names``, as in a ``ClassLabel``; else a number may itself be a name.
 
@@ -226,7 +226,7 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
 
 
 def _numbers_of(names: Sequence[str]) -> dict[int, int]:
-    """Places of the names that are whole numbers, or look like one, by these."""
+    """Return the places of the names that are whole numbers, or look like one, by these."""
     alike = {int(seen): i for i, name in enumerate(names) if _WHOLE.fullmatch(seen := folded(name))}
     return alike | {int(name): i for i, name in enumerate(names) if _WHOLE.fullmatch(name)}
 
@@ -257,7 +257,7 @@ def check_alike(
 
 
 def notes_of_slips(cells: Iterable[int | str]) -> list[str]:
-    """Notes on rare labels that one slip of typing makes of a common one, see `is_slip`."""
+    """Return notes on rare labels that one slip of typing makes of a common one, see `is_slip`."""
     counts = Counter(cell for cell in cells if isinstance(cell, str))
     if len(counts) > _MOST_COMPARED:
         return []
@@ -274,22 +274,17 @@ def notes_of_slips(cells: Iterable[int | str]) -> list[str]:
 
 
 def is_slip(one: str, other: str) -> bool:
-    """True if words of four letters or more differ by a letter that is another, missing, or swapped with the next.
+    """Return whether words of four letters or more differ by a letter that is another, missing, or swapped with the next.
 
     >>> is_slip("feautre", "feature"), is_slip("shiping", "shipping"), is_slip("level1", "level2"), is_slip("cat", "car")
     (True, True, False, False)
     """
-    start = _shared_start(one, other)
+    start = common_start(one, other)
     ours, theirs = one[start:], other[start:]
-    end = _shared_start(ours[::-1], theirs[::-1])
+    end = common_start(ours[::-1], theirs[::-1])
     ours, theirs = ours[: len(ours) - end], theirs[: len(theirs) - end]
     differ = {len(ours), len(theirs)} <= {0, 1} or (len(ours) == 2 and ours == theirs[::-1])
     return differ and min(len(one), len(other)) >= 4 and not any(map(str.isdigit, ours + theirs))
-
-
-def _shared_start(one: str, other: str) -> int:
-    """Number of letters with which both begin."""
-    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def _map_flag(old: str, new: str) -> str:
@@ -304,7 +299,7 @@ def _groups(names: Iterable[str]) -> list[list[str]]:
 
 
 def folded(name: str) -> str:
-    """Name as a reader sees it: without case, invisible characters and blanks beside signs, é in one code; 1.0 is 1."""
+    """Return a name as a reader sees it: without case, invisible characters, blanks beside signs; é in one code; 1.0 is 1."""
     seen = " ".join(unicodedata.normalize("NFKC", without_invisible(name)).casefold().split())
     seen = _BLANKS_BESIDE.sub(r"\1", unicodedata.normalize("NFKC", seen))
     return seen.removesuffix(".0") if _WHOLE_AS_REAL.fullmatch(seen) else seen
@@ -316,7 +311,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def notes_of_labels(cells: Iterable[int | str], labels: Labels, split: str) -> list[str]:
-    """Notes on the labels of a split that are written otherwise than their names."""
+    """Return notes on the labels of a split that are written otherwise than their names."""
     places = {cell: labels.place(cell) for cell in dict.fromkeys(cells) if str(cell) not in labels.names}
     read = [  # a number may be that of a name, which is no other spelling
         (cell, labels.names[place])

@@ -8,28 +8,12 @@ from typing import Any
 
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, of_json, tools_of
-from forgetfree.data.columns import CHATS, are_labelled_texts
+from forgetfree.data.columns import CHATS, PROMPTS, are_labelled_texts
 from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.tables import Columns, Table, TaskTables
 from forgetfree.display import brief, is_text
-from forgetfree.errors import BadDataError, DataError
+from forgetfree.errors import DataError
 
-#: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
-_COLUMNS = {
-    ("prompt",): ("target", "completion", "response", "answer", "answers", "output"),
-    ("instruction", "input"): ("output", "response"),
-    ("instruction", "context"): ("output", "response"),
-    ("instruction",): ("output", "response"),
-    ("context", "question"): ("answers", "answer"),
-    ("passage", "question"): ("answer",),
-    ("question",): ("answer", "answers"),
-    ("input",): ("output", "target"),
-    ("document",): ("summary",),
-    ("article",): ("highlights", "summary"),
-    ("dialogue",): ("summary",),
-    ("text",): ("summary",),
-    ("source",): ("translation", "target"),
-}
 #: Columns beside chats, or prompts, that belong to what is asked: the text of the system, tools, and earlier turns.
 _SYSTEM = ("system", "system_prompt", "system_message")
 _TOOLS = ("tools", "functions")
@@ -44,12 +28,12 @@ def _chat_of(names: Collection[str]) -> str | None:
 
 
 def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
-    pairs = ((prompts, answer) for prompts, answers in _COLUMNS.items() for answer in answers)
+    pairs = ((prompts, answer) for prompts, answers in PROMPTS.items() for answer in answers)
     return next((pair for pair in pairs if names >= {*pair[0], pair[1]}), None)
 
 
 def are_prompts(task: TaskTables) -> bool:
-    """True if the columns of a task are those of prompts and answers, or of chats.
+    """Return whether the columns of a task are those of prompts and answers, or of chats.
 
     Texts with a label beside them, and rows whose label column the user names, are to be classified.
     """
@@ -60,27 +44,22 @@ def are_prompts(task: TaskTables) -> bool:
     return bool(_chat_of(names) or pair) and not are_labelled_texts(names, beside=answer)
 
 
-def are_prompts_and_answers(columns: Sequence[str]) -> bool:
-    """True if columns have common names of prompts, and the last that of their answers."""
-    return columns[-1] in _COLUMNS.get(tuple(columns[:-1]), ())
-
-
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
-    """Columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
+    """Return the columns of prompts, or chats, where answers may be missing; none where no name is known."""
     if form == "messages" and (chat := _chat_of(names)):
         return (chat,)
     pair = _pair_of(set(names))
-    return pair[0] if pair else next((prompts for prompts in _COLUMNS if set(names) >= set(prompts)), ())
+    return pair[0] if pair else next((prompts for prompts in PROMPTS if set(names) >= set(prompts)), ())
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:
-    """Answers that a task allows; none where any text may answer."""
+    """Return the answers that a task allows; none where any text may answer."""
     known = task.registered.closed_answers if task.registered else ()
     return tuple(str(text).strip() for text in task.source.get("closed_answers") or known)
 
 
 def one_prompt(texts: Sequence[str]) -> str:
-    """Texts of a row as one prompt, one after another."""
+    """Return the texts of a row as one prompt, one after another."""
     return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())
 
 
@@ -88,38 +67,38 @@ def one_prompt(texts: Sequence[str]) -> str:
 
 
 def is_empty(cell: Any) -> bool:
-    """True if a cell beside a chat says nothing."""
+    """Return whether a cell beside a chat says nothing."""
     if isinstance(cell, str):
         return cell.strip() in ("", "[]", "null")
     return cell is None or (isinstance(cell, list | Mapping) and not cell)
 
 
 def columns_beside(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
-    """Columns of a row beside those that are ``read`` whose cells belong to what is asked, and are not empty."""
+    """Return the columns beside those ``read`` whose cells belong to what is asked, and are not empty."""
     names = (*BESIDE, *_UNREADABLE)
     return [name for name in names if name in cells and name not in read and not is_empty(cells[name])]
 
 
 class CellError(ValueError):
-    """A cell says something else than was expected."""
+    """A cell says something else than was expected; ``what`` says it in a few words, as a `BadRow` does."""
 
-    def __init__(self, column: str, expected: str, got: Any) -> None:
-        self.column, self.expected, self.got = column, expected, got
+    def __init__(self, column: str, what: str, expected: str, got: Any) -> None:
+        self.column, self.what, self.expected, self.got = column, what, expected, got
         super().__init__(f"column {column!r}: expected {expected}, got {brief(got)}")
 
 
 def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
-    """Chat with what the columns beside it say; raise `CellError` for a cell that says something else than was expected."""
+    """Return a chat with what the columns beside it say; raise `CellError` where a cell says something else."""
     for name in columns_beside(cells):
         try:
             chat = _with_cell(chat, name, cells[name])
         except ValueError as error:
-            raise CellError(name, str(error), cells[name]) from error
+            raise CellError(name, f"{name} beside a chat", str(error), cells[name]) from error
     return chat
 
 
 def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
-    """Chat with what one column says; raise ``ValueError`` with what was expected."""
+    """Return the chat with what one column says; raise ``ValueError`` with what was expected."""
     if name in _UNREADABLE:
         raise ValueError("nothing, since texts alone are read here: remove the column or the row")
     system = [turn for turn in chat.turns[:1] if turn["role"] in ("system", "developer")]
@@ -140,7 +119,7 @@ def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
 
 
 def _earlier_turns(cell: Any) -> list[Turn]:
-    """Turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
+    """Return the turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
     expected = "a list of pairs of texts, of the user and of the assistant"
     pairs = of_json(cell, expected)
     pairs = pairs if isinstance(pairs, list) else [None]
@@ -185,7 +164,7 @@ class PromptReader:
         self.phrase = _phrase(self.columns, used, unread, chats=self._has_chats)
 
     def rows(self) -> Rows:
-        """Good rows; the others are added to the table's bad rows."""
+        """Return the good rows; the others are added to the table's bad rows."""
         table = self._table
         read = [table.bad.attempt(self._row, i) for i in range(len(table.numbers))]
         good = [(*row, number) for row, number in zip(read, table.numbers, strict=True) if row is not None]
@@ -193,68 +172,56 @@ class PromptReader:
         return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
 
     def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
-        prompt, right = self._chat(i) if self._has_chats else self._prompt_and_targets(i)
-        if self._allowed:
-            allowed = tuple(text.strip() for text in right if text.strip() in self._allowed)
-            if not allowed:
+        """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
+        record = Columns(self._table.columns, lambda name: self._table.columns[name][i])
+        try:
+            prompt, right = self._chat(record) if self._has_chats else self._prompt_and_targets(record)
+            if self._allowed and not any(text.strip() in self._allowed for text in right):
                 expected = f"one of closed_answers, {brief(self._allowed, 200)}"
-                raise self._refusal(self.columns[-1], i, "no allowed answer", expected, right[0])
-            right = allowed
+                raise CellError(self.columns[-1], "no allowed answer", expected, right[0])
+        except CellError as error:
+            got = brief(error.got)
+            raise refusal(self._table.fault(i, error.column, error.what, error.expected, got)) from error
+        if self._allowed:
+            right = tuple(text.strip() for text in right if text.strip() in self._allowed)
         return prompt, right
 
-    def _prompt_and_targets(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Prompt of a row, and the texts that are right."""
+    def _prompt_and_targets(self, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """Return the prompt of a row, and the texts that are right; raise `CellError` where one is missing."""
         *prompts, column = self.columns
-        texts = []
-        for name in prompts:
-            cell = self._cell(name, i)
-            if cell is None and len(prompts) > 1:
-                continue
+        cells = {name: record[name] for name in prompts if record[name] is not None or len(prompts) == 1}
+        for name, cell in cells.items():
             if not is_text(cell):
-                raise self._refusal(name, i, "no prompt", "a text", cell)
-            texts.append(cell)
-        prompt = one_prompt(texts)
-        cell = self._cell(column, i)
-        right = _texts(cell)
+                raise CellError(name, "no prompt", "a text", cell)
+        prompt, right = one_prompt([*cells.values()]), _texts(record[column])
         if not right or not all(is_text(text) and text.strip() for text in right):
-            raise self._refusal(column, i, "no target", "a text, or a list of texts, none of them empty", cell)
+            expected = "a text, or a list of texts, none of them empty"
+            raise CellError(column, "no target", expected, record[column])
         if self.form == "messages":
-            prompt = self._whole(Chat([{"role": "user", "content": prompt}]), i).text
+            prompt = self._whole(Chat([{"role": "user", "content": prompt}]), record).text
             right = tuple(answer_text({"role": "assistant", "content": text}) for text in right)
         return prompt, right
 
-    def _chat(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Chat before the last turn of the assistant, as JSON, and the text of that."""
+    def _chat(self, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """Return the chat before the last turn of the assistant, as JSON, and the text of that; errors as the other's."""
         (column,) = self.columns
-        cell = self._cell(column, i)
+        what = "no chat"
         try:
-            whole = Chat.of(cell)
-        except ValueError as error:
-            raise self._refusal(column, i, "no chat", str(error), cell) from error
-        whole = self._whole(whole, i)
-        try:
+            whole = self._whole(Chat.of(record[column]), record)
+            what = "no answer in a chat"
             chat, answer = answer_of(whole)
+        except CellError:
+            raise
         except ValueError as error:
-            raise self._refusal(column, i, "no answer in a chat", str(error), cell) from error
+            raise CellError(column, what, str(error), record[column]) from error
         return chat.text, (answer,)
 
-    def _whole(self, chat: Chat, i: int) -> Chat:
-        try:
-            return whole_chat(chat, {name: self._cell(name, i) for name in self._beside})
-        except CellError as error:
-            what = f"{error.column} beside a chat"
-            raise self._refusal(error.column, i, what, error.expected, error.got) from error
-
-    def _cell(self, column: str, i: int) -> Any:
-        return self._table.columns[column][i]
-
-    def _refusal(self, column: str, i: int, what: str, expected: str, got: Any) -> BadDataError:
-        return refusal(self._table.fault(i, column, what, expected, brief(got)))
+    def _whole(self, chat: Chat, record: Mapping[str, Any]) -> Chat:
+        return whole_chat(chat, {name: record[name] for name in self._beside})
 
 
 def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str], *, chats: bool) -> str:
-    """Note on which columns are read, unless these have our own names, and which are not."""
+    """Return a note on which columns are read, unless these have our own names, and which are not."""
     named = " and ".join(map(repr, [*beside, *(columns if chats else columns[:-1])]))
     what = f"{'chats' if chats or beside else 'prompts'} from {named}"
     if not chats:
@@ -265,7 +232,7 @@ def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str]
 
 
 def _form_of(table: Table, task: TaskTables) -> tuple[str, tuple[str, ...]]:
-    """Either ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
+    """Return either ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
     named, names = task.columns, set(table.columns)
     for column in (*named.texts, *filter(None, [named.label])):
         if column not in names:
@@ -294,7 +261,7 @@ def _lacks(table: Table, column: str) -> DataError:
 
 
 def _texts(cell: Any) -> tuple[Any, ...]:
-    """Right texts that a cell holds: one, a list, or those of SQuAD's answers."""
+    """Return the right texts that a cell holds: one, a list, or those of SQuAD's answers."""
     if isinstance(cell, Mapping):
         cell = cell.get("text", cell.get("answer"))
     if isinstance(cell, list):

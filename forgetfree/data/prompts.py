@@ -8,7 +8,6 @@ text. So a row has as many labels as the answer has tokens, and one more.
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,9 +33,6 @@ ONE_PROMPT = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('This model reads single prompts: give one message, of the user.') }}{% endif %}"
 )
-#: Stands for a prompt in its template, with white space at its ends, which chat templates may trim.
-_PROMPT = "\u2003<<prompt>>\u2003"
-_PLACE = re.compile("( ?)(\u2003?)<<prompt>>(\u2003?)")
 #: Whose turns lose no text.
 _FIXED = ("system", "developer")
 
@@ -72,7 +68,7 @@ class EncodedTexts(EncodedRows):
         return [list(self.longer.get(i) or prompt_of(self[i][0]).tolist()) for i in range(len(self))]
 
     def subset(self, indices: Sequence[int]) -> EncodedTexts:
-        """Rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         rows = super().subset(indices)
         fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
         longer = {new: self.longer[i] for new, i in enumerate(indices) if i in self.longer}
@@ -81,38 +77,19 @@ class EncodedTexts(EncodedRows):
 
 
 def prompt_of(x: Tensor) -> Tensor:
-    """Ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
+    """Return the ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
     marks = (x < 0).nonzero()
     x = x if not len(marks) else x[: int(marks[0]) + 1]
     return torch.where(x < 0, ~x, x)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Place of a prompt: the space before it, and which of its ends lose their white space."""
-
-    space: str
-    strips_left: bool
-    strips_right: bool
-
-    def of(self, text: str) -> str:
-        """Text as it stands here."""
-        text = text.lstrip() if self.strips_left else text
-        return self.space + (text.rstrip() if self.strips_right else text)
-
-    @property
-    def trimming(self) -> str:
-        """Methods of a text in Python to that end."""
-        return ".lstrip()" * self.strips_left + ".rstrip()" * self.strips_right
-
-
 def _literal(text: str) -> str:
-    """Text as Jinja writes it."""
+    """Return a text as Jinja writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _shown(text: str) -> str:
-    """Jinja that shows this text."""
+    """Return Jinja that shows a text."""
     return f"{{{{ {_literal(text)} }}}}" if text else ""
 
 
@@ -133,11 +110,11 @@ class _Framed:
 
     @property
     def least(self) -> int:
-        """Number of tokens that are never cut."""
+        """The number of tokens that are never cut."""
         return len(self.before) + len(self.after)
 
     def within(self, room: int) -> list[int]:
-        """Ids within ``room`` tokens, of which there are at least `least`."""
+        """Return the ids within ``room`` tokens, of which there are at least `least`."""
         over = max(0, self.least + len(self.text) - room)
         return [*self.before, *self.text[over:], *self.after]
 
@@ -196,6 +173,9 @@ class _Rendered:
 
     def _ids(self, text: str) -> list[int]:
         return [*self.opening, *self.template.ids(text), *self.closing]
+
+
+_Prompt = _Framed | _Rendered
 
 
 @dataclass(frozen=True)
@@ -258,13 +238,12 @@ class PromptEncoder(Encoder):
         self.end = self._end()
         #: How long the texts are that are learned and longer than any that is written, in tokens.
         self._unwritable: list[int] = []
-        if task.form != "messages":
-            before, self._place, after = self._frame
-            self._space = "" if self._template or after.endswith(("\n", "\t")) else " "
-            if self._space:
-                after = after.removesuffix(" ")
-            self._place = replace(self._place, space=self._place.space or " " * self._loses_its_end(before))
+        if self._template is None:
+            before, space, after, self._space = self._frame
+            self._between = space or " " * self._loses_its_end(before)
             self._before, self._after = [*self.opening, *self._ids(before)], [*self._ids(after), *self.closing]
+        elif task.form != "messages":
+            self._check_template(self._template)
         #: The ids of the answers that the task allows, and for how many an answer has room.
         self.allowed = self._allowed()
         self._most = max(map(len, self.allowed), default=task.max_new_tokens)
@@ -282,11 +261,11 @@ class PromptEncoder(Encoder):
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every row, marked where its answer is learned; errors as `read`."""
+        """Return the token ids of every row, marked where its answer is learned; errors as `read`."""
         return [row.ids for row in self.read(rows)]
 
     def read(self, rows: Rows) -> list[EncodedPrompt]:
-        """Rows as token ids; what `cut_note` tells of them is counted.
+        """Return the rows as token ids; what `cut_note` tells of them is counted.
 
         Raises:
             DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
@@ -305,17 +284,17 @@ class PromptEncoder(Encoder):
         return read
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
-        """Faults of the rows that cannot be learned, by their numbers."""
+        """Return the faults of the rows that cannot be learned, by their numbers."""
         return self._read(rows)[1]
 
     # -- A row -----------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> tuple[list[EncodedPrompt], dict[int, BadRow]]:
-        """Good rows as token ids, and what is wrong with the others."""
-        asked, answers, bad = dict[int, _Asked](), dict[int, str](), dict[int, BadRow]()
+        """Return the good rows as token ids, and what is wrong with the others."""
+        asked, answers, bad = dict[int, _Prompt](), dict[int, str](), dict[int, BadRow]()
         for i, (prompt, right) in enumerate(zip(rows.first, rows.labels, strict=True)):
             try:
-                asked[i] = self._asked(prompt)
+                asked[i] = self._read_prompt(prompt)
                 answers[i] = self._answer(asked[i], right[0]) if right else ""
             except RowError as error:
                 bad[i] = self._bad(rows, i, error)
@@ -330,23 +309,16 @@ class PromptEncoder(Encoder):
                 bad[i] = self._bad(rows, i, error)
         return read, dict(sorted(bad.items()))
 
-    def _asked(self, prompt: str) -> _Asked:
-        chat = self._chat(prompt)
+    def _read_prompt(self, prompt: str) -> _Prompt:
+        """Return what stands before an answer; raise ``RowError`` where the chat template cannot put it together."""
         if self._template is None:
-            return _Asked(self._framed(prompt), chat, "")
+            inside = len(self._before) > len(self.opening)
+            (ids,) = token_ids(self.tokenizer, [self._between + prompt], inside=inside)
+            return _Framed(self._before, ids, self._after)
+        chat = self._chat(prompt)
         text = self._template.put_together(chat)
         self._template.check_read(chat, text)
-        if self._task.form != "messages":
-            before, place, after = self._frame
-            if without_marks(text) == before + place.of(prompt) + after:
-                return _Asked(self._framed(prompt), chat, text)
-        rendered = _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
-        return _Asked(rendered, chat, text)
-
-    def _framed(self, prompt: str) -> _Framed:
-        inside = len(self._before) > len(self.opening)
-        (text,) = token_ids(self.tokenizer, [self._place.of(prompt)], inside=inside)
-        return _Framed(self._before, text, self._after)
+        return _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
 
     def _chat(self, prompt: str) -> Chat:
         if self._task.form != "messages":
@@ -359,15 +331,15 @@ class PromptEncoder(Encoder):
     def _turn(self, right: str) -> Turn:
         return answer_turn(right) if self._task.form == "messages" else {"role": "assistant", "content": right}
 
-    def _answer(self, asked: _Asked, right: str) -> str:
-        """Answer as it follows the prompt, with marks inside the special tokens that it spells."""
-        if self._template is None:
+    def _answer(self, prompt: _Prompt, right: str) -> str:
+        """Return the answer as it follows the prompt, with marks inside the special tokens that it spells."""
+        if isinstance(prompt, _Framed):
             return ("" if self.apart else self._space) + right  # a decoder apart begins a text with it
-        text = self._template.answer(asked.chat, self._turn(right), asked.text)
+        text = prompt.template.answer(prompt.chat, self._turn(right), prompt.text)
         return text.removeprefix(" ") if self.apart else text
 
     def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
-        """Ids of answers; special tokens are those of the chat template alone."""
+        """Return the ids of answers; special tokens are those of the chat template alone."""
         plain = token_ids(self.tokenizer, [without_marks(text) for text in answers], inside=not self.apart)
         template = self._template
         return [
@@ -376,20 +348,19 @@ class PromptEncoder(Encoder):
         ]
 
     def _allowed(self) -> list[list[int]]:
-        """Ids of the answers that the task allows; none where any text may answer."""
+        """Return the ids of the answers that the task allows; none where any text may answer."""
         closed = self._task.closed_answers
         if not closed:
             return []
         try:
-            asked = self._asked(self._question("a"))
-            return self._answer_ids([self._answer(asked, text) for text in closed])
+            prompt = self._read_prompt(self._question("a"))
+            return self._answer_ids([self._answer(prompt, text) for text in closed])
         except RowError as error:
             raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
 
-    def _fitted(self, asked: _Asked, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
-        """Row within the longest; raise ``RowError`` where its answer does not fit."""
-        prompt, longer = asked.prompt, list[int]()
-        before = prompt.ids
+    def _fitted(self, prompt: _Prompt, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
+        """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
+        before, longer = prompt.ids, list[int]()
         if len(before) + max(len(answer), self._most) > self._max_length:
             room = self._max_length - prompt.least
             kept = self._most if self.allowed else min(self._most, room // 2)
@@ -404,14 +375,10 @@ class PromptEncoder(Encoder):
             if len(answer) > kept:  # how long it is, what is asked must not tell
                 longer = prompt.within(self._max_length - kept)
         if right and not self.allowed and self._template and without_marks(text).strip() != right[0].strip():
-            right = tuple(self._as_shown(asked, each) for each in right)
+            ids = self._answer_ids([self._answer(prompt, each) for each in right])
+            right = tuple(self.tokenizer.decode(each, skip_special_tokens=True).strip() for each in ids)
         lost = len(prompt.ids) - len(before)
         return EncodedPrompt(before or [self.blank], [*answer, self.end], right, lost, longer)
-
-    def _as_shown(self, asked: _Asked, right: str) -> str:
-        (ids,) = self._answer_ids([self._answer(asked, right)])
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return text.strip()
 
     def _bad(self, rows: Rows, i: int, error: RowError) -> BadRow:
         file, number = rows.places[i] if rows.places else ("", i + 1)
@@ -420,34 +387,27 @@ class PromptEncoder(Encoder):
     # -- What stands around a prompt -------------------------------------------------------------------------
 
     @cached_property
-    def _frame(self) -> tuple[str, Place, str]:
-        """Text before a prompt, its place, and the text after it."""
-        instruction, template = self._task.instruction, self._task.template
-        if self._template is None:
-            template = template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
-            before, after = (part.replace("{instruction}", instruction) for part in template.split("{prompt}"))
-            whole = before + _PROMPT + after
-        else:
-            try:
-                whole = self._template.put_together(self._chat(_PROMPT))
-            except RowError as error:
-                raise ModelError(f"The tokenizer's chat template cannot put together a prompt: {error}") from error
-        pieces = _PLACE.split(whole)
-        if len(pieces) != 5:
+    def _frame(self) -> tuple[str, str, str, str]:
+        """The text before a prompt, the space between, the text after it, and the space before the answer."""
+        instruction = self._task.instruction
+        template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
+        before, after = (part.replace("{instruction}", instruction) for part in template.split("{prompt}"))
+        space = " " if before.endswith(" ") else ""
+        if after.endswith(("\n", "\t")):
+            return before.removesuffix(" "), space, after, ""
+        return before.removesuffix(" "), space, after.removesuffix(" "), " "
+
+    def _check_template(self, template: ChatTemplate) -> None:
+        """Raise ``ModelError`` unless the tokenizer's chat template shows a prompt once."""
+        try:
+            text = template.put_together(self._chat("<<prompt>>"))
+        except RowError as error:
+            raise ModelError(f"The tokenizer's chat template cannot put together a prompt: {error}") from error
+        if text.count("<<prompt>>") != 1:
             raise ModelError(
                 "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
                 "another, or a template in source.json."
             )
-        before, space, left, right, after = pieces
-        return before, Place(space, not left, not right), after
-
-    @property
-    def frame(self) -> str:
-        """Text around a prompt, with ``{prompt}`` in its place; empty for chats."""
-        if self._task.form == "messages":
-            return ""
-        before, place, after = self._frame
-        return f"{before}{place.space}{{prompt}}{after}"
 
     @property
     def chat_template(self) -> str:
@@ -467,14 +427,11 @@ class PromptEncoder(Encoder):
             turn = f"{{'role': 'user', 'content': {_literal(self._lead)} + messages[0]['content']}}"
             first = f"{{% set messages = [{turn}] %}}" if self._lead else ""
             return f"{ONE_PROMPT}{first}{self._template.source}"
-        before, place, after = self._frame
-        if self._space:
-            after = after.removesuffix(" ")
-        prompt = f"{{{{ messages[0]['content']{place.trimming} }}}}"
-        return f"{ONE_PROMPT}{_shown(opening + before + place.space)}{prompt}{_shown(after)}"
+        before, space, after, _ = self._frame
+        return f"{ONE_PROMPT}{_shown(opening + before + space)}{{{{ messages[0]['content'] }}}}{_shown(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
-        """Note on rows that were cut, and on what is not learned of them."""
+        """Return a note on rows that were cut, and on what is not learned of them."""
         notes = [super().cut_note(what, count)]
         rows = counted(count, what)
         if self._unwritable:
@@ -487,7 +444,7 @@ class PromptEncoder(Encoder):
         return " ".join(filter(None, notes))
 
     def _end(self) -> int:
-        """Token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
+        """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
         if self._template is not None and self._template.end is not None:
             return self._template.end
         if self.tokenizer.eos_token_id is None:
@@ -498,28 +455,19 @@ class PromptEncoder(Encoder):
         return int(self.tokenizer.eos_token_id)
 
     def _least(self) -> int:
-        """Number of tokens that instruction and template take."""
+        """Return the number of tokens that instruction and template take."""
         try:
-            return self._asked(self._question("")).prompt.least
+            return self._read_prompt(self._question("")).least
         except RowError:  # of an empty prompt
             return 0
 
     def _question(self, text: str) -> str:
-        """Row that asks a text: a prompt, or a chat of one turn."""
+        """Return the row that asks a text: a prompt, or a chat of one turn."""
         return Chat([{"role": "user", "content": text}]).text if self._task.form == "messages" else text
 
     def _loses_its_end(self, piece: str) -> bool:
-        """True if the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
+        """Return whether the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _ids(self, piece: str) -> list[int]:
         return token_ids(self.tokenizer, [piece], special=True)[0]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Prompt or chat before an answer."""
-
-    prompt: _Framed | _Rendered
-    chat: Chat
-    text: str  # that the chat template makes of it; empty where there is none

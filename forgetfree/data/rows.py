@@ -52,7 +52,7 @@ class Rows:
         return list(zip(self.first, self.second, strict=True) if self.second else zip(self.first, strict=True))
 
     def take(self, indices: Sequence[int]) -> Rows:
-        """Rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         return Rows(
             tuple(self.first[i] for i in indices),
             tuple(self.second[i] for i in indices) if self.second else (),
@@ -61,12 +61,12 @@ class Rows:
         )
 
     def without(self, numbers: Collection[int]) -> tuple[Rows, Rows]:
-        """Other rows than these, and these."""
+        """Return the other rows, and these."""
         return self.take([i for i in range(len(self)) if i not in numbers]), self.take(sorted(numbers))
 
 
 def _plain(text: str) -> str:
-    """Words of a text in one case; a text without words as it is."""
+    """Return the words of a text in one case; a text without words as it is."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
 
 
@@ -101,7 +101,7 @@ class TaskRows:
         }
 
     def shared_note(self, scored: EvaluatedOn = "test") -> str:
-        """Note on rows that are `shared`, if any; ``scored`` is the split that the test rows come from, see `evaluated_on`."""
+        """Return a note on rows that are `shared`, if any; ``scored`` is the split of the test rows, see `evaluated_on`."""
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
         phrases = [
             f"the texts of {count:,} are also in the {names[split]} rows"
@@ -116,7 +116,7 @@ class TaskRows:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 over every row of every split: equal data sets have equal fingerprints."""
+        """Return the SHA-256 over every row of every split: equal data sets have equal fingerprints."""
         digest = hashlib.sha256()
         for split in SPLITS:
             rows: Rows = getattr(self, split)
@@ -124,7 +124,7 @@ class TaskRows:
         return digest.hexdigest()
 
     def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
-        """Task with the rows to score models on in place of its test rows.
+        """Return the task with the rows to score models on in place of its test rows.
 
         Every other validation row of each label then replaces the test rows, and the rest remain for what training
         itself needs validation rows for, such as choosing a mask.
@@ -148,7 +148,7 @@ class TaskRows:
 
 
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
-    """Task with all three splits.
+    """Return the task with all three splits.
 
     A missing test split is the validation split; a missing validation split is split off from the training
     rows, equal texts together. Where both are missing, both are split off, label by label.
@@ -192,7 +192,7 @@ def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
 
 
 def _rows_by_text(rows: Rows, order: Iterable[int]) -> dict[tuple[str, ...], list[int]]:
-    """Numbers of the rows with equal texts, in an order."""
+    """Return the numbers of the rows with equal texts, in an order."""
     texts, found = rows.texts, dict[tuple[str, ...], list[int]]()
     for i in order:
         found.setdefault(texts[i], []).append(i)
@@ -207,7 +207,7 @@ def read_rows(
     notes: Sequence[str] = (),
     faults: DataFaults | None = None,
 ) -> TaskRows:
-    """Task with all three splits, and with what is to be known of how it was read.
+    """Return the task with all three splits, and with what is to be known of how it was read.
 
     Raises:
         DataError: as `complete`; or with the faults, and with the good rows as its ``rest``.
@@ -231,7 +231,7 @@ def read_rows(
 
 
 def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
-    """Three splits of rows that are all there are: the same ones for the same rows and task."""
+    """Return three splits of rows that are all there are: the same ones for the same rows and task."""
     name = task.name
     train, test = _split_off(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
     if len(rows) and not len(test):
@@ -267,7 +267,7 @@ def _split_off(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tup
 
 
 def tell(tasks: Iterable[TaskRows]) -> None:
-    """Notes on how tasks were read go to stderr."""
+    """Write the notes on how tasks were read to stderr."""
     for note in (note for rows in tasks for note in rows.notes):
         tell_note(note)
 
@@ -316,7 +316,7 @@ def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
 def plan_batches(
     lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
 ) -> list[list[int]]:
-    """Row numbers of ``batches`` mini-batches, where every epoch holds each row once.
+    """Return the row numbers of ``batches`` mini-batches, where every epoch holds each row once.
 
     Batches are drawn evenly at random. Data with more rows than a window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
@@ -358,7 +358,7 @@ LONG_ROW = 512
 
 
 def by_length(lengths: Sequence[int], batch_size: int, *, by_tokens: bool = False) -> list[list[int]]:
-    """Row numbers of batches that hold every row once, shortest rows first, for evaluation.
+    """Return the row numbers of batches that hold every row once, shortest rows first, for evaluation.
 
     >>> by_length([3, 1, 2], 2)
     [[1, 2], [0]]
@@ -376,14 +376,14 @@ def by_length(lengths: Sequence[int], batch_size: int, *, by_tokens: bool = Fals
 
 
 def evenly(total: int, count: int | None) -> list[int]:
-    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
+    """Return at most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """At most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
+    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
     label. If there are more labels than ``count``, the rarest are left out.

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from forgetfree import registry
+from forgetfree.data import demo
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions, mapped_label, written_label
 from forgetfree.data.folders import holds_a_task, read_folder, read_source, tasks_at
@@ -34,7 +35,7 @@ _OTHER_COLUMNS = "the registered task {!r} has other columns, and these rows are
 
 
 def default_data() -> str:
-    """Value of ``--data`` when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+    """Return the value of ``--data`` when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
 
     Raises:
         UsageError: its value has no UTF-8 form.
@@ -77,7 +78,7 @@ def read_tasks(
     evaluate_on: EvaluatedOn = "test",
     options: ReadOptions = READ_DEFAULTS,
 ) -> tuple[list[TaskRows], DataFaults]:
-    """Tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
+    """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
     source, faults = _open(data, options), DataFaults()
     names = _names(stream, data, source)
     options.check(names)
@@ -110,13 +111,12 @@ def load_task(
     options: ReadOptions = READ_DEFAULTS,
 ) -> TaskRows:
     """Load one task with its rows; arguments and errors as those of `load_tasks`."""
-    source, name = _open(data, options), nfc(name)
-    _check_one(name, source)
-    return _rows_of_task(name, source, evaluate_on, options)
+    (rows,) = load_tasks([name], data, evaluate_on, options)
+    return rows
 
 
 def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options: ReadOptions) -> TaskRows:
-    rows, metric = source.read(name), options.metric(name)
+    rows, metric = source.rows(name), options.metric(name)
     if metric is not None:
         task = replace(rows.task, metric=metric)
         if faults := registry.faults_of(task):
@@ -136,7 +136,7 @@ def check_stream(stream: str | Sequence[str], data: Data, options: ReadOptions =
 
 
 def no_stream(data: Data) -> UsageError:
-    """Error that no stream is given, with what there is in a directory, or else with the registered streams."""
+    """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
     source = _open(data, READ_DEFAULTS)
     if source.path is None:
         return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
@@ -175,15 +175,6 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     return names
 
 
-def _check_one(name: str, source: _Source) -> None:
-    members = registry.streams().get(name) or name.split(",")
-    if len(members) > 1 and not source.holds(name):
-        raise UsageError(
-            f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
-        )
-    _check_known(name, source)
-
-
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
     """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
     known = {*source.names, *(() if source.is_closed else registry.tasks())}
@@ -211,6 +202,12 @@ class _Source:
     path: Path | None = None  # of a directory, or of what holds one task
     is_nameless: bool = False  # whether it is one task, which may have any name
     is_closed: bool = False  # whether no registered task can be added to it
+
+    def rows(self, name: str) -> TaskRows:
+        """Return a task with its rows; raise ``NoDataError`` where there is nothing of its name."""
+        if not self.holds(name):
+            raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
+        return self.read(name)
 
 
 def _open(data: Any, options: ReadOptions) -> _Source:
@@ -241,7 +238,7 @@ def _open(data: Any, options: ReadOptions) -> _Source:
 
 
 def _nearest_to(path: Path) -> str:
-    """Sentence that suggests a file or a folder beside a path that is not there; empty if none is near."""
+    """Return a sentence that suggests a file or a folder beside a path that is not there; empty if none is near."""
     beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK | os.X_OK) else []
     return nearest(path.name, [*beside, "hub", *registry.SOURCES], 0.7)
 
@@ -271,20 +268,12 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
         raise UsageError(f"{root} holds two folders {twice!r}, whose names are coded in two ways. Rename one of them.")
     names = sorted(name for name, path in folders.items() if holds_a_task(path))
 
-    def read(name: str) -> TaskRows:
-        if name not in folders:
-            raise NoDataError(
-                f"There is no data for task {name!r}: expected the folder {root / name}. It holds "
-                f"{', '.join(names) or 'no tasks'}. Add the folder, or give another directory to --data."
-            )
-        return _read_folder(name, folders[name], options)
-
     hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
-    return _Source(names, hint, read, folders.__contains__, root)
+    return _Source(names, hint, lambda name: _read_folder(name, folders[name], options), folders.__contains__, root)
 
 
 def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
-    """Source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it."""
+    """Return the source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it."""
 
     def read(name: str) -> TaskRows:
         if path.is_dir():
@@ -299,12 +288,12 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
-    """Source ``data={"NAME": ROWS}`` of Python."""
+    """Return the source ``data={"NAME": ROWS}`` of Python."""
     rows = {nfc(name): each for name, each in rows.items()}
 
     def read(name: str) -> TaskRows:
         if _is_path(rows[name]):
-            return _open(os.fspath(rows[name]), options).read(name)
+            return _open(os.fspath(rows[name]), options).rows(name)
         tables, note = tables_of(f"data[{name!r}]", rows[name])
         return _read_task(name, tables, options, note=note)
 
@@ -314,7 +303,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
 
 
 def _several(places: Sequence[str], options: ReadOptions) -> _Source:
-    """Several places, such as a file beside a directory: a task is read from the first that has it."""
+    """Return the source of several places, such as a file beside a directory: a task is read from the first that has it."""
     files = [name for place in places for name in tasks_of_files(place)]
     if (twice := first_twice(files)) is not None:
         raise UsageError(
@@ -324,11 +313,16 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
         raise UsageError(
             f"--data names a file of the task {comma!r}, and a task has no comma in its name. Rename the file."
         )
-    sources = [_named(_open(place, READ_DEFAULTS if _is_known(place) else options)) for place in places]
+    sources = [
+        _one_task(Path(as_there(place)), [*named], options)
+        if (named := tasks_of_files(place)) and os.path.isfile(as_there(place))
+        else _open(place, READ_DEFAULTS if _is_known(place) else options)
+        for place in places
+    ]
     names = list(dict.fromkeys(name for source in sources for name in source.names))
 
     def read(name: str) -> TaskRows:
-        return next((source for source in sources if source.holds(name)), sources[-1]).read(name)
+        return next(source for source in sources if source.holds(name)).read(name)
 
     def holds(name: str) -> bool:
         return any(source.holds(name) for source in sources)
@@ -337,38 +331,19 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     return _Source(names, hint, read, holds, is_closed=is_closed)
 
 
-def _named(source: _Source) -> _Source:
-    """Source of one file as a task of the file's name; any other as it is."""
-    if not source.is_nameless or source.path is None or source.path.is_dir():
-        return source
-    name, _ = format_of(source.path.name)
-    return replace(source, names=[name], holds=name.__eq__, is_nameless=False, hint=f"{source.path} holds {name}.")
-
-
 def _hub(options: ReadOptions) -> _Source:
-    names = [name for name, task in registry.tasks().items() if task.hub]
+    hubs = {name: (task, task.hub) for name, task in registry.tasks().items() if task.hub}
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
-    def read(name: str) -> TaskRows:
-        task = registry.tasks()[name]
-        if task.hub is None:
-            raise NoDataError(f"The hub does not hold task {name!r}. {hint}")
-        return _read_task(name, _read_hub(task, task.hub), options)
-
-    return _Source(names, hint, read, names.__contains__)
+    return _Source([*hubs], hint, lambda name: _read_task(name, _read_hub(*hubs[name]), options), hubs.__contains__)
 
 
 def _embedded(source: str) -> _Source:
-    names = [
-        *("qnli", "ag_news", "sst2", "who_did_it", "was_it_kind", "ner_people_places", "ner_products"),
-        *("when_is_it", "who_and_where", "in_one_line"),
-    ]
+    names = [*demo.TASKS, *demo.TAGGED, *demo.TEXTS]
     hint = f"The source {source!r} holds {', '.join(names)}; for others give --data DIR."
     load = registry.SOURCES[source].load()
 
     def read(name: str) -> TaskRows:
-        if name not in names:
-            raise NoDataError(f"There is no data for task {name!r}. {hint}")
         rows = {}
         for split, table in load(name).items():
             first, second, labels = zip(*table, strict=True)
@@ -379,7 +354,7 @@ def _embedded(source: str) -> _Source:
 
 
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
     files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
     names = [format_of(file.name) for file in files if not file.is_dir()]
     holds_rows = len(names) == len(files) and all(form for _, form in names)
@@ -405,7 +380,7 @@ def _read_task(
     folder: Path = Path(),
     note: str = "",
 ) -> TaskRows:
-    """Task with its rows, from the tables of its splits, its ``source.json`` and where that is."""
+    """Return the task with its rows, from the tables of its splits, its ``source.json`` and where that is."""
     columns, faults, read = options.columns(name).over(source), DataFaults(), dict[str, Table]()
     for split, table in tables.items():
         if table.columns or table.numbers or table.bad:
@@ -430,7 +405,7 @@ def _read_task(
 
 
 def _of_its_own_columns(task: TaskTables) -> TaskTables:
-    """Task without the definition that is registered under its name, where its rows are another task's."""
+    """Return the task without the definition registered under its name, where its rows are another task's."""
     if task.registered is None:
         return task
     own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
@@ -444,7 +419,7 @@ def _of_its_own_columns(task: TaskTables) -> TaskTables:
 
 
 def _kind(task: TaskTables) -> Any:
-    """Kind of a task: by ``source.json``, else as it is registered, else by its columns."""
+    """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     if named := task.source.get("kind") or (task.registered.kind if task.registered else None):
         return registry.kind(named)
     others = [registry.kind(name) for name in registry.KINDS if name != "classification"]
@@ -452,7 +427,7 @@ def _kind(task: TaskTables) -> Any:
 
 
 def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
-    """Tables of a registered task, by split, from where the hub has them."""
+    """Return the tables of a registered task, by split, from where the hub has them."""
     from datasets import load_dataset
 
     tables = dict[str, Table]()
@@ -482,7 +457,7 @@ def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
-    """Column of the hub, or the texts that a template makes of several, without missing values."""
+    """Return the column of the hub, or the texts that a template makes of several, without missing values."""
     names = slots(column)
     if not names:
         return list(table[column])

@@ -7,158 +7,85 @@ prompt ends where the label word follows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from forgetfree.tasks import HubSource, TaskDefinition
 
-_GLUE = "nyu-mll/glue"
-_SUPER_GLUE = "aps/super_glue"
+_GLUE, _SUPER_GLUE = "nyu-mll/glue", "aps/super_glue"
 _VALIDATED = {"train": "train", "validation": "validation", "test": "test"}
 # The test labels of GLUE and SuperGLUE are withheld, so the validation set is the test set, as in the paper.
-_GLUE_SPLITS = {"train": "train", "test": "validation"}
+_WITHHELD = {"train": "train", "test": "validation"}
+_SENTENCES, _ENTAILMENT = ("sentence1", "sentence2"), ("premise", "hypothesis")
 
-_WAS = "{text} It was {mask}."
-_WAS_CAUSAL = "{text} It was"
+# What several tasks share: kind, labels, prompt, label words and causal prompt.
+_SENTIMENT = (
+    *("single", ("negative", "positive")),
+    *("{text} It was {mask}.", ("terrible", "great"), "{text} It was"),
+)
+# LM-BFF's label words for SST-5.
+_STARS = (
+    *("single", ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")),
+    *("{text} It was {mask}.", ("terrible", "bad", "okay", "good", "great"), "{text} It was"),
+)
 _ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"
 _ENTAILS_CAUSAL = "{text_a} {text_b} Answer:"
-_SAME = "{text_a} {mask}, {text_b:lower}"
+_NLI = ("pair", ("entailment", "neutral", "contradiction"), _ENTAILS, ("Yes", "Maybe", "No"), _ENTAILS_CAUSAL)
+_TWO_WAY = ("pair", ("entailment", "not_entailment"), _ENTAILS, ("Yes", "No"), _ENTAILS_CAUSAL)
 _SAME_CAUSAL = "{text_a} {text_b} Same meaning:"
-_SENTENCES = ("sentence1", "sentence2")
+_SAME = ("{text_a} {mask}, {text_b:lower}", ("No", "Yes"), _SAME_CAUSAL, "f1")
+_YES_NO, _NO_YES = ("pair", ("false", "true")), ("No", "Yes")
+_ASKED = "{text_b} Question: {text_a:bare}?"
+_ASKED_CAUSAL = f"{_ASKED} Answer:"
 
 
-def _sentiment(name: str, hub: HubSource | None) -> TaskDefinition:
-    return TaskDefinition(
-        name,
-        "single",
-        ("negative", "positive"),
-        template=_WAS,
-        label_words=("terrible", "great"),
-        causal_template=_WAS_CAUSAL,
-        hub=hub,
-    )
+def _glue(name: str, *columns: str, splits: Mapping[str, str] | None = None) -> HubSource:
+    return HubSource(_GLUE, name, columns, splits=splits or _WITHHELD)
 
 
-def _stars(name: str, hub: HubSource) -> TaskDefinition:
-    """Reviews by their stars, with LM-BFF's label words for SST-5."""
-    return TaskDefinition(
-        name,
-        "single",
-        ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
-        template=_WAS,
-        label_words=("terrible", "bad", "okay", "good", "great"),
-        causal_template=_WAS_CAUSAL,
-        hub=hub,
-    )
-
-
-def _nli(name: str, hub: HubSource) -> TaskDefinition:
-    return TaskDefinition(
-        name,
-        "pair",
-        ("entailment", "neutral", "contradiction"),
-        template=_ENTAILS,
-        label_words=("Yes", "Maybe", "No"),
-        causal_template=_ENTAILS_CAUSAL,
-        hub=hub,
-    )
-
-
-def _two_way(name: str, hub: HubSource) -> TaskDefinition:
-    return TaskDefinition(
-        name,
-        "pair",
-        ("entailment", "not_entailment"),
-        template=_ENTAILS,
-        label_words=("Yes", "No"),
-        causal_template=_ENTAILS_CAUSAL,
-        hub=hub,
-    )
-
-
-def _question(name: str, template: str, causal_template: str, columns: tuple[str, str]) -> TaskDefinition:
-    """A yes-no question of SuperGLUE about two texts."""
-    return TaskDefinition(
-        name,
-        "pair",
-        ("false", "true"),
-        template=template,
-        label_words=("No", "Yes"),
-        causal_template=causal_template,
-        hub=HubSource(_SUPER_GLUE, name, columns, splits=_GLUE_SPLITS),
-    )
-
-
-def _paraphrase(name: str, labels: tuple[str, str], hub: HubSource) -> TaskDefinition:
-    return TaskDefinition(
-        name,
-        "pair",
-        labels,
-        template=_SAME,
-        label_words=("No", "Yes"),
-        causal_template=_SAME_CAUSAL,
-        metric="f1",
-        hub=hub,
-    )
+def _super_glue(name: str, *columns: str, labels: Mapping[int, int] | None = None) -> HubSource:
+    return HubSource(_SUPER_GLUE, name, columns, splits=_WITHHELD, labels=labels)
 
 
 _ALL = (
     # The paper's thirteen.
-    _sentiment("sst2", HubSource(_GLUE, "sst2", ("sentence",), splits=_GLUE_SPLITS)),
-    _sentiment("cr", HubSource("SetFit/SentEval-CR")),
-    _sentiment("mr", HubSource("cornell-movie-review-data/rotten_tomatoes", splits=_VALIDATED)),
-    _sentiment("mpqa", HubSource("jxm/mpqa", columns=("sentence",))),
+    TaskDefinition("sst2", *_SENTIMENT, hub=_glue("sst2", "sentence")),
+    TaskDefinition("cr", *_SENTIMENT, hub=HubSource("SetFit/SentEval-CR")),
+    TaskDefinition("mr", *_SENTIMENT, hub=HubSource("cornell-movie-review-data/rotten_tomatoes", splits=_VALIDATED)),
+    TaskDefinition("mpqa", *_SENTIMENT, hub=HubSource("jxm/mpqa", columns=("sentence",))),
     TaskDefinition(
-        "subj",
-        "single",
-        ("subjective", "objective"),
-        template="{text} This is {mask}.",
-        label_words=("subjective", "objective"),
-        causal_template="{text} This is",
-        # The hub's set calls objective 0.
-        hub=HubSource("SetFit/subj", labels={0: 1, 1: 0}),
+        *("subj", "single", ("subjective", "objective")),
+        *("{text} This is {mask}.", ("subjective", "objective"), "{text} This is"),
+        hub=HubSource("SetFit/subj", labels={0: 1, 1: 0}),  # the hub's set calls objective 0
     ),
     TaskDefinition(
-        "trec",
-        "single",
-        ("abbreviation", "entity", "description", "human", "location", "number"),
-        template="{mask}: {text}",
-        label_words=("Expression", "Entity", "Description", "Human", "Location", "Number"),
-        causal_template="{text} Type:",
+        *("trec", "single", ("abbreviation", "entity", "description", "human", "location", "number")),
+        *("{mask}: {text}", ("Expression", "Entity", "Description", "Human", "Location", "Number"), "{text} Type:"),
         hub=HubSource("CogComp/trec", label="coarse_label"),
     ),
     TaskDefinition(
-        "ag_news",
-        "single",
-        ("World", "Sports", "Business", "Sci/Tech"),
-        template="{mask}: {text}",
-        label_words=("World", "Sports", "Business", "Tech"),
-        causal_template="{text} Topic:",
+        *("ag_news", "single", ("World", "Sports", "Business", "Sci/Tech")),
+        *("{mask}: {text}", ("World", "Sports", "Business", "Tech"), "{text} Topic:"),
         hub=HubSource("fancyzhx/ag_news"),
     ),
-    _two_way("qnli", HubSource(_GLUE, "qnli", ("question", "sentence"), splits=_GLUE_SPLITS)),
-    _two_way("rte", HubSource(_GLUE, "rte", _SENTENCES, splits=_GLUE_SPLITS)),
-    _nli(
-        "mnli",
-        HubSource(_GLUE, "mnli", ("premise", "hypothesis"), splits={"train": "train", "test": "validation_matched"}),
+    TaskDefinition("qnli", *_TWO_WAY, hub=_glue("qnli", "question", "sentence")),
+    TaskDefinition("rte", *_TWO_WAY, hub=_glue("rte", *_SENTENCES)),
+    TaskDefinition(
+        "mnli", *_NLI, hub=_glue("mnli", *_ENTAILMENT, splits={"train": "train", "test": "validation_matched"})
     ),
-    _nli("snli", HubSource("stanfordnlp/snli", columns=("premise", "hypothesis"), splits=_VALIDATED)),
-    _paraphrase(
-        "mrpc",
-        ("not_equivalent", "equivalent"),
-        HubSource(_GLUE, "mrpc", _SENTENCES, splits=_VALIDATED),
+    TaskDefinition("snli", *_NLI, hub=HubSource("stanfordnlp/snli", columns=_ENTAILMENT, splits=_VALIDATED)),
+    TaskDefinition(
+        "mrpc", "pair", ("not_equivalent", "equivalent"), *_SAME, hub=_glue("mrpc", *_SENTENCES, splits=_VALIDATED)
     ),
-    _paraphrase(
-        "qqp",
-        ("not_duplicate", "duplicate"),
-        HubSource(_GLUE, "qqp", ("question1", "question2"), splits=_GLUE_SPLITS),
-    ),
+    TaskDefinition("qqp", "pair", ("not_duplicate", "duplicate"), *_SAME, hub=_glue("qqp", "question1", "question2")),
     # Beside them.
-    _sentiment("sst2_sentence", HubSource("SetFit/sst2", splits=_VALIDATED)),
-    _sentiment("imdb", HubSource("stanfordnlp/imdb")),
+    TaskDefinition("sst2_sentence", *_SENTIMENT, hub=HubSource("SetFit/sst2", splits=_VALIDATED)),
+    TaskDefinition("imdb", *_SENTIMENT, hub=HubSource("stanfordnlp/imdb")),
     # Zhang et al., "Character-level Convolutional Networks for Text Classification", 2015.
-    _sentiment("yelp_polarity", HubSource("fancyzhx/yelp_polarity")),
-    _stars("yelp", HubSource("Yelp/yelp_review_full")),
-    _stars(
-        "amazon",
-        HubSource(
+    TaskDefinition("yelp_polarity", *_SENTIMENT, hub=HubSource("fancyzhx/yelp_polarity")),
+    TaskDefinition("yelp", *_STARS, hub=HubSource("Yelp/yelp_review_full")),
+    TaskDefinition(
+        *("amazon", *_STARS),
+        hub=HubSource(
             "yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
             columns=("{review_title} {review_text}",),
             label="class_index",
@@ -172,12 +99,12 @@ _ALL = (
             *("Company", "Educational Institution", "Artist", "Athlete", "Office Holder", "Mean of Transportation"),
             *("Building", "Natural Place", "Village", "Animal", "Plant", "Album", "Film", "Written Work"),
         ),
-        template="{text} Topic: {mask}.",
-        label_words=(
+        "{text} Topic: {mask}.",
+        (
             *("company", "school", "artist", "athlete", "politician", "vehicle"),
             *("building", "nature", "village", "animal", "plant", "album", "film", "book"),
         ),
-        causal_template="{text} Topic:",
+        "{text} Topic:",
         hub=HubSource("fancyzhx/dbpedia_14", columns=("{title}. {content}",)),
     ),
     TaskDefinition(
@@ -188,73 +115,45 @@ _ALL = (
             *("Sports", "Business & Finance", "Entertainment & Music"),
             *("Family & Relationships", "Politics & Government"),
         ),
-        template="{text} Topic: {mask}.",
-        label_words=(
+        "{text} Topic: {mask}.",
+        (
             *("society", "science", "health", "education", "computer"),
             *("sports", "business", "entertainment", "family", "politics"),
         ),
-        causal_template="{text} Topic:",
+        "{text} Topic:",
         hub=HubSource(
-            "community-datasets/yahoo_answers_topics",
-            "yahoo_answers_topics",
-            ("{question_title} {question_content} {best_answer}",),
-            label="topic",
+            *("community-datasets/yahoo_answers_topics", "yahoo_answers_topics"),
+            *(("{question_title} {question_content} {best_answer}",), "topic"),
         ),
     ),
     # SuperGLUE (Wang et al., 2019).
-    _question(
-        "boolq",
-        "{text_b} Question: {text_a:bare}? Answer: {mask}.",
-        "{text_b} Question: {text_a:bare}? Answer:",
-        ("question", "passage"),
-    ),
-    _question(
-        "multirc",
-        "{text_b} Question: {text_a:bare}? {mask}.",
-        "{text_b} Question: {text_a:bare}? Answer:",
-        ("{question} Is it {answer}", "paragraph"),
-    ),
-    _question(
-        "wic",
-        "{text_a} {text_b} Same meaning? {mask}.",
-        _SAME_CAUSAL,
-        ("{word}: {sentence1}", "sentence2"),
-    ),
-    # The hub's set calls contradiction 1.
-    _nli(
-        "cb",
-        HubSource(_SUPER_GLUE, "cb", ("premise", "hypothesis"), splits=_GLUE_SPLITS, labels={0: 0, 1: 2, 2: 1}),
+    TaskDefinition(
+        *("boolq", *_YES_NO, f"{_ASKED} Answer: {{mask}}.", _NO_YES, _ASKED_CAUSAL),
+        hub=_super_glue("boolq", "question", "passage"),
     ),
     TaskDefinition(
-        "copa",
-        "pair",
-        ("choice1", "choice2"),
-        template="{text_a} {text_b} It is the {mask}.",
-        label_words=("first", "second"),
-        causal_template="{text_a} {text_b} Answer: the",
-        hub=HubSource(
-            _SUPER_GLUE,
-            "copa",
-            ("{premise} What was the {question}?", "First: {choice1} Second: {choice2}"),
-            splits=_GLUE_SPLITS,
-        ),
+        *("multirc", *_YES_NO, f"{_ASKED} {{mask}}.", _NO_YES, _ASKED_CAUSAL),
+        hub=_super_glue("multirc", "{question} Is it {answer}", "paragraph"),
+    ),
+    TaskDefinition(
+        *("wic", *_YES_NO, "{text_a} {text_b} Same meaning? {mask}.", _NO_YES, _SAME_CAUSAL),
+        hub=_super_glue("wic", "{word}: {sentence1}", "sentence2"),
+    ),
+    # The hub's set calls contradiction 1.
+    TaskDefinition("cb", *_NLI, hub=_super_glue("cb", *_ENTAILMENT, labels={0: 0, 1: 2, 2: 1})),
+    TaskDefinition(
+        *("copa", "pair", ("choice1", "choice2")),
+        *("{text_a} {text_b} It is the {mask}.", ("first", "second"), "{text_a} {text_b} Answer: the"),
+        hub=_super_glue("copa", "{premise} What was the {question}?", "First: {choice1} Second: {choice2}"),
     ),
     # Of the demo alone.
     TaskDefinition(
-        "who_did_it",
-        "pair",
-        ("wrong", "right"),
-        template="{text_a} {text_b} This is {mask}.",
-        label_words=("wrong", "right"),
-        causal_template="{text_a} {text_b} This is",
+        *("who_did_it", "pair", ("wrong", "right")),
+        *("{text_a} {text_b} This is {mask}.", ("wrong", "right"), "{text_a} {text_b} This is"),
     ),
     TaskDefinition(
-        "was_it_kind",
-        "single",
-        ("cruel", "kind"),
-        template="{text} This is {mask}.",
-        label_words=("cruel", "kind"),
-        causal_template="{text} This is",
+        *("was_it_kind", "single", ("cruel", "kind")),
+        *("{text} This is {mask}.", ("cruel", "kind"), "{text} This is"),
     ),
 )
 

@@ -1,4 +1,8 @@
-"""Files that hold a table: parquet, jsonl, csv, tsv, json, CoNLL's tagged words; those of text may be packed."""
+"""Files that hold a table: parquet, jsonl, csv, tsv, json, CoNLL's tagged words; those of text may be packed.
+
+pyarrow reads parquet, and Python's own csv and json the rest. Unlike pandas and `datasets` they keep each cell as it is written
+and say which row is broken (pandas fills short rows and mends quotes in silence), and no cache is written.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,8 @@ FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
 #: What separates the cells of a format by its name, and what else may.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+#: Characters of a text whose words are looked at to find its encoding.
+_LOOKED_AT = 10**7
 csv.field_size_limit(2**31 - 1)  # the csv module reads texts of at most 131,072 characters by default
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
 #: A tag of CoNLL's files, and the word of a line that begins a document.
@@ -38,24 +44,16 @@ _CONLL_FORM = (
     "Write a word, a tab and O, B-X or I-X on a line, and a blank line between sentences; a table of texts is named .csv, .tsv "
     "or .jsonl."
 )
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-#: Characters of a text whose words are looked at. Words of other alphabets, read as Windows-1252, hold no letter of ASCII.
-_LOOKED_AT = 10**7
-_WORD = re.compile(r"[\w\u0080-\uffff]+")
-_FOREIGN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
-#: A character of several bytes in UTF-8, and the bytes of ASCII.
-_WIDE = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
-_ASCII = bytes(range(0x80))
 
 
 def format_of(name: str) -> tuple[str, str]:
-    """Name of a file without its endings, and the format that they say; empty if it is none that is read.
+    """Return the name of a file without its endings, and the format that they say; empty if it is none that is read.
 
     >>> format_of("mood.csv.gz")
     ('mood', 'csv')
     """
     packed = next((ending for ending in PACKED if name.lower().endswith(ending)), "")
-    stem, _, ending = name.removesuffix(name[len(name) - len(packed) :] if packed else "").rpartition(".")
+    stem, _, ending = name[: len(name) - len(packed)].rpartition(".")
     known = ending.lower() in FORMATS[1 if packed else 0 :]
     return (nfc(stem), ending.lower()) if known and stem else (name, "")
 
@@ -72,13 +70,20 @@ def read_table(path: Path) -> Table:
     Raises:
         DataError: it cannot be read.
     """
-    _, format = format_of(path.name)
+    return _read(path, format_of(path.name)[1])
+
+
+def read_lines(path: Path) -> Table:
+    """Read a file with a text a line, as a table with the column ``text``; errors as `read_table`."""
+    return _read(path, "lines")
+
+
+def _read(path: Path, format: str) -> Table:
     try:
         if format == "parquet":
             return _read_parquet(path)
-        text, note = text_of(path)
-        read = {"jsonl": _read_json, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
-        table = read(path, text)
+        text, note = _text_of(path)
+        table = _READERS.get(format, _read_conll)(path, text)
     except DataError:
         raise
     except OSError as error:
@@ -108,8 +113,8 @@ def _read_parquet(path: Path) -> Table:
 # -- Text ------------------------------------------------------------------------------------------------
 
 
-def text_of(path: Path) -> tuple[str, str]:
-    """Text of a file, unpacked where it is packed, and what to say of its encoding: nothing of UTF-8.
+def _text_of(path: Path) -> tuple[str, str]:
+    """Return the text of a file, unpacked where it is packed, and a note on its encoding; empty for UTF-8.
 
     Raises:
         DataError: it is too large, or in none of UTF-8, UTF-16 and Windows-1252.
@@ -123,47 +128,46 @@ def text_of(path: Path) -> tuple[str, str]:
         data = file.read(MOST_BYTES + 1)
     check_size(path, len(data), "bytes or more when unpacked")
     try:
-        return _text_of_bytes(path, data)
+        return _decoded(path, data)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text: {first_line(error)}. Write the file again, in UTF-8.") from error
 
 
-def _text_of_bytes(path: Path, data: bytes) -> tuple[str, str]:
-    """Text from its bytes, and what to say of its encoding; errors as `text_of`.
+def _decoded(path: Path, data: bytes) -> tuple[str, str]:
+    """Return the text of bytes, and a note on their encoding; errors as `_text_of`.
 
-    All characters of Latin-1 that can be seen are written alike in Windows-1252. It is found out here, since charset-normalizer
-    takes French for one of the Baltic, and a damaged file in UTF-8, or one with a few Cyrillic words, for Windows-1252.
+    In doubt a file is refused. charset-normalizer would read on: it takes French for Baltic, and a damaged file in UTF-8, or
+    one with a few words in Cyrillic, for Windows-1252.
     """
     zeros = [data[:4096:2].count(0), data[1:4096:2].count(0)]
     is_wide = max(zeros) > len(data[:4096]) / 4 and min(zeros) < max(zeros) / 10  # half of the characters are of ASCII
-    if (data.startswith(_UTF_16) and not data.startswith(codecs.BOM_UTF32_LE)) or is_wide:
-        codec = "utf-16" if data.startswith(_UTF_16) else "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    is_marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not data.startswith(codecs.BOM_UTF32_LE)
+    if is_marked or is_wide:
+        codec = "utf-16" if is_marked else "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
         return data.decode(codec), f"{path.name} is read in UTF-16"
     try:
         return data.decode("utf-8-sig"), ""
     except UnicodeDecodeError as error:
-        fault, codec = error, "UTF-8"
-    rest, wide = _WIDE.subn(b"", data)
-    if 10 * wide <= len(rest.translate(None, _ASCII)):  # else it is in UTF-8, with some bytes that are no characters
-        try:
-            text = data.decode("cp1252")
-            words = [word for word in _WORD.findall(text, 0, _LOOKED_AT) if not word.isascii()]
-            foreign = len(_FOREIGN.findall(text, 0, _LOOKED_AT)) + text.count("\0")
-            if 10 * foreign <= len(words):
-                example = f", as in {words[0][:40]!r}" if words else ""
-                return text, f"{path.name} is read in Windows-1252{example}"
-        except UnicodeDecodeError as error:
-            fault, codec = error, "Windows-1252"
+        fault = error
+    known = data.decode("utf-8", "ignore")
+    wide = len(known) - len(known.encode("ascii", "ignore"))  # characters of several bytes
+    text = data.decode("cp1252", "replace")
+    if 10 * wide <= len(data) - len(known.encode()) and "\ufffd" not in text:  # else it is UTF-8 with some wrong bytes
+        words = [word for word in re.findall(r"[\w\x80-\uffff]+", text[:_LOOKED_AT]) if not word.isascii()]
+        # Words of other alphabets hold no letter of ASCII.
+        foreign = sum(bool(re.search(r"[^\W\d_a-zA-Z]{3}", word)) for word in words) + text.count("\0")
+        if 10 * foreign <= len(words):
+            example = f", as in {words[0][:40]!r}" if words else ""
+            return text, f"{path.name} is read in Windows-1252{example}"
     line = 1 + data.count(b"\n", 0, fault.start)
-    byte = f"byte 0x{data[fault.start]:02x} at position {fault.start:,} of the file is no character of {codec}"
     raise DataError(
-        f"{path}, line {line}: {byte}, and the whole file seems to be in none of UTF-8, UTF-16 and Windows-1252. Write the "
-        "file again, in UTF-8."
+        f"{path}, line {line}: byte 0x{data[fault.start]:02x} at position {fault.start:,} of the file is no character of "
+        "UTF-8, and the whole file seems to be in none of UTF-8, UTF-16 and Windows-1252. Write the file again, in UTF-8."
     )
 
 
-def lines_of(text: str) -> Iterator[str]:
-    """Lines of a text, each with what ends it."""
+def _lines(text: str) -> Iterator[str]:
+    """Return the lines of a text, each with what ends it."""
     return io.StringIO(text, newline="")
 
 
@@ -181,7 +185,7 @@ def _read_csv(path: Path, text: str) -> Table:
     before a quote.
     """
     usual = _SIGN[format_of(path.name)[1]]
-    header = next((line for line in lines_of(text) if line.strip()), "")
+    header = next((line for line in _lines(text) if line.strip()), "")
     sign = _separator(header, usual)
     notes = [f"the cells of {path.name} are separated by {_SIGNS[sign]}"] * (sign != usual)
     between = re.escape(sign)
@@ -200,45 +204,46 @@ def _read_csv(path: Path, text: str) -> Table:
 
 
 def _separator(header: str, usual: str) -> str:
-    """Separator of cells: as usual, unless another sign alone cuts the header."""
+    """Return what separates cells: the usual sign, unless another alone cuts the header."""
     columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
 def _tsv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
-    """Read cells between tabs: with quotes, if all cells that begin with one are quoted whole, else without."""
+    """Read cells between tabs: without quotes, unless all cells that begin with one are quoted whole, or fewer rows are bad."""
     plain = _csv_table(path, text, sign, quoting=csv.QUOTE_NONE, **dialect)
     cells = (cell for column in (plain.columns, *plain.columns.values()) for cell in column if cell.startswith('"'))
-    if all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells):
-        return _csv_table(path, text, sign, **dialect)
-    if not plain.bad:
+    are_quoted = all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
+    if not are_quoted and not plain.bad:
         return plain
-    try:  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
+    try:
         quoted = _csv_table(path, text, sign, **dialect)
     except DataError:
+        if are_quoted:
+            raise
         return plain
-    return quoted if len(quoted.bad) <= len(plain.bad) else plain
+    return quoted if are_quoted or len(quoted.bad) <= len(plain.bad) else plain
 
 
 def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
-    """Table of rows that have a cell for each column."""
+    """Return the rows that have a cell for each column; the others are bad."""
     names, records, numbers, bad = list[str](), list[list[str]](), list[int](), BadRows()
-    reader, begin, number = csv.reader(lines_of(text), strict=True, delimiter=sign, **dialect), 1, 0
+    reader, begin, number = csv.reader(_lines(text), strict=True, delimiter=sign, **dialect), 1, 0
     while True:
-        record, fault, remedy = None, "", ""
         try:
             record = next(reader, None)
         except csv.Error as error:
-            fault, remedy = first_line(error), f"{_QUOTE}, and double the quotes inside."
-            if not names or "unexpected end" in str(error):  # after a quote that is not closed there are no rows
-                raise DataError(f"{path}, line {begin}: {fault}. {remedy}") from error
-        if record is None and not fault:
-            break
-        if fault:
+            fault = first_line(error)
+            if not names or "unexpected end" in fault:  # after a quote that is not closed there are no rows
+                raise DataError(f"{path}, line {begin}: {fault}. {_QUOTE}, and double the quotes inside.") from error
             number += 1
             lines = f"line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
-            bad.add(BadRow(str(path), number, "", "broken quotes", lines, f"{fault} in {lines}", remedy))
-        elif record and not names:
+            told = f"{fault} in {lines}", f"{_QUOTE}, and double the quotes inside."
+            bad.add(BadRow(str(path), number, "", "broken quotes", lines, *told))
+            record = []
+        if record is None:
+            break
+        if record and not names:
             names = [nfc(name).strip() for name in record]
             check_names(str(path), [name for name in names if name])  # a column without a name is not read
         elif record:  # blank ones are no rows
@@ -261,7 +266,7 @@ def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequ
     return BadRow(str(path), number, "", what, shown(sign.join(record)), fault, f"{_QUOTE}.")
 
 
-# -- Other formats -----------------------------------------------------------------------------------------
+# -- JSON --------------------------------------------------------------------------------------------------
 
 
 def _read_json(path: Path, text: str) -> Table:
@@ -270,7 +275,7 @@ def _read_json(path: Path, text: str) -> Table:
     try:
         value = parse_json(body)
     except ValueError:
-        lines = _lines_of_json(where, text)
+        lines = _json_lines(where, text)
         if not lines.bad:
             return lines
         if body.startswith("{"):  # objects over several lines: no text of JSON has a line break in it
@@ -278,8 +283,7 @@ def _read_json(path: Path, text: str) -> Table:
         try:
             value = parse_json(body)
         except ValueError as error:
-            are_most = body.startswith("[{") and len(lines.numbers) >= len(lines.bad)
-            if body[:1] not in ("{", "[") or are_most or _is_json(text.lstrip().partition("\n")[0]):
+            if len(lines.bad) <= len(lines.numbers) or min(lines.bad.numbers) > min(lines.numbers, default=len(text)):
                 return lines
             raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
     if isinstance(value, list):
@@ -292,16 +296,27 @@ def _read_json(path: Path, text: str) -> Table:
     return replace(of_records(where, rows, range(1, len(rows) + 1)), note=f"{path.name} has its rows {note}")
 
 
-def _is_json(text: str) -> bool:
-    try:
-        parse_json(text)
-    except ValueError:
-        return False
-    return True
+def _json_lines(where: str, text: str) -> Table:
+    records, numbers, bad = list[Any](), list[int](), BadRows()
+    for number, line in enumerate(_lines(text), 1):
+        if not line.strip():
+            continue
+        record, reason = None, ""
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            reason = f" ({first_line(error)})"
+        if isinstance(record, dict):
+            records.append(record)
+            numbers.append(number)
+        else:
+            cell = shown(line.strip())
+            bad.add(BadRow(where, number, "", "no JSON object", cell, f"expected a JSON object, got {cell}{reason}"))
+    return replace(of_records(where, records, numbers), bad=bad)
 
 
 def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[Any], str] | None:
-    """Rows that one JSON object holds, in a list or as pandas writes them, and what to say; ``None``: it is itself a row.
+    """Return the rows that one JSON object holds, in a list or as pandas writes them, and a note; ``None``: it is itself a row.
 
     A lone line of JSON Lines, which is no whole file of JSON, may have a list of objects beside its text, such as tools.
 
@@ -322,14 +337,14 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
             "as DIR/NAME/train.json for a split, or keep one of them."
         )
     are_columns = len(lists) == len(value) > len(objects) and len({*map(len, lists.values())}) == 1
-    for name, cells in {} if are_columns else objects.items():
-        return cells, f"in {name!r}"
+    if objects and not are_columns:
+        ((name, rows),) = objects.items()
+        return rows, f"in {name!r}"
     if {"columns", "data"} <= lists.keys():
         frame, form = DataFrame(value["data"], columns=value["columns"], dtype=object), "orient='split'"
     elif all(isinstance(cells, dict) for cells in value.values()):
-        orient: Literal["index", "columns"] = "columns"
-        if len(value) > max(map(len, value.values()), default=0):  # more rows than columns
-            orient = "index"
+        more_rows = len(value) > max(map(len, value.values()), default=0)  # than columns
+        orient: Literal["index", "columns"] = "index" if more_rows else "columns"
         frame, form = DataFrame.from_dict(value, orient=orient, dtype=object), f"orient={orient!r}"
     elif are_columns:
         frame, form = DataFrame(value, dtype=object), "to_dict('list')"
@@ -339,24 +354,12 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
     return frame.to_dict("records"), f"as {form} of pandas"
 
 
-def _lines_of_json(where: str, text: str) -> Table:
-    records, numbers, bad = list[Any](), list[int](), BadRows()
-    for number, line in enumerate(lines_of(text), 1):
-        if not line.strip():
-            continue
-        record, reason = None, ""
-        try:
-            record = parse_json(line)
-        except ValueError as error:
-            reason = f" ({first_line(error)})"
-        if isinstance(record, dict):
-            records.append(record)
-            numbers.append(number)
-        else:
-            cell = shown(line.strip())
-            fault = f"expected a JSON object, got {cell}{reason}"
-            bad.add(BadRow(where, number, "", "no JSON object", cell, fault))
-    return replace(of_records(where, records, numbers), bad=bad)
+# -- Lines -------------------------------------------------------------------------------------------------
+
+
+def _read_lines(path: Path, text: str) -> Table:
+    lines = [line.rstrip("\r\n") for line in _lines(text)]
+    return Table(str(path), {"text": lines}, range(1, 1 + len(lines)))
 
 
 def _read_conll(path: Path, text: str) -> Table:
@@ -367,31 +370,30 @@ def _read_conll(path: Path, text: str) -> Table:
     tabs, or else between blanks. Lines of ``-DOCSTART-`` begin a document and are no words; a line that begins with # and does
     not end in a tag is a comment. A sentence is bad where a line of it has no tag, or not as many cells as those before it.
     """
-    where = str(path)
-    tokens: list[list[str]] = []
-    tags: list[list[str]] = []
-    numbers: list[int] = []
-    columns, begins, bad = 0, True, BadRows()
-    for number, line in enumerate(lines_of(text), 1):
+    sentences, columns, bad = dict[int, dict[str, list[str]]](), 0, BadRows()
+    first = 0  # the line that begins the sentence; 0 between sentences
+    for number, line in enumerate(_lines(text), 1):
         cells = line.strip("\r\n").rstrip("\t ").split("\t") if "\t" in line.strip() else line.split()
         if not cells or cells[0] == _BREAK:
-            begins = True
+            first = 0
             continue
         is_tagged = len(cells) > 1 and _TAG.fullmatch(cells[-1]) is not None
         if cells[0].startswith("#") and not is_tagged:
             continue
-        if begins:
-            tokens.append([])
-            tags.append([])
-            numbers.append(number)
-            begins = False
-        if not is_tagged or (columns and len(cells) != columns):
+        first = first or number
+        sentence = sentences.setdefault(first, {"tokens": [], "tags": []})
+        if is_tagged and columns in (0, len(cells)):
+            columns = len(cells)
+            sentence["tokens"].append(cells[0])
+            sentence["tags"].append(cells[-1])
+        else:
             expected = f"{columns} columns, as in the lines before" if columns and is_tagged else "a word and its tag"
             cell, what = shown(line.strip()), "other columns" if is_tagged else "no tag"
             fault = f"expected {expected}, got {cell} in line {number}"
-            bad.add(BadRow(where, numbers[-1], "", what, cell, fault, _CONLL_FORM))
-            continue
-        columns = len(cells)
-        tokens[-1].append(cells[0])
-        tags[-1].append(cells[-1])
-    return Table(where, {"tokens": tokens, "tags": tags}, numbers, bad=bad).good()
+            bad.add(BadRow(str(path), first, "", what, cell, fault, _CONLL_FORM))
+    table = of_records(str(path), [*sentences.values()], [*sentences])
+    return replace(table, columns=Columns(("tokens", "tags"), table.columns.__getitem__), bad=bad).good()
+
+
+#: Readers of text by its format; that of tagged words has several.
+_READERS = {"jsonl": _read_json, "json": _read_json, "csv": _read_csv, "tsv": _read_csv, "lines": _read_lines}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ _JSON = "extension<arrow.json>"
 
 
 def split_of(name: str) -> str | None:
-    """Split that is meant by a name such as ``dev``; ``None`` if it is none."""
+    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
     return next((split for split, names in _SPLITS.items() if name.lower() in names), None)
 
 
@@ -87,14 +88,13 @@ class Table:
     bad: BadRows = field(default_factory=BadRows)
 
     def labelled(self, column: str) -> Table:
-        """Rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
+        """Return the rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
         if column not in self.label_names:
             return self
-        keep = [i for i, label in enumerate(self.columns.get(column, ())) if label != -1]
-        return self.take(keep) if len(keep) < len(self.numbers) else self
+        return self.take([i for i, label in enumerate(self.columns.get(column, ())) if label != -1])
 
     def relabelled(self, column: str, new: Mapping[str, str]) -> tuple[Table, Counter[str]]:
-        """Rows with ``new`` labels, without those whose label is empty then; and how many rows had each of the old labels."""
+        """Return the rows with ``new`` labels, without those whose new label is empty, and how many rows had each old one."""
         cells = self.columns[column] if new and column in self.columns else ()
         written = [written_label(cell) for cell in cells]
         found = Counter(label for label in written if label in new)
@@ -106,17 +106,17 @@ class Table:
         return replace(self, columns=columns).take(keep), found
 
     def take(self, rows: Sequence[int]) -> Table:
-        """Some rows, in that order."""
+        """Return some rows, in that order."""
         columns = Columns(self.columns, lambda name: [self.columns[name][i] for i in rows])
         return replace(self, columns=columns, numbers=[self.numbers[i] for i in rows])
 
     def good(self) -> Table:
-        """Rows that are not known as bad."""
-        keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
-        return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
+        """Return the rows that are not known as bad."""
+        keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers]
+        return self.take(keep) if self.bad else self
 
     def fault(self, i: int, column: str, what: str, expected: str, got: str, remedy: str = "") -> BadRow:
-        """Fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""
+        """Return the fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""
         return BadRow(self.where, self.numbers[i], column, what, got, f"expected {expected}, got {got}", remedy)
 
     def check_columns(self, columns: ColumnNames) -> None:
@@ -136,7 +136,7 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
-    """Table of a list of records; one that is no mapping from columns to values is a bad row."""
+    """Return the table of a list of records; one that is no mapping from columns to values is a bad row."""
     bad, good = BadRows(), dict[int, Mapping[str, Any]]()
     for number, record in zip(numbers, records, strict=True):
         if isinstance(record, Mapping):
@@ -188,7 +188,7 @@ class TaskTables:
 
 
 def tables_of(where: str, rows: Any) -> Tables:
-    """Tables of rows in one of the forms that users have them in.
+    """Return the tables of rows in one of the forms that users have them in.
 
     Args:
         where: what the rows are called, for messages.
@@ -265,7 +265,7 @@ def _of_iterable(where: str, dataset: Any) -> Table:
 
 
 def _of_stream(where: str, dataset: Any) -> Table:
-    """Table of the rows that a data set yields one after another."""
+    """Return the table of the rows that a data set yields one after another."""
     try:
         return _of_records(where, [*dataset])
     except Exception as error:  # whatever it reads, or a user's function raises
@@ -280,7 +280,7 @@ def _of_stream(where: str, dataset: Any) -> Table:
 def of_arrow(
     where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
 ) -> Table:
-    """Table of Arrow's columns, which are read when they are asked for.
+    """Return the table of Arrow's columns, which are read when they are asked for.
 
     Raises:
         DataError: a column's name comes twice; later, a column cannot be read.
@@ -299,7 +299,7 @@ def of_arrow(
 
 
 def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
-    """Cells, with what is written as JSON decoded; pictures and sounds as they are stored."""
+    """Return the cells, with what is written as JSON decoded; pictures and sounds as they are stored."""
     cells = [plain(cell) for array in arrays for cell in array.to_pylist()]
     if feature is None:
         return cells
@@ -311,7 +311,7 @@ def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
 
 
 def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names of labels that features give, by column; of a list of labels, too."""
+    """Return the names of labels that features give, by column; of a list of labels, too."""
     inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
     return {
         nfc(column): [*map(nfc, each.names)] for column, each in inner.items() if type(each).__name__ == "ClassLabel"
@@ -319,7 +319,7 @@ def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def stored_features(schema: Any) -> dict[str, Any]:
-    """Features that the ``datasets`` library wrote into a file, and those of columns of JSON.
+    """Return the features that the ``datasets`` library wrote into a file, and those of columns of JSON.
 
     A column that this version of the library does not understand has none.
     """
@@ -348,13 +348,18 @@ def stored_features(schema: Any) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Value as a reader of the data sees it, shortened, with the characters that nobody sees escaped."""
+    """Return a value as a reader of the data sees it, shortened, with invisible characters escaped."""
     text = "nothing" if value is None else with_invisible(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
+def common_start(one: str, other: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
+
+
 def plain(value: Any) -> Any:
-    """Value in memory as JSON has it, at any depth; what pandas takes as missing, such as NaN or NaT, is ``None``."""
+    """Return a value in memory as JSON has it, at any depth; ``None`` for what pandas takes as missing, such as NaN or NaT."""
     if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2:
         value = value.tolist()
     if value is None or isinstance(value, str | int):

@@ -1,4 +1,4 @@
-"""The checkpoint of a unit, in ``.checkpoint`` in its folder, which goes when the unit has ended.
+"""The checkpoint of a unit, in ``.checkpoint`` in its folder, which goes when the unit has ended: phases, and learned tasks.
 
 A phase of training has a file of its own, until the task is learned, and is known by the digest of all that it starts from. So
 none goes on from another's state, and one that ended is passed over: its last state is kept, too.
@@ -10,19 +10,34 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from forgetfree.checkpoint import Checkpoint, Resumable
-from forgetfree.errors import RunError
-from forgetfree.files import write_json
+from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.files import new_directory, write_json
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.json_file import read_json
+from forgetfree.results.run_folder import (
+    CHECKPOINT,
+    SCORES_FILE,
+    Score,
+    described_files,
+    write_scores,
+)
 from forgetfree.tensor_file import TensorFile, checksum
+from forgetfree.training.monitor import Monitor
 
-#: The folder.
-CHECKPOINT = ".checkpoint"
+if TYPE_CHECKING:
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.results.answers import Answers
+    from forgetfree.training.encoded_task import EncodedTask
+
+Json = dict[str, Any]
 _CIRCUMSTANCES = "circumstances.json"
 _FILE = TensorFile(RunError, "", "forgetfree.checkpoint")
 #: Seconds between two writes of a phase, at least.
@@ -47,7 +62,11 @@ class FileCheckpoint(Checkpoint):
 
     def __init__(self, directory: Path, circumstances: Mapping[str, Any]) -> None:
         self.directory: Path = directory / CHECKPOINT
-        self.goes_on = _read(self.directory) == json.loads(json.dumps(circumstances))
+        try:
+            before: Any = read_json(self.directory / _CIRCUMSTANCES, RunError, "")
+        except RunError:
+            before = None
+        self.goes_on = before == json.loads(json.dumps(circumstances))
         self._circumstances = circumstances
         self._path: Path | None = None  # of the phase that is under way
         self._begun, self._begin = set[Path](), 0.0  # those begun here, and when that was
@@ -70,8 +89,7 @@ class FileCheckpoint(Checkpoint):
         self._seconds = max(_LEAST, sum(tensor.nbytes for tensor in tensors.values()) / _SPEED)
         step, self._begin = 0, self.clock()
         try:
-            header, tensors = _FILE.read(self._path)
-            done, kept, seconds = unpack(header["state"], tensors)
+            done, kept, seconds = _read(self._path)
         except (RunError, ValueError):  # none, or damaged: the phase starts again
             pass
         else:
@@ -88,8 +106,7 @@ class FileCheckpoint(Checkpoint):
         since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
         if since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
-            text, tensors = pack([step, state.state_dict(), self.clock() - self._begin])
-            _FILE.write(self._path, tensors, {"state": text})
+            _write(self._path, [step, state.state_dict(), self.clock() - self._begin])
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)
 
@@ -100,19 +117,7 @@ class FileCheckpoint(Checkpoint):
 
     def end(self) -> None:
         """Remove the folder: the unit has ended."""
-        remove_checkpoint(self.directory.parent)
-
-
-def remove_checkpoint(directory: Path) -> None:
-    """Remove a unit's checkpoints from its folder."""
-    shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
-
-
-def _read(directory: Path) -> Any:
-    try:
-        return read_json(directory / _CIRCUMSTANCES, RunError, "")
-    except RunError:
-        return None
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 # -- A state as tensors and one text ---------------------------------------------------------------------
@@ -154,3 +159,146 @@ def unpack(text: str, tensors: Mapping[str, Tensor]) -> Any:
         return tuple(map(rich, content)) if kind == "tuple" else {rich(key): rich(each) for key, each in content}
 
     return rich(json.loads(text))
+
+
+def _write(path: Path, state: Any) -> None:
+    text, tensors = pack(state)
+    _FILE.write(path, tensors, {"state": text})
+
+
+def _read(path: Path) -> Any:
+    """Return what `_write` was given; raise ``RunError`` where the file is missing or damaged."""
+    header, tensors = _FILE.read(path)
+    return unpack(header["state"], tensors)
+
+
+# -- What it has learned so far ---------------------------------------------------------------------------
+
+_LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
+
+
+class LearnedStream:
+    """A stream as far as a strategy has learned it. If it is `resumable`, all is kept in the unit's checkpoint.
+
+    In its folder ``learned-K`` stand
+
+    - after K tasks were learned, what the strategy saves, and learned.safetensors: what was measured
+    - after they were answered, answers.safetensors: the latest answers, the scores so far, and what else was measured
+
+    Args:
+        strategy: that has learned nothing.
+        unit: whose scores.csv is written.
+        monitor: is told of scores, and has the unit's checkpoint.
+        unlearned: whether tasks are answered before they are learned, too.
+
+    Attributes:
+        answers: of the strategy.
+        scores: before training and after each task.
+        kept_bytes: after each task.
+        seconds: that each task took to learn.
+    """
+
+    def __init__(self, strategy: ContinualStrategy, unit: Unit, monitor: Monitor, *, unlearned: bool) -> None:
+        from forgetfree.continual.strategy import StreamAnswers
+
+        self.strategy, self._unit, self._monitor = strategy, unit, monitor
+        self.answers = StreamAnswers(strategy, upper_triangle=unlearned)
+        self.scores, self.kept_bytes, self.seconds = list[Score](), list[int](), list[float]()
+        self._measured: dict[str, tuple[Answers, list[tuple[str, float]]]] = {}  # most answers stay the same objects
+        self._directory = monitor.checkpoint().directory if strategy.resumable else None
+
+    def add_scores(self, number: int, row: Mapping[str, Answers]) -> None:
+        """Write the scores of the answers after so many tasks, 0 before training, beside the others."""
+        key = self._unit.key["strategy"], self._unit.key["seed"]
+        new = [
+            Score(*key, task.name, number, metric, float(value), len(task.test))
+            for task in self.strategy.stream.tasks
+            if task.name in row
+            for metric, value in self._scores_of(task, row[task.name])
+        ]
+        self.scores = sorted([*self.scores, *new], key=lambda score: score.after)
+        write_scores(self._unit.directory / SCORES_FILE, self.scores)
+        self._monitor.log_scores(new)
+
+    def _scores_of(self, task: EncodedTask, answers: Answers) -> list[tuple[str, float]]:
+        if task.name not in self._measured or self._measured[task.name][0] is not answers:
+            metric = task.definition.metric
+            self._measured[task.name] = answers, [(metric, answers.score(metric)), *answers.more_scores().items()]
+        return self._measured[task.name][1]
+
+    def keep(self, number: int) -> None:
+        """Keep what was learned of so many tasks."""
+        if self._directory is None:
+            return
+        strategy = self.strategy
+        with new_directory(self._directory / f"learned-{number}") as folder:
+            strategy.save(folder)
+            about = {"seconds": self.seconds, "updates": strategy.updates, "phases": strategy.seconds}
+            _write(folder / _LEARNED, about | {"files": described_files(folder)})
+        self._monitor.checkpoint().forget()
+
+    def keep_answers(self, number: int) -> None:
+        """Keep the answers after so many tasks, and the scores so far."""
+        if self._directory is None:
+            return
+        kept = {
+            "answers": _tensors(self.answers.answers),
+            "samples": _tensors(self.answers.sampled),
+            "scores": list(map(astuple, self.scores)),
+            "kept_bytes": self.kept_bytes,
+            "broken": self.answers.broken,
+            "phases": self.strategy.seconds,
+        }
+        folder = self._directory / f"learned-{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / _ANSWERS, kept)
+        shutil.rmtree(self._directory / f"learned-{number - 1}", ignore_errors=True)
+
+    def restore(self) -> tuple[int, int | None]:
+        """Bring all to where it was kept, and return how many tasks are learned, and after how many it was answered."""
+        if self._directory is None:
+            return 0, None
+        folders = {int(path.name.removeprefix("learned-")): path for path in self._directory.glob("learned-*")}
+        try:
+            return self._restore(folders)
+        except (ForgetfreeError, LookupError, TypeError, ValueError):  # none, or damaged: all tasks are learned again
+            for folder in folders.values():
+                shutil.rmtree(folder, ignore_errors=True)
+            return 0, None
+
+    def _restore(self, folders: Mapping[int, Path]) -> tuple[int, int]:
+        strategy, done = self.strategy, max(folders)
+        answered = max(number for number, folder in folders.items() if (folder / _ANSWERS).is_file())
+        if done not in (answered, answered + 1):
+            raise RunError(f"There are answers after {answered} tasks, and {done} are learned.")
+        kept, tasks = _read(folders[answered] / _ANSWERS), {task.name: task for task in strategy.stream.tasks}
+
+        def answers(row: Json) -> dict[str, Answers]:
+            arrays = {task: {name: tensor.numpy() for name, tensor in its.items()} for task, its in row.items()}
+            return {task: tasks[task].kind.kept_answers(tasks[task].definition, its) for task, its in arrays.items()}
+
+        phases = kept["phases"]
+        if done:
+            measured, files = _read(folders[done] / _LEARNED), described_files(folders[done])
+            if any(files.get(name) != file for name, file in measured["files"].items()):
+                raise RunError(f"{folders[done]} has changed since it was written.")
+            strategy.load(folders[done])
+            strategy.updates.update(measured["updates"])
+            self.seconds = measured["seconds"]
+            phases = measured["phases"] | phases if done == answered else phases | measured["phases"]
+        strategy.seconds |= phases
+        self.kept_bytes = kept["kept_bytes"]
+        self.answers.broken += kept["broken"]
+        self.answers.resume(strategy.stream.tasks[:answered], answers(kept["answers"]), answers(kept["samples"]))
+        self.scores = [Score(*each) for each in kept["scores"]]
+        write_scores(self._unit.directory / SCORES_FILE, self.scores)
+        self._monitor.log_scores([score for score in self.scores if score.after == answered])
+        return done, answered
+
+
+def _tensors(row: Mapping[str, Answers]) -> dict[str, dict[str, Tensor]]:
+    """Return the arrays of answers: copies, for several may hold the labels of the rows themselves."""
+    return {
+        task: {name: torch.tensor(array, device="cpu") for name, array in answers.tensors().items()}
+        for task, answers in row.items()
+    }

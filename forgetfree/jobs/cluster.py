@@ -29,9 +29,9 @@ from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically
 from forgetfree.jobs.environment import quiet_libraries, set_threads
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.jobs.workers import Work
-from forgetfree.results.unit_folder import RECORD
+from forgetfree.results.run_folder import RECORD
 
 #: Times that a unit is begun, at most, where the node or the process that ran it has died.
 _ATTEMPTS = 4

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
-import pydantic
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
@@ -18,17 +18,23 @@ from forgetfree.data.sources import check_form, default_data, no_stream, tasks_o
 from forgetfree.display import brief, first_twice, nfc
 from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError
 from forgetfree.files import free_directory
-from forgetfree.options import Options, build, by_name, faults_in, name_of_function, option, read_value
+from forgetfree.options import (
+    Options,
+    Place,
+    build,
+    by_name,
+    name_of_function,
+    option,
+    read_value,
+    sentences,
+)
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import load_run, portable, with_places
+from forgetfree.results.run_folder import load_run, portable, with_places
 from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 from forgetfree.training.training_options import LocalizationOptions
 
-if TYPE_CHECKING:
-    from forgetfree.jobs.progress import Progress
-
-Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
 BESIDE_ON = (
@@ -37,30 +43,22 @@ BESIDE_ON = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
     """Options of a run that ``--set`` reaches, beside the strategies' own."""
 
     test_limit: int | None = option(
-        None, "evaluate on at most this many test rows a task", at_least=1, flag=True, group="How to run"
+        None, "evaluate on at most this many test rows a task", at_least=1, group="How to run"
     )
     evaluate_on: EvaluatedOn = option(
         "test", "validation: score every other validation row instead, to choose options by"
     )
-    cache: str | None = option(
+    cache: Place | None = option(
         None,
         "directory of fine-tuned models to share between runs; none: inside OUT",
-        flag=True,
         group="How to run",
         placeholder="DIR",
     )
-    threads: int | None = option(
-        None,
-        "CPU threads; none: as torch chooses",
-        at_least=1,
-        flag=True,
-        group="How to run",
-    )
+    threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1, group="How to run")
     max_length: int | None = option(
         None,
         "tokens a row is read at, at most; the longest text is cut; none: 128, or 1,024 where a task's answers are texts, as "
@@ -90,21 +88,24 @@ class RunOptions(Options):
         "training and test rows, for each seed)",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_graftable(self) -> Self:
         try:
             re.compile(self.graftable or "")
         except (re.error, RecursionError, OverflowError) as error:
             raise OptionError(
                 f"graftable must be a regular expression, got {brief(self.graftable)}: {error}."
             ) from error
+        return self
 
 
-#: Options of ``--set`` that have a flag of their own, too; in a file, they may stand beside the table ``set`` as well.
-FLAGGED: Mapping[str, Field[Any]] = {
-    each.name: each for cls in (LocalizationOptions, RunOptions) for each in fields(cls) if each.metadata["flag"]
+#: The types of options of ``--set`` that have a flag of their own, too; in a file, they may stand beside the table ``set``.
+FLAGGED: Mapping[str, Any] = {
+    name: each.annotation
+    for cls in (LocalizationOptions, RunOptions)
+    for name, each in cls.model_fields.items()
+    if each.metadata[-1].parse is None
 }
-_TYPES_OF_FLAGGED = {**get_type_hints(LocalizationOptions), **get_type_hints(RunOptions)}
 
 
 def flag_of(key: str) -> str:
@@ -137,63 +138,55 @@ class InMemory:
 NO_OBJECTS = InMemory()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
+#: An option of what is learned.
+subject = partial(option, group="What to learn")
+
+
+class RunConfig(Options):
     """A run as it was asked for. Flags, files of options and the ``run`` of config.json have its fields under their names.
 
     `of` makes it of what was typed; `check` tells all that is wrong with it, together.
     """
 
-    model: str = option("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
-    data: str | tuple[str, ...] = option(
-        default_data,
-        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
-        "else hub)",
-        placeholder="hub|demo|DIR|FILE",
-    )
-    text_column: tuple[str, ...] = option(
+    model: str = subject("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
+    data: str | tuple[str, ...] = option(default_data, "where rows are, or files of rows")
+    text_column: tuple[str, ...] = subject(
         (),
         "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
         placeholder="NAME",
     )
-    label_column: tuple[str, ...] = option(
+    label_column: tuple[str, ...] = subject(
         (),
         "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
         placeholder="NAME",
     )
-    kind: tuple[str, ...] = option(
+    kind: tuple[str, ...] = subject(
         (),
         "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
         placeholder="KIND",
     )
-    map_label: tuple[str, ...] = option(
+    map_label: tuple[str, ...] = subject(
         (),
         "label that is read as another, or TASK:OLD=NEW for one task; without NEW, its rows are left out; may be given several "
         "times",
         placeholder="OLD=NEW",
     )
-    skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
-    metric: tuple[str, ...] = option(
+    skip_bad_rows: bool = subject(False, "leave out rows that cannot be used, and say how many; else they are refused")
+    metric: tuple[str, ...] = subject(
         (),
         "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
         "see docs/data.md)",
         placeholder="NAME",
     )
-    readout: Readout = option(
+    readout: Readout = subject(
         "auto",
         "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
+        placeholder=None,
     )
     seed: tuple[Seed, ...] = option(
-        (0,),
-        "seed of sampling and training, may be given several times (default: 0)",
-        group="How to learn",
+        (0,), "seed of sampling and training, may be given several times (default: 0)", group="How to learn"
     )
-    set: Mapping[str, Any] = option(
-        dict,
-        "any option: see 'forgetfree list strategies --verbose'",
-        group="How to learn",
-        placeholder="KEY=VALUE",
-    )
+    set: Mapping[str, Any] = option(dict, "any other option")
     device: str = option(
         "auto",
         "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU",
@@ -202,36 +195,58 @@ class RunConfig:
     )
     stream: str = option("", "a registered stream, or task names joined by commas")
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
-    strategy: tuple[str, ...] = option(
+    strategy: tuple[str, ...] = subject(
         DEFAULT_STRATEGIES,
         "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
         f"of ours (default: {', '.join(DEFAULT_STRATEGIES)})",
         placeholder="NAME",
     )
-    fine_tuned: str | None = option(
+    fine_tuned: Place | None = subject(
         None,
         "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
         placeholder="DIR",
     )
-    held_out: str | None = option(
+    held_out: str | None = subject(
         None,
         "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
         "text, or a task, of --data or in a folder (causal language models)",
         placeholder="TEXTS|TASK",
     )
-    out: str = option("", "directory to write (default: a new one under runs/)", group="How to run", placeholder="DIR")
-    #: Objects in the place of names: what no flag and no file can give.
-    objects: Any = NO_OBJECTS
+    out: Place = option(
+        "", "directory to write (default: a new one under runs/)", group="How to run", placeholder="DIR"
+    )
+    objects: Any = option(NO_OBJECTS, "objects in the place of names, which no flag and no file can give")
+    #: What is wrong with values, in whose place the defaults stand: `check` tells it with all else.
+    _refused: ValidationError | None = PrivateAttr(None)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.strategy, tuple):  # else a fault, which `check` tells
-            names = (registry.STRATEGIES if each == "all" else [each] for each in self.strategy)
-            object.__setattr__(self, "strategy", tuple(chain.from_iterable(names)))
-        if isinstance(self.data, tuple) and len(self.data) == 1:  # several files are a list of them
-            object.__setattr__(self, "data", self.data[0])
-        if isinstance(self.set, Mapping):
-            typed = {key: read_value(self.set[key], _TYPES_OF_FLAGGED[key]) for key in FLAGGED if key in self.set}
-            object.__setattr__(self, "set", {**self.set, **typed})
+    @classmethod
+    def _made(cls, values: Mapping[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(values)
+        except ValidationError as error:
+            wrong = {each["loc"][0] for each in error.errors()}
+            config = handler({key: value for key, value in values.items() if key not in wrong})
+            config._refused = error
+            return config
+
+    def wrong_values(self, show: Callable[[str], str] = str) -> list[str]:
+        """Return a phrase for each wrong value; ``show`` makes what it calls an option of its name."""
+        return sentences(type(self), self._refused, show) if self._refused else []
+
+    @field_validator("strategy")
+    @classmethod
+    def _all_strategies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(chain.from_iterable(registry.STRATEGIES if each == "all" else [each] for each in value))
+
+    @field_validator("data")
+    @classmethod
+    def _one_place(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+    @field_validator("set")
+    @classmethod
+    def _read_flagged(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**value, **{key: read_value(value[key], FLAGGED[key]) for key in FLAGGED if key in value}}
 
     @classmethod
     def of(cls, *layers: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Self:
@@ -249,7 +264,7 @@ class RunConfig:
             values |= {key: value for key, value in layer.items() if key in OF_RUN}
             settings |= {**table, **own}
         settings = {key: by_name(value) for key, value in settings.items()}
-        return build(cls, {**values, "set": settings, "objects": objects}, "run")
+        return cls(**{**values, "set": settings, "objects": objects})
 
     def completed(self, prefix: str = "") -> Self:
         """Return it with a stream, the tasks of its files where it names none, and a free directory, likewise.
@@ -261,11 +276,7 @@ class RunConfig:
         stream = self.stream or stream_of(self.objects.data or tasks_of_files(self.data))
         if not stream:
             raise no_stream(self.rows)
-        return replace(self, stream=stream, out=self.out or free_directory(f"{prefix}{stream}"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields alone: each process finds strategies for itself."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return self.model_copy(update={"stream": stream, "out": self.out or free_directory(f"{prefix}{stream}")})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -331,13 +342,13 @@ class RunConfig:
 
     # -- What follows from it --------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def classes(self) -> dict[str, Any]:
         """The strategies by name."""
         named = zip(self.strategy_names, self.strategy, strict=True)
         return {name: self.objects.strategies.get(name) or registry.strategy(each) for name, each in named}
 
-    @cached_property
+    @property
     def options(self) -> dict[str, Any]:
         """The options of each strategy, by its name."""
         faults = Faults()
@@ -345,10 +356,10 @@ class RunConfig:
         faults.report()
         return options
 
-    @cached_property
+    @property
     def common(self) -> RunOptions:
         """The run's own options, which ``--set`` gives."""
-        given = {key: value for key, value in self.set.items() if key in RunOptions.__dataclass_fields__}
+        given = {key: value for key, value in self.set.items() if key in RunOptions.model_fields}
         return build(RunOptions, given, "the run")
 
     def check(self) -> Self:
@@ -370,7 +381,7 @@ class RunConfig:
         named = zip(self.strategy_names, self.strategy, strict=True)
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
-        known = {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
+        known = {name: {*cls.Options.model_fields} for name, cls in classes.items()}
         for key in self.set if len(classes) == len(resolved) else ():  # else the options of one are unknown
             attempt(_check_setting, key, known)
         if self.fine_tuned is not None:
@@ -388,17 +399,16 @@ class RunConfig:
         from forgetfree.device import find_device
 
         faults = Faults()
-        for fault in faults_in(self, lambda name: f"--{name.replace('_', '-')}"):
-            faults.add(f"{fault}.")
-        if isinstance(self.device, str):
-            faults.attempt(find_device, self.device)
-        for each in fields(self):
-            value, key = getattr(self, each.name), each.name.replace("_", "-")
+        for phrase in self.wrong_values(lambda name: f"--{name.replace('_', '-')}"):
+            faults.add(f"{phrase}.")
+        faults.attempt(find_device, self.device)
+        for name, value in self:
             if not isinstance(value, tuple):
                 continue
-            if any(one in value[:place] for place, one in enumerate(value) if isinstance(one, str | int)):
+            key, field = name.replace("_", "-"), type(self).model_fields[name]
+            if len({*value}) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
-            if not value and each.default != ():  # of a file or a call
+            if not value and field.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         for named in self.kind:
             faults.attempt(registry.kind, named.rpartition("=")[2])
@@ -424,7 +434,7 @@ class RunConfig:
         options, wrong = dict[str, Any](), dict[str, list[str]]()
         for name, cls in classes.items():
             try:
-                options[name] = build(cls.Options, self._values_for(name, cls.Options.__dataclass_fields__), name)
+                options[name] = build(cls.Options, self._values_for(name, cls.Options.model_fields), name)
             except OptionError as error:
                 whole = str(error).removeprefix(f"Options of {name}: ").removesuffix(".")
                 for part in error.parts or (whole,):
@@ -441,7 +451,7 @@ class RunConfig:
 
 
 #: The names of a run's options, as they are declared.
-OF_RUN = {each.name: each for each in fields(RunConfig) if each.metadata}
+OF_RUN = tuple(name for name in RunConfig.model_fields if name != "objects")
 
 
 def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str, Any], faults: Faults) -> None:
@@ -461,14 +471,8 @@ def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """The way in which a job is run; the outcome does not depend on it.
-
-    Attributes:
-        progress: hears of all units. Default: silence.
-        debug: let an unexpected exception of a unit through, instead of going on with the others.
-    """
+class Execution(Options):
+    """The way in which a job is run; the outcome does not depend on it."""
 
     resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
     jobs: int | str | None = option(
@@ -485,18 +489,23 @@ class Execution:
         group="How to run",
         placeholder="NAME",
     )
-    progress: Progress | None = None
-    debug: bool = False
+    progress: Any = option(None, "hears of all units, a Progress; none: silence")
+    debug: bool = option(False, "let an unexpected exception of a unit through, instead of going on with the others")
 
-    def __post_init__(self) -> None:
-        if isinstance(self.jobs, str) and self.jobs.isdigit():
-            object.__setattr__(self, "jobs", int(self.jobs))
+    @field_validator("jobs")
+    @classmethod
+    def _number(cls, value: int | str | None) -> int | str | None:
+        return int(value) if isinstance(value, str) and value.isdigit() else value
+
+    @model_validator(mode="after")
+    def _check_jobs(self) -> Self:
         if self.cluster is not None:
             from forgetfree.jobs.cluster import check_cluster
 
             check_cluster(self.cluster)
         elif self.jobs not in (None, "auto") and not (isinstance(self.jobs, int) and self.jobs >= 1):
             raise UsageError(f"--jobs must be auto, ray or at least 1, got {self.jobs}.")
+        return self
 
     @property
     def cluster(self) -> str | None:
@@ -549,7 +558,7 @@ def with_precision(config: RunConfig) -> RunConfig:
     taken = {key: begun[key] for key in keys if key in begun}
     if left := [key for key in keys if key not in taken]:
         taken |= dict.fromkeys(left, _measured(config.check()))
-    return replace(config, set={**config.set, **taken})
+    return config.model_copy(update={"set": {**config.set, **taken}})
 
 
 def _measured(config: RunConfig) -> str:
@@ -578,9 +587,9 @@ def _check_setting(key: str, known_of: Mapping[str, set[str]]) -> None:
     strategy, _, name = key.rpartition(".")
     if strategy and strategy not in known_of:
         raise UnknownNameError("strategy in --set", strategy, known_of, "Add others by --strategy.")
-    known = known_of[strategy] if strategy else {*RunOptions.__dataclass_fields__}.union(*known_of.values())
+    known = known_of[strategy] if strategy else {*RunOptions.model_fields}.union(*known_of.values())
     if name not in known:
-        ours = {each: registry.strategy(each).Options.__dataclass_fields__ for each in registry.STRATEGIES}
+        ours = {each: registry.strategy(each).Options.model_fields for each in registry.STRATEGIES}
         if owners := [each for each, options in ours.items() if key in options]:
             raise UsageError(
                 f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "

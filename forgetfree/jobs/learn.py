@@ -5,6 +5,7 @@ Beside its scores stands what else is measured: floors, rows that are right, the
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,20 +14,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forgetfree.data.rows import representative
-from forgetfree.errors import RunError
+from forgetfree.errors import (
+    ForgetfreeError,
+    LedgerError,
+    MetricError,
+    RunError,
+    TrainingError,
+    UsageError,
+    first_line,
+    out_of_memory,
+)
+from forgetfree.files import is_full
+from forgetfree.jobs.checkpoints import FileCheckpoint, LearnedStream
 from forgetfree.jobs.environment import circumstances, environment
+from forgetfree.jobs.history import History
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import PREDICTION_FILE, History, LearnedStream, Unit, ledger_summary, why_it_failed
 from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import recorded
 from forgetfree.results.answers import tensors_by_task
-from forgetfree.results.unit_folder import (
+from forgetfree.results.run_folder import (
+    CHECKPOINT,
+    HISTORY,
     MODELS,
     PREDICTIONS,
     size_and_sha256,
 )
+from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import PHASES, Monitor
 
 if TYPE_CHECKING:
@@ -35,16 +51,19 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.config import Execution, RunConfig
     from forgetfree.jobs.revision import Revision, StreamPrefix
+    from forgetfree.ledger.ledger import Ledger
     from forgetfree.training.held_out_loss import HeldOutTexts
 
 Json = dict[str, Any]
+#: Errors that are no fault of the code.
+_EXPECTED = (TrainingError, MetricError, LedgerError)
 
 
 def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
     """Let one strategy learn the stream, from its start or where it was cut short; write scores, answers, and what it keeps.
 
     Raises:
-        UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
+        UsageError, OutOfMemoryError, OSError: see `_why_it_failed`.
     """
     loader, directory, config = work.loader, unit.directory, work.config
     name, seed = unit.key["strategy"], unit.key["seed"]
@@ -83,7 +102,7 @@ def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
         strategy.save(directory)
         arrays = tensors_by_task(learned.answers.answers)
         tensors = {name: torch.tensor(each, device="cpu") for name, each in arrays.items()}
-        PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
+        TensorFile(RunError, "").write(directory / PREDICTIONS, tensors)
         aside = texts and {"before": loss_before, **_losses_after(strategy, texts), **texts.counts}
         details |= {**_details(learned, config.options[name], carried), **_models_of(directory, loader.store)}
         details |= {"held_out": aside} if aside else {}
@@ -95,7 +114,7 @@ def _details(learned: LearnedStream, options: Any, carried: StreamPrefix | None)
     updates: Json = {task.name: strategy.updates[task.name] for task in stream.tasks}
     return {
         "options": recorded(strategy.options),
-        "ledger": ledger_summary(strategy.ledger),
+        "ledger": _ledger_summary(strategy.ledger),
         "kept_bytes": learned.kept_bytes,
         "by_task": {"updates": updates | (carried.updates if carried else {})},
         "bound": _bound(stream, options),
@@ -136,12 +155,14 @@ class UnitWork:
 
     @contextmanager
     def recorded(self, unit: Unit, monitor: Monitor) -> Iterator[tuple[Monitor, Json]]:
-        """Begin a unit, and write how it ended; an error of the unit ends here, see `why_it_failed`.
+        """Begin a unit, and write how it ended; an error of the unit ends here, see `_why_it_failed`.
 
         Yields:
             The monitor, which has the unit's checkpoint, and what results.json needs beside the files, still empty.
         """
-        kept = unit.begin(circumstances(self.loader.device))
+        kept = FileCheckpoint(unit.directory, circumstances(self.loader.device))
+        unit.empty(but=(CHECKPOINT, HISTORY) if kept.goes_on else ())
+        kept.start()
         history = History(monitor, unit.directory, kept)
         details, floors, failed, error = Json(), Json(), None, None
         try:
@@ -154,7 +175,7 @@ class UnitWork:
             if failed:
                 raise failed
         except Exception as fault:
-            error = why_it_failed(fault, self._debug)
+            error = _why_it_failed(fault, self._debug)
         unit.end(environment(self.loader.device), details, error, history.seconds, floors, self.config_json)
         kept.end()
 
@@ -165,6 +186,21 @@ class UnitWork:
         from forgetfree.jobs.trackers import track
 
         return track(self._log, unit, Path(self.config.out), self.config.section(), history)
+
+
+def _ledger_summary(ledger: Ledger | None) -> Json | None:
+    """Return what results.json says of a ledger."""
+    if ledger is None:
+        return None
+    return {
+        "tasks": ledger.tasks,
+        "composition": ledger.composition,
+        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
+        "region_size": [len(record.region) for record in ledger.records],
+        "owned_size": [len(record.owned.region) for record in ledger.records],
+        "bytes": ledger.size_in_bytes,
+        "overlap": ledger.overlap(),
+    }
 
 
 def _bound(stream: Stream, options: Any) -> Json:
@@ -184,6 +220,29 @@ def _models_of(directory: Path, store: Path) -> Json:
         return {}
     files = [store / f"{key}.safetensors" for key in keys.values()]
     return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
+
+
+def _why_it_failed(fault: Exception, debug: bool) -> str:
+    """Return what unit.json says of a fault (a loss that diverges, a mistake in a strategy), after which other units go on.
+
+    Args:
+        fault: what was raised.
+        debug: let it through, unless it is one of training, metrics or ledgers.
+
+    Raises:
+        UsageError, OutOfMemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or
+            cannot be written: the other units would fail, too.
+    """
+    if told := out_of_memory(fault):
+        raise told from fault
+    if is_full(fault) and not isinstance(fault, ForgetfreeError | OSError):  # safetensors has an error of its own
+        raise OSError(errno.ENOSPC, first_line(fault)) from fault
+    full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+    if full or isinstance(fault, UsageError) or (debug and not isinstance(fault, _EXPECTED)):
+        raise fault
+    if isinstance(fault, ForgetfreeError):
+        return " ".join(str(fault).split("\n"))
+    return f"It stopped with {type(fault).__name__}: {first_line(fault)}. Run it alone with --debug to see where."
 
 
 # -- The loss on texts that no task trains ---------------------------------------------------------------

@@ -12,10 +12,8 @@ from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.jobs.config import OF_RUN, RunConfig
 from forgetfree.json_file import read_bounded, read_json
-from forgetfree.options import faults_in
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.config_file import located, with_places
-from forgetfree.results.unit_folder import CONFIG
+from forgetfree.results.run_folder import CONFIG, located, with_places
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -47,9 +45,9 @@ def read_options(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("set", {}), dict):
         raise UsageError(f"{path}: the options and their set must be tables, got {brief(values)}. {remedy}")
     config = RunConfig.of(values)
-    if faults := faults_in(config):
-        raise UsageError(f"{path}: {'; '.join(faults)}. {remedy}")
-    named = OF_RUN if begun else OF_RUN.keys() & values.keys()
+    if wrong := config.wrong_values():
+        raise UsageError(f"{path}: {'; '.join(wrong)}. {remedy}")
+    named = [name for name in OF_RUN if begun or name in values]
     section = {key: getattr(config, key) for key in named} | {"set": config.set}
     return with_places(section, path.parent, located) if begun else section
 
@@ -68,5 +66,5 @@ def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> dic
 def _names_of(strategies: Sequence[str]) -> set[str]:
     """Return the names of all options of strategies, with their prefix and without."""
     classes = RunConfig(strategy=tuple(strategies)).classes
-    names = {name: {*cls.Options.__dataclass_fields__} for name, cls in classes.items()}
+    names = {name: {*cls.Options.model_fields} for name, cls in classes.items()}
     return {f"{name}.{key}" for name, keys in names.items() for key in keys}.union(*names.values())

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +29,11 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import check_place, refuse_used
+from forgetfree.files import check_place
 from forgetfree.jobs.config import RunConfig, RunOptions
 from forgetfree.jobs.environment import check_precision, free_memory, machine_memory, set_threads
+from forgetfree.jobs.run_directory import Json, refuse_used
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.location import locate
@@ -98,7 +98,7 @@ class _Look:
         attempt = self.faults.attempt
         known: RunOptions | None = attempt(lambda: config.common)
         self._common = known or RunOptions()
-        self._loader = loader or StreamLoader(config if known else replace(config, set={}))
+        self._loader = loader or StreamLoader(config if known else config.model_copy(update={"set": {}}))
         self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
         if config.out:  # a program that only asks may name none
             attempt(check_place, Path(config.out))
@@ -197,9 +197,8 @@ class _Look:
                 for name, seed in product(config.classes, config.seed):
                     prefix = revision.carried(name, seed, unlearned)
                     carried[name, seed] = prefix.tasks if prefix else []
-        shared = set[Any]()
         units = [
-            self._unit(name, seed, times.get(name, ()), shared, carried.get((name, seed), []))
+            self._unit(name, seed, times.get(name, ()), carried.get((name, seed), []))
             for seed, name in product(config.seed, config.classes)
         ]
         every = [unit["seconds"] for unit in units]
@@ -233,35 +232,26 @@ class _Look:
             "notes": list(dict.fromkeys(self._notes)),
         }
 
-    def _unit(
-        self, name: str, seed: int, phases: Sequence[_PhaseTime], shared: set[Any], carried: Sequence[str]
-    ) -> Json:
-        """Return the updates of a unit by task, and its seconds.
+    def _unit(self, name: str, seed: int, phases: Sequence[_PhaseTime], carried: Sequence[str]) -> Json:
+        """Return the updates of a unit by task, and the seconds of all its steps.
 
         Args:
             name: its strategy.
             seed: of the unit.
             phases: what they take; none where it is not known.
-            shared: the fine-tuned models that were made.
             carried: the tasks that are carried over from a finished run.
         """
-        options, config = self._options[name], self._config
-        updates: dict[str, int | None] = dict.fromkeys(config.names)
-        seconds = 0.0
+        options, config, seconds = self._options[name], self._config, 0.0
+        updates: dict[str, int | None] = dict.fromkeys(config.names, 0 if phases else None)
         for task, rows in self._rows.items() if phases else ():
             if task in carried:
-                updates[task] = 0
                 continue
             drawn = len(sampled(rows, config.shots, seed))
             rarest = min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values())
             updates_of_task = options.updates(max(1, len(rows.task.labels)), config.shots or rarest, drawn)
-            steps = [(each, each.steps(options, updates_of_task, drawn)) for each in phases]
-            updates[task] = sum(count for each, count in steps if each.phase in ("fine_tune", "train"))
-            for each, count in steps:
-                made = task, seed, options.learning_rate, options.optimizer, count
-                if each.phase != "fine_tune" or made not in shared:  # a fine-tuned model is made once
-                    seconds += each.step * count
-                shared |= {made} if each.phase == "fine_tune" else set()
+            steps = {each: each.steps(options, updates_of_task, drawn) for each in phases}
+            updates[task] = sum(count for each, count in steps.items() if each.phase in ("fine_tune", "train"))
+            seconds += sum(each.step * count for each, count in steps.items())
         return {
             **{"unit": f"{name}/seed-{seed}", "carried_over": list(carried)},
             **{"updates": updates, "seconds": round(seconds, 3) if phases else None},
@@ -274,8 +264,8 @@ class _Look:
         few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
         if getattr(options, "mask_steps", None) == 0:
             del few["mask_steps"]
-        known = type(options).__dataclass_fields__
-        options = replace(options, **{key: each for key, each in few.items() if key in known})
+        known = type(options).model_fields
+        options = options.model_copy(update={key: each for key, each in few.items() if key in known})
         how: Json = {"seed": config.seed[0], "device": self._device, "store": self._fine_tuned, "monitor": times}
         if (needed := _least_memory(stream.model, options)) > self._free:
             self._notes.append(
@@ -295,7 +285,7 @@ class _Look:
 # -- Seconds ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _PhaseTime:
     """The steps that were taken of a phase, and the seconds of one."""
 
@@ -331,7 +321,7 @@ class _StepTimes(Monitor):
         self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
 
     def log_reused(self, task: str, steps: int) -> None:
-        """Count a fine-tuned model that another strategy has made, whose time is told there."""
+        """Count a fine-tuned model that another strategy has made, here as in the run: its time is told there."""
         self.times.append(_PhaseTime("fine_tune", steps, 0.0))
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from forgetfree import registry
 from forgetfree.display import counted, escaped
 from forgetfree.results.metrics import scale_of
-from forgetfree.results.unit_folder import Score
+from forgetfree.results.run_folder import Score
 from forgetfree.training.monitor import Monitor, Phase
 
 #: Seconds between two messages about the steps of a phase.

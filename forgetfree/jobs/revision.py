@@ -23,17 +23,18 @@ from forgetfree.data.sources import tasks_of_files
 from forgetfree.display import nfc
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, make_directory, write_atomically
+from forgetfree.jobs.checkpoints import LearnedStream
 from forgetfree.jobs.config import RunConfig, prepared, stream_of
-from forgetfree.jobs.directory import changed_inputs, told_circumstances
+from forgetfree.jobs.continuation import changed_inputs, told_circumstances
 from forgetfree.jobs.option_file import for_strategies, read_options
-from forgetfree.jobs.unit import PREDICTION_FILE, Json, LearnedStream, Unit
+from forgetfree.jobs.run_directory import Json, Unit
 from forgetfree.json_file import parse_json
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
-from forgetfree.results.config_file import load_run
-from forgetfree.results.unit_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, read_scores
+from forgetfree.results.run_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, load_run, read_scores
 from forgetfree.tasks import TaskDefinition
+from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -313,7 +314,7 @@ class StreamPrefix:
     @cached_property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        _, answers = replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)
+        _, answers = TensorFile(RunError, _REMEDY).read(self.unit.directory / PREDICTIONS)
         return {name: tensor for name, tensor in answers.items() if name.rpartition("/")[0] in self.tasks}
 
     def kept_bytes(self, now: int) -> list[int]:

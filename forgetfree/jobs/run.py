@@ -6,7 +6,6 @@ the units, whenever one has ended.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -16,22 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forgetfree.device import find_device, kind_of_device, spread
-from forgetfree.display import json_text, tell_note
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import (
-    LOCK,
-    check_begun,
-    exclusive,
-    is_unused,
-    make_directory,
-    refuse_used,
-    remove_unfinished,
-    sha256,
-    write_atomically,
-)
-from forgetfree.jobs.checkpoints import remove_checkpoint
+from forgetfree.files import make_directory, remove_unfinished, sha256
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
-from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
+from forgetfree.jobs.continuation import REMEDY, as_json, merged_config
 from forgetfree.jobs.environment import (
     environment,
     set_threads,
@@ -41,10 +28,18 @@ from forgetfree.jobs.environment import (
 )
 from forgetfree.jobs.learn import UnitWork, learn
 from forgetfree.jobs.progress import Ended, Progress
+from forgetfree.jobs.run_directory import (
+    LOCK,
+    Json,
+    begin,
+    check_begun,
+    exclusive,
+    holdings,
+    is_unused,
+    refuse_used,
+)
 from forgetfree.jobs.stream_loading import StreamLoader, describe
-from forgetfree.jobs.unit import Json, Unit
-from forgetfree.results.config_file import load_run
-from forgetfree.results.unit_folder import CONFIG
+from forgetfree.results.run_folder import CONFIG, load_run
 
 if TYPE_CHECKING:
     from forgetfree.jobs.cluster import RayTasks
@@ -85,24 +80,25 @@ def run(
     with terminable(), exclusive(out), threads_as_before():
         begun = _begun(config, execution, work.loader.store)
         content = _config_json(work.loader, execution, begun, revision)  # every fault of data and model is told here
-        missing = _missing(work, content, begun)
+        missing = begin(out, content, begun, config.units)
+        work.config_json = sha256(out / CONFIG)
         if revision and missing:
             revision.take_models()
-        progress = execution.progress or Progress()
-        with progress.job([str(unit) for unit in missing], len(content["tasks"])), _cut_short(out):
+        progress, report = execution.progress or Progress(), Report(out)
+        with progress.job([str(unit) for unit in missing], len(content["tasks"])), _cut_short(report):
             workers = _workers(work, execution, len(missing), progress)
             if begun:
-                _report(out)
+                report.write()
             if workers is None:
                 for unit in missing:
                     learn(work, unit, progress.monitor(str(unit)))
                     progress.hear(Ended(str(unit)))
-                    _report(out)
+                    report.write()
             else:
                 with closing(workers.run(partial(learn, work), missing)) as ended:  # an error here stops them, too
                     for _ in ended:
-                        _report(out)
-            return _report(out, ended=True)
+                        report.write()
+            return report.write(ended=True)
 
 
 def check_base(config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
@@ -171,30 +167,6 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revisi
     return begun if merged | circumstances_then == begun else merged
 
 
-def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
-    """Write config.json, and return the units that are not done, each with its folder."""
-    loader = work.loader
-    config, out = loader.config, Path(loader.config.out)
-    done = [unit for unit in units_in(out, content["units"]) if unit.is_done()]
-    for unit in done:  # a kill right after unit.json leaves one
-        remove_checkpoint(unit.directory)
-    missing = [unit for unit in units_in(out, config.units) if unit not in done]
-    for unit in missing:
-        if (record := unit.record()) and record["status"] == "done":
-            tell_note(f"files of {unit} have changed or are lost: it begins again.")
-        make_directory(unit.directory)
-        unit.forget()
-    path = out / CONFIG
-    if content != begun:
-        text = json_text(content, indent=1)
-        for unit in units_in(out, content["units"]):  # before it is there: a kill leaves one that all of them know
-            if unit not in missing:
-                unit.accept(hashlib.sha256(text.encode()).hexdigest())
-        write_atomically(path, text)
-    work.config_json = sha256(path)
-    return missing
-
-
 # -- Where units run -------------------------------------------------------------------------------------
 
 
@@ -235,23 +207,33 @@ def _workers(work: UnitWork, execution: Execution, units: int, progress: Progres
 # -- Reports ---------------------------------------------------------------------------------------------
 
 
-def _report(out: Path, ended: bool = False) -> Json:
-    from forgetfree.results.report.run_report import write_report
+class Report:
+    """The report of a run: made whenever a unit has ended, of what is new; and at the end, of all files read once more."""
 
-    return write_report(out, ended=ended)
+    def __init__(self, out: Path) -> None:
+        from forgetfree.results.runs import RunReader
+
+        self.out, self._reader = out, RunReader(out, running=True)
+
+    def write(self, *, ended: bool = False) -> Json:
+        """Write it, and return the content of results.json."""
+        from forgetfree.results.report.run_report import write_report
+        from forgetfree.results.runs import read_run
+
+        return write_report(self.out, read_run(self.out) if ended else self._reader.read(), ended=ended)
 
 
 @contextmanager
-def _cut_short(out: Path) -> Iterator[None]:
+def _cut_short(report: Report) -> Iterator[None]:
     """Put what is cut short inside into the results, and say what a user needs to know, if the error does not."""
     try:
         yield
     except BaseException as error:
         with suppress(Exception):
-            _report(out, ended=not isinstance(error, KeyboardInterrupt))  # figures take longer than a scheduler waits
+            report.write(ended=not isinstance(error, KeyboardInterrupt))  # figures take longer than a scheduler waits
         if isinstance(error, BrokenProcessPool):
             raise RunError(
                 "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
-                f"why). {holdings(out)} Add --jobs 1 to run one unit at a time."
+                f"why). {holdings(report.out)} Add --jobs 1 to run one unit at a time."
             ) from error
         raise

@@ -17,7 +17,8 @@ from typing import Any
 from forgetfree.display import tell_note
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked
-from forgetfree.jobs.unit import History, Unit
+from forgetfree.jobs.history import History
+from forgetfree.jobs.run_directory import Unit
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -7,18 +7,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 
 from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
-from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads, threads_of_each
+from forgetfree.jobs.environment import machine_memory, quiet_libraries, set_threads
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.run_directory import Unit
 from forgetfree.training.monitor import Monitor
 
 #: Bytes that a process takes for libraries, rows and activations of a small model.
@@ -34,16 +33,15 @@ class WorkerProcesses:
 
     Args:
         jobs: how many at a time.
-        threads: of each; default: its share of this process's.
+        threads: of each.
         progress: hears of them; default: silence.
         devices: numbers of devices that the workers take in turn; default: what the work says.
     """
 
     def __init__(
-        self, jobs: int, threads: int | None = None, progress: Progress | None = None, devices: Sequence[int] = ()
+        self, jobs: int, threads: int = 1, progress: Progress | None = None, devices: Sequence[int] = ()
     ) -> None:
-        self._jobs, self._threads, self._progress = jobs, threads, progress or Progress()
-        self._devices = devices
+        self._jobs, self._threads, self._progress, self._devices = jobs, threads, progress or Progress(), devices
 
     def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
         """Yield each unit when it has ended.
@@ -52,18 +50,18 @@ class WorkerProcesses:
             BrokenProcessPool: a worker was killed, or could not start.
         """
         jobs = min(self._jobs, len(units))
-        threads = self._threads or threads_of_each(jobs)
         others = set(multiprocessing.active_children())
         context = _context()
         events: SimpleQueue[Event | None] = context.SimpleQueue()
-        listener = threading.Thread(
-            target=self._listen, args=(events,), daemon=True
-        )  # which a killed worker may leave waiting
+        # A daemon, for a killed worker may leave it waiting.
+        listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         listener.start()
         numbers: SimpleQueue[int | None] = context.SimpleQueue()
-        for each in devices_of_workers(self._devices, jobs):
-            numbers.put(each)
-        with ProcessPoolExecutor(jobs, context, _begin, (work, threads, events, numbers, dict(os.environ))) as workers:
+        for i in range(jobs):  # as many on each device as can be
+            numbers.put(self._devices[i % len(self._devices)] if self._devices else None)
+        with ProcessPoolExecutor(
+            jobs, context, _begin, (work, self._threads, events, numbers, dict(os.environ))
+        ) as workers:
             try:
                 futures = {workers.submit(_run, unit): unit for unit in units}
                 for future in as_completed(futures):
@@ -74,7 +72,9 @@ class WorkerProcesses:
                 listener.join()
             except BaseException:
                 workers.shutdown(wait=False, cancel_futures=True)
-                _end(set(multiprocessing.active_children()) - others)
+                for process in set(multiprocessing.active_children()) - others:  # what they have written stays
+                    process.kill()
+                    process.join()
                 raise
 
     def _listen(self, events: SimpleQueue[Event | None]) -> None:
@@ -100,26 +100,9 @@ def _context() -> BaseContext:
     try:
         forkserver.ensure_running()
     finally:
-        _set_environment(before)
+        os.environ.clear()
+        os.environ.update(before)
     return context
-
-
-def _set_environment(environment: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-def devices_of_workers(devices: Sequence[int], jobs: int) -> list[int | None]:
-    """Return for each of ``jobs`` workers the number of its device: as many on each as can be; ``None``: it has none."""
-    return [devices[i % len(devices)] if devices else None for i in range(jobs)]
-
-
-def _end(processes: Collection[BaseProcess]) -> None:
-    """End workers at once: what they have written stays."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
 
 
 def units_at_a_time(units: int, entries: int) -> int:
@@ -145,7 +128,8 @@ def _begin(
     """Make this process a worker."""
     global _work, _events
     open_closed_streams()
-    _set_environment(environment)  # that of the process it was forked from may be older
+    os.environ.clear()  # that of the process it was forked from may be older
+    os.environ.update(environment)
     for each in (signal.SIGINT, signal.SIGTERM):  # it is the parent's to stop
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()

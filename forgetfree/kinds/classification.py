@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults
-from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
+from forgetfree.data.columns import PAIR, ColumnNames, are_prompts_and_answers, bare_name, choose
 from forgetfree.data.labels import (
     SEVERAL,
     Labels,
@@ -24,7 +24,6 @@ from forgetfree.data.labels import (
     notes_of_labels,
     notes_of_slips,
 )
-from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
 from forgetfree.display import brief, counted, escaped, is_blank, is_text

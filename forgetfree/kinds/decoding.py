@@ -14,8 +14,6 @@ together, and by the factors of LongRoPE.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.families import even_length_of, has_experts, positions_of
 from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.rows import by_length
 from forgetfree.kinds.kind import Wrote
-from forgetfree.models.task_model import TaskModel, positions_of
+from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
 
 #: From marked ids and task labels to logits: what answers in the model's place.
@@ -130,12 +129,6 @@ def rows_at_once(model: TaskModel, length: int) -> int:
     return max(1, min(rows, tokens // length))
 
 
-def has_experts(config: Any) -> bool:
-    """Return whether a Hugging Face model has experts that rows choose, by its config."""
-    numbers = re.findall(r'"\w*experts": (\d+)', json.dumps(config.get_text_config().to_dict(), default=str))
-    return any(int(number) > 1 for number in numbers)
-
-
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
     """Return whether token ids hold one of the texts that end a text."""
     if not stop:
@@ -200,7 +193,7 @@ def write_greedily(
     """
     alone = partial(_alone, answer or model, model.device, task)
     rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends)) for prompt in prompts]
-    longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
+    longest = even_length_of(model.backbone.config) if answer is None else 0  # a row that may get longer is read alone
     while unfinished := [row for row in rows if not row[1].ended]:
         even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
         for batch, length in _alike(model, even, most):

@@ -4,23 +4,3 @@ In a ledger of unions, owned regions are pairwise disjoint and their union is th
 C.3). Task t_k is inferred with θ_pre and the union of the records of t_1 … t_k: later records cannot change it. The
 other compositions use fewer of these records, and never later ones.
 """
-
-from forgetfree.ledger.ledger import Composition, Ledger, Record
-from forgetfree.ledger.switch import (
-    LedgerSwitch,
-    changed_buffers,
-    check_binding,
-    check_definitions,
-    check_weights,
-)
-
-__all__ = [
-    "Composition",
-    "Ledger",
-    "LedgerSwitch",
-    "Record",
-    "changed_buffers",
-    "check_binding",
-    "check_definitions",
-    "check_weights",
-]

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from torch import nn
 
+from forgetfree.core.families import embeddings_of
 from forgetfree.core.fingerprint import digest_of_tensors
-from forgetfree.core.parameters import embeddings_of
 from forgetfree.core.readout_model import ReadoutKind, body_prefix
 from forgetfree.json_file import checked, parse_json
 

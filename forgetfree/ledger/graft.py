@@ -23,17 +23,17 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.core.fingerprint import body_fingerprint, fingerprint_of
-from forgetfree.core.parameters import ParameterSpace, check_buffers, not_finite, persistent_buffers
+from forgetfree.core.parameters import ParameterSpace, check_buffers, persistent_buffers
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath
-from forgetfree.hub import HubFile
+from forgetfree.hub_file import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
+from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
 FORMAT = "forgetfree.graft"
 #: The tensors of a region with its values, of a readout, and of buffers.
@@ -91,6 +91,10 @@ class GraftOrigin:
 class Graft(HubFile, tags=["forgetfree", "graft"]):
     """A region and the values that a model takes there. With a parameter space it can be saved and used elsewhere.
 
+    >>> model = torch.nn.Linear(4, 3)
+    >>> Graft.of(model, ParameterSpace.of(model), Region.of([0, 5]))
+    Graft(2 entries)
+
     Attributes:
         region: γ.
         values: ``(s,)``.
@@ -107,7 +111,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     origin: GraftOrigin | None = None
 
-    kind = "graft"
+    noun = "graft"
     use = (
         "from forgetfree.ledger.graft import Graft\n"
         "from forgetfree.serve.apply import apply_graft\n\n"

@@ -26,21 +26,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from forgetfree import registry
+from forgetfree.core.families import IN_OWN_BODY
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.linear_layers import dtype_of_rest, is_quantised, is_sharded, space_of_layers
-from forgetfree.core.parameters import DTYPES, ParameterSpace, not_finite
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors, region_of, stored_indices
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RegionError, TaskError, UnknownNameError, nearest
 from forgetfree.files import StrPath
-from forgetfree.hub import HubFile
+from forgetfree.hub_file import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding, head_digest
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.ledger.owners import Owners
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
+from forgetfree.tensor_file import DTYPES, StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
 #: What a task is inferred with on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
 #: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap. In ``auto``
@@ -48,7 +49,7 @@ from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 Composition = Literal["union", "selection", "alone", "auto"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 #: How tasks take effect: their values are ``written`` into the weights; or what is kept are differences, which linear layers
-#: add to their outputs ``beside`` the weights (see `forgetfree.core.beside`).
+#: add to their outputs ``beside`` the weights (see `forgetfree.core.differences`).
 Effect = Literal["written", "beside"]
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
@@ -180,6 +181,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     Besides the records it knows the first task that owns an entry, see `forgetfree.ledger.owners`. In a ledger of composition
     ``auto`` these are owners in the union: a task that stands alone takes nothing from later ones.
 
+    >>> ledger = Ledger.of_model(torch.nn.Linear(4, 3))
+    >>> len(ledger.space), ledger.tasks
+    (15, [])
+
     Args:
         space: the parameter space of the base model.
         fingerprint: that of the base model, see `forgetfree.core.fingerprint.fingerprint_of`.
@@ -191,7 +196,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         dtype: of the weights that tasks stand beside; empty where tasks are written, whose space says it.
     """
 
-    kind = "ledger"
+    noun = "ledger"
     use = (
         "from forgetfree import Ledger, Predictor\n\n"
         'ledger = Ledger.from_pretrained("OWNER/NAME")\n'
@@ -376,11 +381,9 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         if binding is None or record.definition is None or not binding.tokenizer:
             return {}
         first = {spec.name.partition(".")[0] for spec in space.tensors}
-        # A run's language model, whose body is one of its attributes; but T5's is its own body.
-        if binding.readout in BY_WORDS and not binding.architecture and not first <= {"encoder", "decoder"}:
+        # A run's language model, whose body is one of its attributes; but T5's, and one without such, is its own body.
+        if binding.readout in BY_WORDS and not binding.architecture and len(first) == 1 and not first <= IN_OWN_BODY:
             cut = len(min(first)) + 1
-            if len(first) > 1:
-                return {}
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
         share = entries / len(space)
         origin = GraftOrigin(record.definition, "", self.fingerprint, share, binding, head=self.head)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetfree.core.beside import add_at
-from forgetfree.core.linear_layers import LinearLayers, is_conv1d, is_linear
+from forgetfree.core.differences import add_at
+from forgetfree.core.families import is_conv1d
+from forgetfree.core.linear_layers import LinearLayers, is_linear
 from forgetfree.core.readout_model import ReadoutModel, in_evaluation_mode, part_named
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
@@ -47,6 +48,9 @@ class MixedBatchModel:
 
     In a ledger of unions, the small groups share the union up to the middle one of their tasks; only the records between
     count as entries.
+
+    >>> mixed = MixedBatchModel(model, LedgerSwitch(ledger, model.backbone))  # doctest: +SKIP
+    >>> logits = mixed.answer(rows, ["sst2", "qnli"])  # doctest: +SKIP
 
     Args:
         model: with a readout for every task that is asked for.

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from forgetfree.core.beside import Differences, answers_beside
+from forgetfree.core.differences import Differences, answers_beside
+from forgetfree.core.families import POOLER
 from forgetfree.core.fingerprint import fingerprint_of, restored
 from forgetfree.core.linear_layers import LinearLayers, dtype_of_rest, is_sharded
 from forgetfree.core.parameters import (
     ParameterSpace,
     check_buffers,
-    digest_of,
     entries,
     load_tensors_,
     persistent_buffers,
     tensors_of,
 )
-from forgetfree.core.readout_model import POOLER, in_evaluation_mode, part_named
+from forgetfree.core.readout_model import in_evaluation_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError, TrainingError
 from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
@@ -32,6 +32,7 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.transaction import Transaction
 from forgetfree.tasks import TaskDefinition
+from forgetfree.tensor_file import checksum
 
 #: The tasks whose weights models hold now, by the part of a model that its ledger is of.
 _IN_PLACE: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -175,6 +176,9 @@ class LedgerSwitch:
     In a union, owned regions are disjoint, so going from one task to a later one writes the records between them, and going
     back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
     union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
+
+    >>> switch = LedgerSwitch(ledger, model)  # doctest: +SKIP
+    >>> switch.to(1)  # the model answers the first task; 0: it is θ_pre again  # doctest: +SKIP
 
     Args:
         ledger: the records.
@@ -320,7 +324,7 @@ class LedgerSwitch:
             )
 
     def _digests(self) -> list[str]:
-        return [digest_of(tensor) for tensor in self.ledger.space.parameters(self._backbone)]
+        return [checksum({"": tensor}) for tensor in self.ledger.space.parameters(self._backbone)]
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:

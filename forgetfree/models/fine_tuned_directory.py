@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.families import POOLER, TEXT_ENCODER, UNSEEN_SETTINGS
 from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.core.parameters import align_, persistent_buffers, tensors_of
-from forgetfree.core.readout_model import POOLER, ReadoutKind, body_of
+from forgetfree.core.readout_model import ReadoutKind, body_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.heads import Head, own_readout, reads_alike
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
-from forgetfree.models.model_files import TEXT_ENCODER, read_config, read_weights, weight_files
+from forgetfree.models.model_files import read_config, read_weights, weight_files
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
@@ -32,8 +33,6 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
 )
-#: Settings that change answers and that no tensor's shape shows.
-_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def _head_apart(backbone: Any, tokenizer: Any, directory: str) -> dict[str, Tens
 def _check_same_body(pre: Any, other: Any, model: str, directory: str) -> None:
     """Raise ``UsageError`` with the first difference in architecture between ``model`` and the one in ``directory``."""
     ours, theirs = (
-        {name: getattr(body.config, name, None) for name in _SETTINGS}
+        {name: getattr(body.config, name, None) for name in UNSEEN_SETTINGS}
         | {
             f"tensor {name!r}": tuple(each.shape)
             for name, each in body.state_dict().items()

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.families import CLASSIFIER_SETTINGS, POOLER
 from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout import Readout
-from forgetfree.core.readout_model import POOLER, body_of, body_prefix
+from forgetfree.core.readout_model import body_of, body_prefix
 from forgetfree.errors import ModelError
 
 
@@ -143,8 +144,6 @@ def reads_alike(readout: Readout, model: Any, row: Mapping[str, Tensor]) -> bool
 EPSILON = 2.0**-12
 #: How far from the readout's own logits the classifier's may be, on the rows that it is measured by.
 TOLERANCE = 1e-4
-#: The settings of ModernBERT's head: the token it reads, f, and whether U has a bias.
-_MODERNBERT = {"classifier_pooling": "cls", "classifier_activation": "linear", "classifier_bias": True}
 
 
 def sequence_classifier(
@@ -175,9 +174,8 @@ def sequence_classifier(
     """
     import transformers
 
-    if config.model_type == "modernbert":
-        for name, value in _MODERNBERT.items():
-            setattr(config, name, value)
+    for name, value in CLASSIFIER_SETTINGS.get(config.model_type, {}).items():
+        setattr(config, name, value)
     try:
         loader: Any = transformers.AutoModelForSequenceClassification
         network = loader.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()

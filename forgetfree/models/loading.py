@@ -15,28 +15,28 @@ import torch
 from torch import nn
 
 from forgetfree import registry
+from forgetfree.core.families import (
+    CAUSAL_HEAD,
+    DISCRIMINATORS,
+    ENCODER_DECODERS,
+    TWO_WAYS,
+    WRITING_HEAD,
+    head_dropout,
+    positions_of,
+)
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import DTYPES, ParameterSpace, load_tensors_
+from forgetfree.core.parameters import ParameterSpace, load_tensors_
 from forgetfree.core.readout import Pooling, Readout, empty_linear
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
-from forgetfree.deferred import deferred
 from forgetfree.display import listed
 from forgetfree.errors import LedgerError, ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.heads import Head, classifier_class, make_head
 from forgetfree.models.location import locate
-from forgetfree.models.model_files import (
-    TEXT_ENCODER,
-    check_weights,
-    explained,
-    quiet,
-    read_config,
-    read_tokenizer,
-    read_weights,
-)
-from forgetfree.models.task_model import TaskModel, positions_of
+from forgetfree.models.model_files import check_weights, explained, quiet, read_config, read_tokenizer, read_weights
+from forgetfree.models.task_model import TaskModel
 from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -47,10 +47,6 @@ LANGUAGE_MODELS = {
     "causal": "AutoModelForCausalLM",
     "generate": "AutoModelForCausalLM",
 }
-#: What the names of causal language models, and of some others, contain.
-CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
-#: Models that were pre-trained to detect replaced tokens, not to fill in masked ones.
-_DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
 
 
 def language_model(config: Any) -> Literal["prompt", "causal"] | None:
@@ -61,13 +57,13 @@ def language_model(config: Any) -> Literal["prompt", "causal"] | None:
             return "causal" if config.causal else "prompt"
         if "ForMaskedLM" in architecture:
             return "prompt"
-        if "ForPreTraining" in architecture and masked and architecture not in _DISCRIMINATORS:
+        if "ForPreTraining" in architecture and masked and architecture not in DISCRIMINATORS:
             return "prompt"
         # In BERT's kinds and in XLNet, tokens see those after them, unless config.json says otherwise.
         if (
             re.search(CAUSAL_HEAD, architecture)
             and (_is_decoder(config) or not masked)
-            and config.model_type != "xlnet"
+            and config.model_type not in TWO_WAYS
         ):
             return "causal"
     return None
@@ -75,7 +71,7 @@ def language_model(config: Any) -> Literal["prompt", "causal"] | None:
 
 def writes_texts(config: Any) -> bool:
     """Return whether an architecture's language model writes texts: a causal one, or an encoder-decoder with its head."""
-    named = any(re.search("ForConditionalGeneration|LMHeadModel", each) for each in config.architectures or ())
+    named = any(re.search(WRITING_HEAD, each) for each in config.architectures or ())
     return language_model(config) == "causal" or (bool(config.is_encoder_decoder) and named)
 
 
@@ -90,22 +86,18 @@ def loader_of(config: Any, readout: str, name: str) -> str:
     return LANGUAGE_MODELS.get(readout) or body_loader(config, name)
 
 
-#: What loads the part of an encoder-decoder that is read: all of BART, as its own classifier does; the encoder of T5.
-_ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"), TEXT_ENCODER)}
-
-
 def body_loader(config: Any, name: str) -> str:
     """Return the class of ``transformers`` that loads what a linear readout reads.
 
     Raises:
         ModelError: it is an encoder-decoder of a type without a known place to read it.
     """
-    if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
+    if config.is_encoder_decoder and config.model_type not in ENCODER_DECODERS:
         raise ModelError(
             f"Model {name!r} is an encoder-decoder of the type {config.model_type!r}, and of these only "
-            f"{', '.join(_ENCODER_DECODERS)} are read. Give one of them, an encoder, or a causal model."
+            f"{', '.join(ENCODER_DECODERS)} are read. Give one of them, an encoder, or a causal model."
         )
-    return _ENCODER_DECODERS.get(config.model_type, "AutoModel")
+    return ENCODER_DECODERS.get(config.model_type, "AutoModel")
 
 
 def pooling_of(readout: ReadoutKind, config: Any) -> Pooling:
@@ -118,7 +110,7 @@ def pooling_of(readout: ReadoutKind, config: Any) -> Pooling:
 
     kind = config.model_type
     causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in _masked_kinds()
-    last = causal or language_model(config) == "causal" or _is_decoder(config) or kind in _ENCODER_DECODERS
+    last = causal or language_model(config) == "causal" or _is_decoder(config) or kind in ENCODER_DECODERS
     return "mean" if readout == "mean" else "last" if last else "first"
 
 
@@ -176,15 +168,6 @@ def loader_arguments(config: Any, readout: str) -> dict[str, Any]:
     network: Any = MODEL_MAPPING.get(type(config), None)
     takes = inspect.signature(network).parameters if isinstance(network, type) else {}
     return {"add_pooling_layer": False} if readout in LINEAR and "add_pooling_layer" in takes else {}
-
-
-def head_dropout(config: Any) -> float:
-    """Return the dropout before the architecture's own classification head."""
-    for name in ("classifier_dropout", "hidden_dropout_prob", "resid_pdrop"):
-        value = getattr(config, name, None)
-        if value is not None:
-            return float(value)
-    return 0.1
 
 
 @dataclass(frozen=True)
@@ -298,6 +281,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a pre-trained model.
 
+    >>> load_model("minilm").model.readout  # doctest: +SKIP
+    'linear'
+
     Args:
         name: ``minilm``, ``smollm2``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which
             is copied as ``save_pretrained`` writes it.
@@ -327,8 +313,6 @@ def load_model(
     if max_length is None:
         max_length = usual_max_length(tasks)
     with _files_of(name, tokenizer, graftable) as (path, called):
-        with deferred("scipy.optimize"):  # for losses of object detection alone
-            from transformers import PreTrainedModel  # noqa: F401
         config = read_config(path, called, quantised=quantised)
         kind = choose_readout(config, "linear" if headed else readout, called)
         tokenizer = read_tokenizer(path, called)
@@ -336,7 +320,7 @@ def load_model(
             kind = "linear"
         loader = loader_of(config, kind, called)
         more = loader_arguments(config, kind)
-        backbone, missing = read_weights(path, loader, called, DTYPES[dtype], quantised=quantised, **more)
+        backbone, missing = read_weights(path, loader, called, getattr(torch, dtype), quantised=quantised, **more)
     check_weights(backbone, missing, tokenizer, kind, called)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(

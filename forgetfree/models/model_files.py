@@ -15,21 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from forgetfree.core.families import HEADS, OLD_BUFFERS, POOLER, TEXT_ENCODER
 from forgetfree.core.linear_layers import is_plain
-from forgetfree.core.parameters import HEADS
-from forgetfree.core.readout_model import LINEAR, POOLER
+from forgetfree.core.readout_model import LINEAR
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.files import is_full, size_of
 from forgetfree.json_file import check, check_fields, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: The class that loads the encoder of an encoder-decoder.
-TEXT_ENCODER = "AutoModelForTextEncoding"
-#: Buffers that older versions of transformers wrote to files, and that networks now make themselves.
-_BUFFERS = (
-    r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"
-)
 #: The types that weights may have in files, as safetensors names them.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 #: The implementations of attention that transformers itself has.
@@ -138,12 +132,12 @@ def read_weights(
     """
     import transformers
 
-    files, kind = weight_files(path, name), getattr(transformers, loader)
+    files, cls = weight_files(path, name), getattr(transformers, loader)
     dtypes = _dtypes(files, name)
     with explained(name), quiet(transformers):
-        if hasattr(kind, "from_config"):
-            _check_size(kind.from_config, read_config(path, name, quantised=quantised), files, name)
-        backbone, info = kind.from_pretrained(
+        if hasattr(cls, "from_config"):
+            _check_size(cls.from_config, read_config(path, name, quantised=quantised), files, name)
+        backbone, info = cls.from_pretrained(
             path,
             dtype=dtype,
             use_safetensors=True,
@@ -267,7 +261,7 @@ def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterabl
         if dtype not in _FLOATS and key.removeprefix(prefix) in floats:
             raise _quantized(name, f"{key!r} is of type {dtype}")
     headed = any(key.startswith(prefix) for key in dtypes)
-    fine = f"{POOLER}|{_BUFFERS}" if headed else f"{POOLER}|{_BUFFERS}|{HEADS}"
+    fine = f"{POOLER}|{OLD_BUFFERS}" if headed else f"{POOLER}|{OLD_BUFFERS}|{HEADS}"
     unused = sorted(key for key in unexpected if (not headed or key.startswith(prefix)) and not re.search(fine, key))
     if unused:
         raise ModelError(
@@ -284,12 +278,14 @@ def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterabl
             )
 
 
-def check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
+def check_weights(backbone: Any, missing: list[str], tokenizer: Any, readout: str, name: str) -> None:
     """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
     if missing:
-        remedy = "Save the model whole" if kind in LINEAR else "Use --readout linear, or a model saved with its LM head"
+        remedy = (
+            "Save the model whole" if readout in LINEAR else "Use --readout linear, or a model saved with its LM head"
+        )
         raise ModelError(
-            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {kind} needs, e.g. "
+            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {readout} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."
         )
     try:

@@ -20,7 +20,6 @@ model needs besides token ids, such as the attention mask, follows from them: se
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,14 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.families import LM_HEADS, attention_of, hidden_size_of, positions_of
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, load_tensors_
 from forgetfree.core.readout import HiddenRows, Pooling, mean_of_tokens
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, body_of
 from forgetfree.core.trained import Batch
-from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
 from forgetfree.models.heads import Head, make_head
-from forgetfree.models.token_inputs import TokenInputs, TokenLayout, attention_of, moved_together
+from forgetfree.models.token_inputs import TokenInputs, TokenLayout, moved_together
 
 #: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
 _EXAMPLE, _LONG_EXAMPLE = 32, 256
@@ -78,8 +77,7 @@ class TaskModel(ReadoutModel):
     @property
     def hidden_size(self) -> int:
         """The width of the hidden states."""
-        config: Any = self.backbone.config
-        return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
+        return hidden_size_of(self.backbone.config)
 
     def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
         """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
@@ -165,6 +163,8 @@ class TaskModel(ReadoutModel):
         if self.readout in BY_WORDS and bool(
             (marked < 0).any()
         ):  # what is written after a prompt does not tell what it is about
+            from forgetfree.data.prompts import prompt_of
+
             lengths = self.tokens.attention_mask(marked).sum(1).tolist()
             x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(marked, lengths, strict=True)])
         body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
@@ -190,17 +190,6 @@ class TaskModel(ReadoutModel):
     def most_after(self, prompt: Sequence[int]) -> int:
         """Return the most tokens that may be written after a prompt; a decoder apart begins with a token of its own."""
         return positions_of(self.backbone) - (1 if self.writes_apart else len(prompt))
-
-    @property
-    def even_length(self) -> int:
-        """The tokens that all rows of a batch may have before the longest changes the factors of all their positions.
-
-        LongRoPE (Phi-3) has factors for long rows and others for short ones, and a whole batch gets those of its longest row.
-        """
-        rope: dict[str, Any] = getattr(self.backbone.config, "rope_parameters", None) or {}
-        by_layer = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-        lengths = [each["original_max_position_embeddings"] for each in by_layer if each.get("rope_type") == "longrope"]
-        return min(lengths, default=sys.maxsize)
 
     def to_continue(
         self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], length: int | None = None
@@ -251,6 +240,8 @@ class TaskModel(ReadoutModel):
 
     def _decoded(self, x: Tensor) -> TokenInputs:
         """Return what a decoder apart reads of rows: up to its first mark a row is the prompt, the rest the text."""
+        from forgetfree.data.prompts import prompt_of
+
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
         prompts = self._padded([prompt_of(row).tolist() for row in rows], x.device)
         texts = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows], x.device)
@@ -277,36 +268,11 @@ def _read(states: Tensor, inputs: TokenInputs) -> Tensor:
     return states.flatten(0, 1).index_select(0, inputs.at)
 
 
-#: Heads whose output is the logits. Other models scale or cap them (Gemma 2), and so are called as a whole.
-_HEADS = {
-    "bert": "cls",
-    "gpt2": "lm_head",
-    "llama": "lm_head",
-    "mistral": "lm_head",
-    "qwen2": "lm_head",
-    "qwen3": "lm_head",
-    "roberta": "lm_head",
-    "xlm-roberta": "lm_head",
-}
-
-
 def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
     """Return the encoder, and its LM head if that is one module from hidden states to logits."""
     config: Any = backbone.config
-    head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
+    head = getattr(backbone, LM_HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]
-
-
-def positions_of(backbone: nn.Module) -> int:
-    """Return the length of the longest row that a model can read, in tokens."""
-    names = ("max_position_embeddings", "max_seq_len")  # GPT-2 maps n_positions; MPT's ALiBi ends there
-    positions: int = next((size for name in names if (size := getattr(backbone.config, name, None))), -1)
-    if positions < 0:  # relative ones
-        return sys.maxsize
-    tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
-    # RoBERTa's kind of table begins after its padding index.
-    padding = [index for table in tables if (index := getattr(table, "padding_idx", None)) is not None]
-    return positions - max(padding, default=-1) - 1
 
 
 # -- Networks without tokens, such as Avalanche's own models -------------------------------------------------

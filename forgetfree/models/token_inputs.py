@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -110,19 +109,3 @@ def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tens
         packed = packed.pin_memory()  # from other memory the copy would wait for the GPU
     pieces = torch.split(packed.to(device, non_blocking=device.type == "cuda"), [each.numel() for each in tensors])
     return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]
-
-
-#: Families whose models give their mask to attention as it is, and compute nothing else from it: neither positions nor a mean.
-_ATTENTION: dict[str, Literal["bidirectional", "causal"]] = {
-    **dict.fromkeys(
-        ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"), "bidirectional"
-    ),
-    **dict.fromkeys(("gpt_neox", "llama"), "causal"),
-}
-
-
-def attention_of(config: Any) -> Literal["bidirectional", "causal"] | None:
-    """Return which tokens each token of a Hugging Face model attends to: all, or those before it; ``None``: it is not known."""
-    if getattr(config, "_attn_implementation", "") != "sdpa" or getattr(config, "is_decoder", False):
-        return None
-    return _ATTENTION.get(config.model_type)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forgetfree.display import NULL, brief
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.options import typed
 from forgetfree.results.runs import REFERENCE, Run, RunRecord
 
@@ -22,12 +22,12 @@ _MAY_DIFFER = ("model", "fingerprint", "graftable", "readout", "shots", "steps",
 
 
 def check_comparable(ours: RunRecord, theirs: RunRecord) -> None:
-    """Raise ``ReportError`` where two runs cannot be compared task by task; it names what differs first."""
+    """Raise ``RunError`` where two runs cannot be compared task by task; it names what differs first."""
     one, other = map(_measured, (ours, theirs))
     for what in one | other:
         a, b = one.get(what), other.get(what)
         if a != b:
-            raise ReportError(
+            raise RunError(
                 f"{ours.source} and {theirs.source} cannot be compared: {what} is {brief(a)} in one and {brief(b)} in the "
                 "other. Report on them separately."
             )
@@ -79,7 +79,7 @@ def configurations_of(records: Sequence[RunRecord]) -> Configurations:
     """Return the configurations of each strategy.
 
     Raises:
-        ReportError: one strategy and seed has two outcomes.
+        RunError: one strategy and seed has two outcomes.
     """
     telling = differing_settings(records)
     # strategy → what makes a configuration, as JSON → seed → run
@@ -91,7 +91,7 @@ def configurations_of(records: Sequence[RunRecord]) -> Configurations:
             seeds = found.setdefault(run.strategy, {}).setdefault(options, {})
             earlier, its = seeds.setdefault(run.seed, (run, record))
             if run is not earlier and record.outcome(run) != its.outcome(earlier):
-                raise ReportError(
+                raise RunError(
                     f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
                     "different outcomes. Leave one of them out, or run with another seed."
                 )

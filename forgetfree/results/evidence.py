@@ -7,7 +7,7 @@ more seeds, and s² does not show it: it is the covariance between seeds of what
     v = s²/S + c/n        x̄ ± √v · (s²/S · t(S − 1) + c/n · z) / v
 
 The quantile is the mean of Student's and the normal one, weighted by the variances (Cochran and Cox, Experimental Designs,
-1957). ``python -m forgetfree.benchmarks.coverage`` simulates how often such intervals hold the truth.
+1957). ``python -m benchmarks.coverage`` simulates how often such intervals hold the truth.
 
 No interval goes beyond what a score can be: an average ends at the bounds of its metrics, a difference at their distance.
 

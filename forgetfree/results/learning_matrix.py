@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 class LearningMatrix:
     """Scores of tasks after each task that was learned, in the order of learning.
 
-    Add a score whenever there is one: ``matrix.add(after="a", task="b", value=trainer.evaluate()["eval_accuracy"])``.
-    The numbers need, of each task that was learned, a score after each task from its own on.
+    Add a score whenever there is one, such as ``trainer.evaluate()["eval_accuracy"]``. The numbers need, of each task that
+    was learned, a score after each task from its own on.
+
+    >>> matrix = LearningMatrix()
+    >>> for after, task, value in [("a", "a", 0.9), ("b", "a", 0.7), ("b", "b", 0.8)]:
+    ...     matrix.add(after=after, task=task, value=value)
+    >>> round(matrix.summary()["forgetting"], 2)
+    0.2
 
     Args:
         metric: the registered metric that the values are of, which says whether more is better and what its bounds are.
@@ -112,9 +118,9 @@ class LearningMatrix:
     @property
     def results(self) -> Results:
         """The scores as those of a run: its tables, figures and report; errors as those of `summary`."""
+        from forgetfree.results.run_folder import Score
         from forgetfree.results.runs import of_scores
         from forgetfree.results.table import Results
-        from forgetfree.results.unit_folder import Score
 
         self.summary()
         stages = ["", *self._learned]

@@ -1,14 +1,14 @@
 """Runs as they are read: the frame of scores, and beside it what is known of each unit and of the whole.
 
-A directory of units is read, or one CSV file: lines ``# {…}`` of JSON, the first of the whole, then one a unit, and below them
-the frame with a column for each metric.
+A directory of units is read, or one table of scores, as a unit has it. Before the table may stand lines ``# {…}`` of JSON that
+say what is known beside the scores: the first of the whole, then one a unit.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import ReportError, UsageError, first_line
-from forgetfree.json_file import check, checked, parse_json, read_bounded
+from forgetfree.errors import RunError, UsageError, first_line
+from forgetfree.json_file import check, checked, parse_json
 from forgetfree.results.answers import Answers, TextAnswers
-from forgetfree.results.config_file import load_run
 from forgetfree.results.metrics import limits_of
-from forgetfree.results.unit_folder import (
+from forgetfree.results.run_folder import (
     COLUMNS,
     CONFIG,
     HISTORY,
@@ -31,7 +30,10 @@ from forgetfree.results.unit_folder import (
     RECORD,
     SCORES_FILE,
     Score,
+    check_described,
     check_own,
+    is_header,
+    load_run,
     read_record,
     read_scores,
 )
@@ -89,17 +91,12 @@ class UnitFacts(_Facts):
     options: Json = Field(default_factory=dict)
     seconds: dict[str, Amount | None] = Field(default_factory=dict)
     seconds_per_task: list[Amount] | None = None
-    kept_bytes: list[Count] | None = None
+    kept_bytes: list[Count] = Field(default_factory=list)
     ledger: Json | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
     held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
     made: Json = Field(default_factory=dict)
-
-    @property
-    def memory(self) -> list[int]:
-        """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
-        return self.kept_bytes or ([self.ledger["bytes"]] if self.ledger else [])
 
 
 class Floors(_Facts):
@@ -175,7 +172,7 @@ class RunRecord:
 
     Attributes:
         about: what is known of the whole.
-        scores: one measured number a row, see `forgetfree.results.unit_folder`.
+        scores: one measured number a row, see `forgetfree.results.run_folder`.
         runs: those of its units that have ended well.
         source: where it was read; empty where it was read from nowhere.
     """
@@ -208,42 +205,41 @@ class RunRecord:
 # ---- reading --------------------------------------------------------------------------------------------
 
 
-def read_run(path: Path, *, running: bool = False) -> RunRecord:
+def read_run(path: Path) -> RunRecord:
     """Read a run.
 
     Args:
         path: a run directory, a CSV file of it, or a scores.csv.
-        running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
 
     Raises:
-        ReportError: it is missing or damaged; the message names file and place.
+        RunError: it is missing or damaged; the message names file and place.
     """
     if path.is_dir():
-        return _of_directory(path, running)
+        return RunReader(path).read()
     if not path.exists():
-        raise ReportError(f"{path} does not exist. {_DIRECTORY}")
+        raise RunError(f"{path} does not exist. {_DIRECTORY}")
     if path.name == SCORES_FILE:
-        check_own(path, ReportError)
-        return of_scores(read_scores(path), str(path))
+        check_own(path)
+    scores = read_scores(path, _DIRECTORY)
     try:
-        if path.suffix != ".csv":
-            raise ValueError("it is no CSV file")
-        return of_csv(read_bounded(path), str(path))
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {first_line(error)}. {_DIRECTORY}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        missing = f"a row or a setting lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise ReportError(f"{path}: {missing}. {_DIRECTORY}") from error
+        with path.open(encoding="utf-8") as file:
+            header = [parse_json(line.removeprefix("# ")) for line in takewhile(is_header, file)]
+    except ValueError as error:
+        raise RunError(f"{path}: {first_line(error)}. {_DIRECTORY}") from error
+    if not header:
+        return of_scores(scores, str(path))
+    about, *units = header
+    return whole_run(about, frame_of(scores), units, str(path))
 
 
 def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
     """Return what is known of scores alone: a task's metric is the first registered one.
 
     Raises:
-        ReportError: there are none, or scores of a learned task are missing.
+        RunError: there are none, or scores of a learned task are missing.
     """
     if not scores:
-        raise ReportError(f"{source} holds no scores. Give scores of runs.")
+        raise RunError(f"{source} holds no scores. Give scores of runs.")
     tasks = list(dict.fromkeys(each.task for each in scores))
     places = {metric: place for place, metric in enumerate(registry.metrics())}
     known = sorted((each for each in scores if each.metric in places), key=lambda each: -places[each.metric])
@@ -268,7 +264,7 @@ def whole_run(
     """Return a run whose parts are checked, and fit one another: `About`, the frame, and of each unit `UnitFacts` and files.
 
     Raises:
-        ReportError: they do not.
+        RunError: they do not.
     """
     place = f"{source}: " if source else ""
     try:
@@ -276,14 +272,14 @@ def whole_run(
         facts = [checked(UnitFacts, each) for each in units]
         _check_frame(frame, known)
     except (ValueError, UsageError) as error:
-        raise ReportError(f"{place}{first_line(error)}. {remedy}") from error
+        raise RunError(f"{place}{first_line(error)}. {remedy}") from error
     stages = {key: {*its} for key, its in frame.groupby([*UNIT, "task", "metric"], sort=False)["after"]}
     runs = []
     for each, shown in zip(facts, files or [{}] * len(facts), strict=True):
         try:
             _check_unit(each, known, stages)
         except ValueError as error:
-            raise ReportError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
+            raise RunError(f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {remedy}") from error
         runs.append(Run(each, source, **shown))
     return RunRecord(known, frame, tuple(runs), source)
 
@@ -323,70 +319,101 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
                 raise ValueError(f"{name} of {task} are missing after a task")
     for name in ("seconds_per_task", "kept_bytes"):
         values = getattr(facts, name)
-        check(name, values, values is None or len(values) == count, f"{count} numbers")
+        check(name, values, not values or len(values) == count, f"{count} numbers")
 
 
 # ---- a directory ----------------------------------------------------------------------------------------
 
 
-def _of_directory(out: Path, running: bool) -> RunRecord:
-    if not (out / CONFIG).exists():
-        raise ReportError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
-    config = load_run(out, _REMEDY, ReportError)
-    here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
-    if foreign := sorted(here - config["units"].keys()):
-        raise ReportError(
-            f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
-        )
-    tasks = [TaskDefinition.of_fields(each) for each in config["tasks"]]
-    metric = {task.name: task.metric for task in tasks}
-    about: Json = {**config["about"], "metric": metric, "unfinished": [], "failed": []}
-    labels = _labels(tasks, about.get("scenario", "task"))
-    floors: Json = {**about.get("floors", {})}
-    scores, units, files = list[Score](), list[Json](), list[Json]()
-    for place, key in config["units"].items():
-        folder = out / place
-        record = _record(folder, key, running)
-        if record and record["status"] == "done":
-            own, facts = _of_unit(folder, record, tasks, about["data"].get("test_rows", {}))
-            scores += own
-            units.append(facts)
-            files.append({} if running else {"labels": labels, "answers": read_answers(folder, tasks)})
-        elif record:
-            about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
-        elif (folder / HISTORY).is_file():
-            about["unfinished"].append({**key, "after": _last_row(folder)})
-        for name, of_tasks in record["floors"].items() if record else ():
-            floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
-    return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, _REMEDY)
+class RunReader:
+    """Reads a run directory, as often as is asked while its units end: the files of a unit that has ended once.
 
+    Args:
+        out: the directory.
+        running: it is not over: answers are left aside, and a unit whose record is damaged has not ended.
 
-def _record(folder: Path, key: Json, running: bool) -> Json | None:
-    if not (folder / RECORD).exists():
-        return None
-    try:
-        record = read_record(folder, ReportError, _REMEDY)
-    except ReportError:
-        if running:
+    Raises:
+        RunError: it is no run directory, or config.json is damaged or another run's.
+    """
+
+    def __init__(self, out: Path, *, running: bool = False) -> None:
+        if not (out / CONFIG).exists():
+            raise RunError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
+        self._out, self._running, self._config = out, running, load_run(out, _REMEDY)
+        here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
+        if foreign := sorted(here - self._config["units"].keys()):
+            raise RunError(
+                f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
+            )
+        self._tasks = [TaskDefinition.of_fields(each) for each in self._config["tasks"]]
+        self._ended = dict[str, _Ended]()
+
+    def read(self) -> RunRecord:
+        """Return what is there now.
+
+        Raises:
+            RunError: a file is missing or damaged; the message names file and place.
+        """
+        config, names = self._config, [task.name for task in self._tasks]
+        about: Json = {**config["about"], "unfinished": [], "failed": []}
+        about["metric"] = {task.name: task.metric for task in self._tasks}
+        labels, floors = _labels(self._tasks, about.get("scenario", "task")), Json(about.get("floors", {}))
+        done = list[_Ended]()
+        for place, key in config["units"].items():
+            folder = self._out / place
+            if ended := self._ended.get(place) or self._unit(folder, key):
+                self._ended[place] = ended
+                for name, of_tasks in ended.floors.items():
+                    floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task) for task in names]
+            if ended and ended.error is None:
+                done.append(ended)
+            elif ended:
+                about["failed"].append({**key, "after": ended.after, "error": ended.error})
+            elif (folder / HISTORY).is_file():
+                about["unfinished"].append({**key, "after": _last_row(folder)})
+        files = [{} if self._running else {"labels": labels, "answers": each.answers} for each in done]
+        scores = frame_of([score for each in done for score in each.scores])
+        facts = [each.facts for each in done]
+        return whole_run({**about, "floors": floors or None}, scores, facts, str(self._out), files, _REMEDY)
+
+    def _unit(self, folder: Path, key: Json) -> _Ended | None:
+        """Read a unit; ``None`` where it has not ended."""
+        if not (folder / RECORD).exists():
             return None
-        raise
-    if record["unit"] != key:
-        raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
-    return record
+        try:
+            record = read_record(folder, _REMEDY)
+        except RunError:
+            if self._running:
+                return None
+            raise
+        if record["unit"] != key:
+            raise RunError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
+        if record["status"] != "done":
+            return _Ended(record["floors"], error=record["error"], after=_last_row(folder))
+        check_described(folder / SCORES_FILE, record)
+        scores, facts = _of_unit(record, self._tasks, self._config["about"]["data"].get("test_rows", {}))
+        answers = {} if self._running else read_answers(folder, self._tasks)
+        return _Ended(record["floors"], [*read_scores(folder / SCORES_FILE), *scores], facts, answers)
 
 
-def _of_unit(
-    folder: Path, record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]
-) -> tuple[list[Score], Json]:
-    """Return the scores of a unit and its facts; what its record says by task are scores after the last one."""
-    path = folder / SCORES_FILE
-    check_own(path, ReportError)
-    scores, details = read_scores(path), record["details"]
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    """A unit that has ended, with what was read of it; ``error`` and ``after`` how many tasks are of one that failed."""
+
+    floors: Json
+    scores: Sequence[Score] = ()
+    facts: Json = field(default_factory=dict)
+    answers: Mapping[str, Answers] = field(default_factory=dict)
+    error: str | None = None
+    after: int = 0
+
+
+def _of_unit(record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]) -> tuple[list[Score], Json]:
+    """Return what the record of a unit says by task, as scores after the last one, and its facts."""
+    details, unit, names = record["details"], record["unit"], [task.name for task in tasks]
     by_task, extra = dict(details.get("by_task", {})), dict(details.get("extra", {}))
-    names = [task.name for task in tasks]
     by_task |= {f"{UNION}{name}": dict(zip(names, its, strict=True)) for name, its in extra.pop("union", {}).items()}
-    unit = record["unit"]
-    scores += [
+    scores = [
         Score(unit["strategy"], unit["seed"], task, len(tasks), metric, value, rows.get(task, 0))
         for metric, of_tasks in by_task.items()
         for task, value in of_tasks.items()
@@ -404,7 +431,7 @@ def _last_row(folder: Path) -> int:
     """Return after how many tasks a unit that did not end well was scored last."""
     try:
         return max((score.after for score in read_scores(folder / SCORES_FILE)), default=0)
-    except ReportError:
+    except RunError:
         return 0
 
 
@@ -427,7 +454,7 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
         tasks: of the stream.
 
     Raises:
-        ReportError: the file is not the one that the unit made, or holds no answers on these tasks.
+        RunError: the file is not the one that the unit made, or holds no answers on these tasks.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -435,7 +462,7 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
     path = folder / PREDICTIONS
     if not path.exists():
         return {}
-    check_own(path, ReportError)
+    check_own(path)
     try:
         arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in load_file(path).items():
@@ -443,30 +470,6 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Ans
             arrays.setdefault(place, {})[part] = array
         return {task.name: registry.kind(task.kind).kept_answers(task, arrays[task.name]) for task in tasks}
     except KeyError as error:
-        raise ReportError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
+        raise RunError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
     except (OSError, ValueError, TypeError, IndexError, SafetensorError) as error:
-        raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
-
-
-# ---- one CSV file ---------------------------------------------------------------------------------------
-
-
-def of_csv(text: str, source: str = "") -> RunRecord:
-    """Return a run from the text of a CSV file: undoes `forgetfree.results.report.run_report.to_csv`.
-
-    Raises:
-        ValueError: it is no such text.
-        ReportError: its parts do not fit one another.
-    """
-    header = list[Json]()
-    while text.startswith("# "):
-        line, _, text = text.removeprefix("# ").partition("\n")
-        header.append(parse_json(line))
-    if not header or not all(isinstance(each, dict) for each in header):
-        raise ValueError("it must begin with a line `# {…}` that says what was measured")
-    about, *units = header
-    index = [*UNIT, "task", "after", "rows"]
-    wide = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
-    frame = wide.melt(index, var_name="metric")
-    frame = frame[frame["value"] != ""].astype({"seed": int, "after": int, "rows": int, "value": float})
-    return whole_run(about, frame[[*COLUMNS]], units, source)
+        raise RunError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error

@@ -19,7 +19,7 @@ import pandas as pd
 
 from forgetfree import registry
 from forgetfree.display import PERCENT, PLAIN
-from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.errors import RunError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.results.answers import LabelAnswers, confusion, label_scores, same_rows, unpack_rows
 from forgetfree.results.configurations import (
@@ -31,6 +31,7 @@ from forgetfree.results.configurations import (
 )
 from forgetfree.results.evidence import Evidence, Interval, RowScore, forgetting
 from forgetfree.results.metrics import Floats, limits_of, scale_of, sign, summarize
+from forgetfree.results.run_folder import Score, check_own
 from forgetfree.results.runs import (
     CONSTANT,
     LEARNED_FLOORS,
@@ -41,13 +42,12 @@ from forgetfree.results.runs import (
     frame_of,
     read_run,
 )
-from forgetfree.results.unit_folder import Score, check_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from forgetfree.ledger import Ledger
     from forgetfree.ledger.graft import Graft
+    from forgetfree.ledger.ledger import Ledger
 
 Json = dict[str, Any]
 #: The metric of a task's own, such as accuracy or F1.
@@ -61,12 +61,14 @@ _KEPT = ("ledger", "graft")
 def load_results(*paths: StrPath) -> Results:
     """Read what was measured.
 
+    >>> results = load_results("runs/first", "runs/second")  # doctest: +SKIP
+
     Args:
         paths: any of: directories that ``forgetfree run`` wrote; CSV files of ``forgetfree report --format csv``; a scores.csv.
             Several are brought together: runs of one strategy whose options differ are told apart by them, ``lora (rank=8)``.
 
     Raises:
-        ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
+        RunError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
             outcomes.
         UsageError: there is no path.
     """
@@ -78,11 +80,15 @@ def load_results(*paths: StrPath) -> Results:
 class Results:
     """Runs that may stand side by side, because they learned the same tasks and were scored on the same rows.
 
+    >>> results = load_results("runs/first")  # doctest: +SKIP
+    >>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
+    >>> results.compare("grafting-continual", "continual-ft")  # doctest: +SKIP
+
     Args:
         records: what `read_run` returned.
 
     Raises:
-        ReportError: the runs must not be compared, or there is one strategy and seed twice with different outcomes.
+        RunError: the runs must not be compared, or there is one strategy and seed twice with different outcomes.
 
     Attributes:
         scores: one measured number a row: ``strategy``, ``seed``, ``task``, ``after`` (how many tasks were learned before),
@@ -279,7 +285,7 @@ class Results:
 
         Raises:
             UnknownNameError: no such strategy or metric.
-            ReportError: there is no such seed.
+            RunError: there is no such seed.
         """
         self._run(strategy, seed)
         self._check_metric(metric)
@@ -318,7 +324,7 @@ class Results:
 
         Raises:
             UnknownNameError: no such strategy or metric.
-            ReportError: the two have no seed in common.
+            RunError: the two have no seed in common.
         """
         for each in (a, b):
             self._check_strategy(each)
@@ -326,7 +332,7 @@ class Results:
         scores = self.evidence(None if metric == SCORE else metric).scores
         seeds = [seed for seed in scores[a] if seed in scores[b]]
         if not seeds:
-            raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
+            raise RunError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
         evidence = Evidence({each: {seed: scores[each][seed] for seed in seeds} for each in (a, b)})
         rows = []
         for task in (*self.tasks, None):
@@ -354,7 +360,7 @@ class Results:
 
         Raises:
             UnknownNameError: no such strategy or task.
-            ReportError: there is no such seed; answers are not there, as in a table of scores; or they are no labels.
+            RunError: there is no such seed; answers are not there, as in a table of scores; or they are no labels.
         """
         return label_scores(*self._labelled(strategy, task, seed))
 
@@ -376,12 +382,12 @@ class Results:
 
         Raises:
             UnknownNameError: no such metric.
-            ReportError: there are no scores.
+            RunError: there are no scores.
         """
         from forgetfree.results.report.figures import curves
 
         if self.scores.empty:
-            raise ReportError("There are no scores to draw. Load results of a run that finished at least one unit.")
+            raise RunError("There are no scores to draw. Load results of a run that finished at least one unit.")
         self._check_metric(metric)
         scales = self.scales
         if metric != SCORE:
@@ -399,7 +405,7 @@ class Results:
 
         Raises:
             UnknownNameError: no such strategy.
-            ReportError: the strategy keeps no ledger, or there is no such seed.
+            RunError: the strategy keeps no ledger, or there is no such seed.
         """
         ledger: Ledger = self._kept("ledger", strategy, seed)
         return ledger
@@ -426,11 +432,11 @@ class Results:
             return self._held[place]
         path = _file(run, kind)
         if not path.is_file():
-            raise ReportError(f"There is no {kind} of {strategy} with seed {seed}. Take a strategy that keeps one.")
-        from forgetfree.ledger import Ledger  # with torch, which scores do not need
+            raise RunError(f"There is no {kind} of {strategy} with seed {seed}. Take a strategy that keeps one.")
         from forgetfree.ledger.graft import Graft
+        from forgetfree.ledger.ledger import Ledger  # with torch, which scores do not need
 
-        check_own(path, ReportError)
+        check_own(path)
         return Ledger.load(path) if kind == "ledger" else Graft.load(path)
 
     def __repr__(self) -> str:
@@ -445,7 +451,7 @@ class Results:
         self._check_strategy(strategy)
         runs = self.units[strategy]
         if seed not in runs:
-            raise ReportError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, runs))}.")
+            raise RunError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, runs))}.")
         return runs[seed]
 
     def _check_strategy(self, strategy: str) -> None:
@@ -462,9 +468,9 @@ class Results:
         if task not in self.tasks:
             raise UnknownNameError("task in these results:", task, self.tasks)
         if not run.answers:
-            raise ReportError("There are no answers beside these scores. Load the directory of a run.")
+            raise RunError("There are no answers beside these scores. Load the directory of a run.")
         if task not in run.probabilities or task not in run.labels:
-            raise ReportError(
+            raise RunError(
                 f"Task {task!r} is not answered by one label a row. Take another, or read its scores by matrix()."
             )
         return run.probabilities[task], run.labels[task]

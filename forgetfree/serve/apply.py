@@ -24,7 +24,7 @@ from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_m
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.results.report.page import in_markdown
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
 from forgetfree.serve.beside import merged, write_beside
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.weights import LedgerWeights

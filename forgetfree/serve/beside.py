@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_conv1d, is_linear
+from forgetfree.core.families import is_conv1d
+from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear
 from forgetfree.core.readout_model import part_named
 from forgetfree.files import new_directory, write_atomically
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import model_files, quiet
-from forgetfree.results.unit_folder import LEDGER
+from forgetfree.results.run_folder import LEDGER
 
 _CARD = """---
 tags: [forgetfree, continual-learning]

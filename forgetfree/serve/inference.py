@@ -22,7 +22,7 @@ from forgetfree.errors import LedgerError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model, missing_definition
 from forgetfree.registry import WEIGHTS
@@ -53,6 +53,9 @@ def _one_at_a_time(
 
 class Predictor:
     """A model, and what a strategy saved, that answer for every task of a run. Threads may share it: it answers one at a time.
+
+    >>> predictor = Predictor.of_run("runs/first")  # doctest: +SKIP
+    >>> predictor.answer("sst2", ["a joy from start to end"])[0].label  # doctest: +SKIP
 
     Args:
         loaded: the base model, with no tasks yet; answers are computed on the device where it is.

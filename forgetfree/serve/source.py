@@ -16,8 +16,7 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.json_file import check_fields
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
-from forgetfree.results.config_file import load_run, located
-from forgetfree.results.unit_folder import FEATURES, LEDGER, RECORD, check_own, read_record
+from forgetfree.results.run_folder import FEATURES, LEDGER, RECORD, check_own, load_run, located, read_record
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:

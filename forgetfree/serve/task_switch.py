@@ -13,11 +13,10 @@ from forgetfree.core.readout_model import BY_WORDS, LINEAR, body_of, in_evaluati
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.kinds.networks import naming_labels
-from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.ledger.ledger import Record
-from forgetfree.ledger.switch import refusing_steps
+from forgetfree.ledger.ledger import Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, refusing_steps
 from forgetfree.models.loading import readout_of
-from forgetfree.results.unit_folder import LEDGER, check_own
+from forgetfree.results.run_folder import LEDGER, check_own
 from forgetfree.serve.source import saved_file
 
 
@@ -30,6 +29,10 @@ class TaskSwitch:
     ``(B, L, n)`` for a task that labels words: a word's are those at its first token. A readout by label words adds no layer,
     so such a model keeps its own logits, and the words' logits are among them. `to` with ``None`` gives back weights, output,
     configuration and modes as they were.
+
+    >>> switch = TaskSwitch("runs/first", model)  # doctest: +SKIP
+    >>> with switch.task("sst2"):  # doctest: +SKIP
+    ...     logits = model(**inputs).logits
 
     Args:
         ledger: the ledger, its file, or the directory of a run, whose first ledger it is (grafting-continual's, if there).

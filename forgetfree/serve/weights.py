@@ -20,12 +20,12 @@ from forgetfree.core.parameters import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import read_json
-from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
-from forgetfree.ledger.ledger import rows_of
+from forgetfree.ledger.ledger import Ledger, rows_of
+from forgetfree.ledger.switch import LedgerSwitch, check_binding
 from forgetfree.models.loading import LoadedModel, missing_definition
 from forgetfree.models.state import ModelState, StateStore, check_keys, load_checkpoint
-from forgetfree.results.unit_folder import check_own
+from forgetfree.results.run_folder import check_own
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 

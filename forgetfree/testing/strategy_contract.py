@@ -22,8 +22,8 @@ from forgetfree.display import listed
 from forgetfree.errors import UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.testing.runs import Breaches, Look, Observer, Run, Untrained, differing, learn, look, tensors
 from forgetfree.testing.tiny import other_rows, tiny_model, tiny_stream, tiny_task
+from forgetfree.testing.trials import Breaches, Look, Observer, Trial, Untrained, differing, learn, look, tensors
 from forgetfree.training.encoded_task import EncodedTask
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
@@ -150,11 +150,6 @@ def _check_class(cls: Any, faults: Breaches) -> None:
     for name in sorted(finals):
         if not _is_final(inspect.getattr_static(cls, name)):
             faults.add(f"{name}: expected the contract's own, which is final, got another. Give yours another name.")
-    if "__dataclass_params__" not in vars(cls.Options):  # a dataclass that inherits from a frozen one is frozen
-        faults.add(
-            f"Options: expected a frozen dataclass, got {cls.Options.__name__}, which is none. Decorate it with "
-            "@dataclass(frozen=True, kw_only=True)."
-        )
 
 
 def _is_final(member: Any) -> bool:
@@ -164,7 +159,7 @@ def _is_final(member: Any) -> bool:
 # -- What a strategy that has learned a stream answers, claims, keeps and leaves -----------------------------
 
 
-def check_answers(run: Run, faults: Breaches, where: str = "") -> None:
+def check_answers(run: Trial, faults: Breaches, where: str = "") -> None:
     """Check that every test row of every task has a row of finite logits, and that something was learned."""
     stream: Stream = run.strategy.stream
     labelled = [task for task in stream.tasks if task.classes]
@@ -192,13 +187,13 @@ def check_answers(run: Run, faults: Breaches, where: str = "") -> None:
         )
 
 
-def _steps(run: Run) -> Iterator[tuple[EncodedTask, Look, Look]]:
+def _steps(run: Trial) -> Iterator[tuple[EncodedTask, Look, Look]]:
     """Yield each task with the looks before and after it was learned."""
     for position, task in enumerate(run.strategy.stream.tasks):
         yield task, run.looks[position], run.looks[position + 1]
 
 
-def check_forgetting(run: Run, faults: Breaches, where: str = "") -> None:
+def check_forgetting(run: Trial, faults: Breaches, where: str = "") -> None:
     """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
     if not run.strategy.forget_free:
         return
@@ -215,7 +210,7 @@ def check_forgetting(run: Run, faults: Breaches, where: str = "") -> None:
         )
 
 
-def check_stale(run: Run, faults: Breaches) -> None:
+def check_stale(run: Trial, faults: Breaches) -> None:
     """Check `changed_by`, by which results are taken over from one row of the matrix to the next."""
     for task, before, after in _steps(run):
         changed_tasks = run.strategy.changed_by(task)
@@ -227,7 +222,7 @@ def check_stale(run: Run, faults: Breaches) -> None:
             )
 
 
-def check_readouts(run: Run, faults: Breaches) -> None:
+def check_readouts(run: Trial, faults: Breaches) -> None:
     """Check that learning a task leaves the readouts that answer the others, but for those that `begin` lists."""
     stream: Stream = run.strategy.stream
     for task, before, after in _steps(run):
@@ -242,7 +237,7 @@ def check_readouts(run: Run, faults: Breaches) -> None:
                 )
 
 
-def check_ledger(run: Run, faults: Breaches) -> None:
+def check_ledger(run: Trial, faults: Breaches) -> None:
     """Check that what no task owns has never moved."""
     strategy = run.strategy
     if strategy.ledger is None:
@@ -258,7 +253,7 @@ def check_ledger(run: Run, faults: Breaches) -> None:
         )
 
 
-def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, faults: Breaches) -> None:
+def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Trial, faults: Breaches) -> None:
     """Check that another strategy on the stream starts from θ_pre and answers as the first did."""
     remedy = (
         "Only the graftable tensors, readouts and persistent buffers are put back: let nothing else move, and take off "
@@ -287,7 +282,7 @@ def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, fau
 def check_loaded(
     cls: type[ContinualStrategy],
     options: Any,
-    run: Run,
+    run: Trial,
     stream: Stream,
     store: StateStore,
     directory: Path,
@@ -341,7 +336,7 @@ def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
     return make_stream(",".join(_LABELS), [rows_of(name) for name in _LABELS], tiny_model())
 
 
-def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> bool:
+def check_repeated(cls: type[ContinualStrategy], options: Any, run: Trial, faults: Breaches) -> bool:
     """Whether learning again gives the same: after other draws, on the used stream, with evaluations in between."""
     remedy = "It could be trained before: look at setup(), and at answering() while another task is trained."
     with faults.catching("run: once more on the stream, evaluating during training", remedy):
@@ -358,7 +353,7 @@ def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults:
     return False
 
 
-def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> None:
+def check_seed(cls: type[ContinualStrategy], options: Any, run: Trial, faults: Breaches) -> None:
     """Check that another seed gives another result for every task."""
     with faults.catching("seeds: three tasks learned with seed=1", "Any whole number must do."):
         other = learn(cls, options, three_tasks(), look_after=(3,), seed=1)
@@ -369,7 +364,7 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Bre
             )
 
 
-def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Breaches) -> None:
+def check_rows(cls: type[ContinualStrategy], options: Any, run: Trial, faults: Breaches) -> None:
     """Check that what is learned of a task depends neither on test rows nor on rows of tasks that come later."""
     remedy = "Look at begin() and commit(): train on task.train, choose by task.validation."
 

@@ -14,8 +14,8 @@ from forgetfree.data.examples import Examples
 from forgetfree.data.prompts import prompt_of
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.tasks import SPLITS
-from forgetfree.testing.runs import Breaches
 from forgetfree.testing.tiny import tiny_model
+from forgetfree.testing.trials import Breaches
 from forgetfree.training.encoded_task import EncodedTask
 
 #: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.

@@ -20,9 +20,10 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from forgetfree.core.beside import Differences
+from forgetfree.core.differences import Differences
+from forgetfree.core.families import embeddings_of
 from forgetfree.core.linear_layers import LinearLayers, is_sharded
-from forgetfree.core.parameters import ParameterSpace, embeddings_of, values_at
+from forgetfree.core.parameters import ParameterSpace, values_at
 from forgetfree.core.readout_model import body_prefix
 from forgetfree.core.regions import Region
 from forgetfree.core.taps import Hook

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from forgetfree import registry
+from forgetfree.core.families import TEXT_ENCODER, positions_of
 from forgetfree.core.linear_layers import is_quantised
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.trained import trainable
@@ -19,8 +20,7 @@ from forgetfree.kinds.kind import Kind
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models.heads import head_names, own_readout, reads_alike
 from forgetfree.models.loading import body_loader, usual_max_length
-from forgetfree.models.model_files import TEXT_ENCODER, check_weights
-from forgetfree.models.task_model import positions_of
+from forgetfree.models.model_files import check_weights
 from forgetfree.tasks import TaskDefinition
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from forgetfree.core.families import embeddings_of
 from forgetfree.core.linear_layers import LinearLayers, full_tensor, is_quantised, is_sharded
-from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, embeddings_of, persistent_buffers
+from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, persistent_buffers
 from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import ROWS, Graftable, PlainTensors, budget, choose
@@ -22,11 +23,10 @@ from forgetfree.core.trained import trainable
 from forgetfree.display import brief, counted, listed, tell_note
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNameError, UsageError, nearest
 from forgetfree.kinds.networks import naming_labels
-from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.binding import head_digest
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Effect
-from forgetfree.ledger.switch import has_weights
+from forgetfree.ledger.ledger import Effect, Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_weights, has_weights
 from forgetfree.models.heads import linear_head
 from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion

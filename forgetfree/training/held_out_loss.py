@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.data.bad_rows import BadRow, counts_text
+from forgetfree.data.bad_rows import BadRow, DataFaults, counts_text
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows, evenly
 from forgetfree.data.sources import Data, load_task
-from forgetfree.data.table_files import format_of, lines_of, read_table, text_of
+from forgetfree.data.table_files import format_of, read_lines, read_table
 from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.models.loading import LoadedModel
@@ -140,11 +140,14 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
     stem, form = format_of(path.name)
     is_file = os.path.isfile(place)  # a Path raises where a name is too long
     if is_file and form in ("", "txt"):
-        text, _ = text_of(path)
-        rows, _ = _texts([line.strip() for line in lines_of(text)], place)
+        rows, _ = _texts([line.strip() for line in read_lines(path).columns["text"]], place)
         return definition, rows, Counter()  # empty lines part texts
     if is_file and "text" in (table := read_table(path)).columns:
-        return definition, *_texts(table.columns["text"], place)
+        rows, lost = _texts(table.columns["text"], place)
+        faults = DataFaults()
+        faults.add_rows(table.bad, len(rows), options.skip_bad_rows)
+        faults.report()
+        return definition, rows, lost + Counter(fault.what for fault in table.bad.faults)
     try:
         if os.path.exists(place):  # whose columns are not those that are named for --data
             own = ReadOptions(skip_bad_rows=options.skip_bad_rows)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.results.unit_folder import Score
+from forgetfree.results.run_folder import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")

@@ -23,7 +23,7 @@ import torch
 from forgetfree import __version__
 from forgetfree.core.fingerprint import body_fingerprint
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_region
-from forgetfree.core.parameters import ParameterSpace, digest_of, tensors_of
+from forgetfree.core.parameters import ParameterSpace, tensors_of
 from forgetfree.core.readout_model import Precision, ReadoutModel, body_of, body_prefix, body_space, evaluating
 from forgetfree.core.regions import Region, graft_theta
 from forgetfree.core.selection import ROWS, PlainTensors, budget, choose, floor_share, most_moved
@@ -44,6 +44,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.tensor_file import checksum
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import deterministic, fine_tune, layer_checkpoints
@@ -209,7 +210,7 @@ class SingleTask:
         if not any(parameter.numel() for parameter in readout.parameters()):
             return self.pre
         nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
-        options = replace(options, l1=0.0)
+        options = options.model_copy(update={"l1": 0.0})
         with self.holding(self.pre, Region.empty()):
             self.train_(options, "fine_tune", nothing, READOUT_STEPS, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
@@ -223,13 +224,13 @@ class SingleTask:
             taken: the entries that ``among=free`` leaves out.
         """
         options = for_model(options, self.model, self.task.train)
-        if (kind := options.region_from) == "mask":
+        if (source := options.region_from) == "mask":
             return self.localized(fine_tuned, options).region
         rows, batches, loss = self.task.train, list[Batch](), mask_loss(self.model, options)
-        if kind == "fisher":  # small squares would not survive half precision
+        if source == "fisher":  # small squares would not survive half precision
             loss = CrossEntropy(self.model, self.device, "fp32", summed=True)
             batches = [rows.batch([row]) for row in representative(rows.targets, ROWS)]
-        elif kind not in ("movement", "random"):
+        elif source not in ("movement", "random"):
             batches = in_pieces(rows, representative(rows.targets, ROWS), self.device)
         with (
             self.monitor.phase(self.task.name, "localize", 1) as on_step,
@@ -239,7 +240,7 @@ class SingleTask:
             deterministic(options.deterministic_training),
         ):
             region = choose(
-                kind,
+                source,
                 PlainTensors(self.model.backbone, self.space),
                 budget(len(self.space), options.sparsity),
                 batches=batches,
@@ -301,7 +302,8 @@ class SingleTask:
         """
         rate = region_rate(options, len(self.space), len(region))
         readout_rate = options.readout_learning_rate or options.learning_rate
-        options = replace(options, learning_rate=rate, readout_learning_rate=readout_rate, l1=0.0)
+        rates = {"learning_rate": rate, "readout_learning_rate": readout_rate}
+        options = options.model_copy(update={**rates, "l1": 0.0})
         with self.holding(replace(start, theta=self.pre.theta), region):
             self.train_(options, "train", RegionParameters(self.model.backbone, self.space, region))
             return ModelState.of(self.model, [self.task.name])
@@ -432,14 +434,14 @@ def fine_tuned_key(
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model."""
     model = loaded.model
     options = for_model(options, model, task.train)
-    training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
+    training = {field: getattr(options, field) for field in TrainingOptions.model_fields}
     training |= {"steps": task.full_steps(options), "dropout": bool(options.dropout), "evaluation_batch_size": None}
     content = {
         "model": loaded.fingerprint,
         "readout": model.readout,
         "label words": model.readout_of(task.label).columns,
         "tokens": repr(getattr(model, "tokens", None)),
-        "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "head": checksum(pre.readouts[task.name]),
         "rows": task.train.digest,
         "task": asdict(task.definition) | {"hub": None},
         "options": training,

@@ -17,15 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.parameters import not_finite
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import by_length
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically
 from forgetfree.json_file import parse_json
-from forgetfree.results.unit_folder import FEATURES
-from forgetfree.tensor_file import TensorFile
+from forgetfree.results.run_folder import FEATURES
+from forgetfree.tensor_file import TensorFile, not_finite
 
 #: How far Σ is drawn towards a multiple of the identity, since a few hundred rows tell it badly.
 SHRINKAGE = 0.1

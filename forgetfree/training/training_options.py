@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, field_validator, model_validator
 
 from forgetfree import recipes
 from forgetfree.errors import OptionError
@@ -25,9 +26,13 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingOptions(Options):
-    """Options of training. The defaults are the paper's (A.2 and §3) unless something else is said."""
+    """Options of training. The defaults are the paper's (A.2 and §3) unless something else is said.
+
+    >>> options = TrainingOptions(optimizer="adamw", learning_rate=1e-4)
+    >>> options.model_copy(update={"steps": 100}).steps
+    100
+    """
 
     optimizer: recipes.OptimizerName | Function = option(
         "sgd",
@@ -40,7 +45,6 @@ class TrainingOptions(Options):
         "step size of the optimizer for the backbone; the paper chooses from 1e-2, 5e-3, 1e-3",
         above=0,
         at_most=1e38,
-        flag=True,
         group="How to learn",
         placeholder="F",
     )
@@ -58,16 +62,12 @@ class TrainingOptions(Options):
     warmup: float = option(
         0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
     )
-    batch_size: int = option(
-        8, "rows per update; the paper chooses from 2, 4, 8", at_least=1, flag=True, group="How to learn"
-    )
+    batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1, group="How to learn")
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
-    steps: int | recipes.StepsRule = option(
+    steps: Annotated[int, Field(ge=1)] | recipes.StepsRule = option(
         "paper",
         f"updates per task; auto: {AUTO_PASSES} passes over its rows, {AUTO_LEAST} to {AUTO_MOST} updates; paper: 16 for each "
         "shot of each label",
-        at_least=1,
-        flag=True,
         group="How to learn",
         placeholder="INT|auto|paper",
     )
@@ -81,8 +81,7 @@ class TrainingOptions(Options):
         "rows, about a third more time, the same gradients",
     )
     deterministic_training: bool = option(
-        False,
-        "let training on a GPU repeat bit for bit, by slower algorithms of PyTorch's; on a CPU it does anyway",
+        False, "let training on a GPU repeat bit for bit, by slower algorithms of PyTorch's; on a CPU it does anyway"
     )
     precision: recipes.PrecisionChoice = option(
         "fp32",
@@ -90,7 +89,6 @@ class TrainingOptions(Options):
         "bfloat16 with dtype=bfloat16; "
         "bf16, and on a GPU fp16, is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is "
         "faster, measured once (bf16 where it takes at most 0.85 of the time of fp32)",
-        flag=True,
         group="How to learn",
         placeholder="NAME",
     )
@@ -102,14 +100,20 @@ class TrainingOptions(Options):
         at_least=1,
     )
 
-    def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
-        super().__post_init__()
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _check_optimizer(cls, value: Any) -> Any:
+        check_optimizer(value)
+        return value
+
+    @model_validator(mode="after")
+    def _prepare_cuda(self) -> Self:
         if self.deterministic_training:
             import torch
 
             if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 os.environ.setdefault(WORKSPACE, ":4096:8")  # which CUDA reads when it starts
+        return self
 
     def updates(self, labels: int, shots: int, rows: int) -> int:
         """Return the number of updates of a task: ``steps``, or what its rule says.
@@ -143,12 +147,11 @@ class TrainingOptions(Options):
         Raises:
             UnknownNameError, OptionError: see `build`.
         """
-        known = cls.__dataclass_fields__
+        known = cls.model_fields
         recipe = recipes.recipe_of(model, changes, strategy=strategy)
         return build(cls, {key: value for key, value in recipe.items() if key in known} | changes, cls.__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LocalizationOptions(TrainingOptions):
     """Options of fine-tuning a task and localizing it."""
 
@@ -157,7 +160,6 @@ class LocalizationOptions(TrainingOptions):
         "share of the graftable entries a region may have; the paper: 1e-4",
         above=0,
         at_most=1,
-        flag=True,
         group="How to learn",
         placeholder="F",
     )
@@ -194,13 +196,14 @@ class LocalizationOptions(TrainingOptions):
         """Whether γ cannot be chosen without θ_ft."""
         return self.region_from in ("mask", "movement")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_among(self) -> Self:
         if self.among == "free" and self.region_from == "mask":
             raise OptionError(
                 "region_from=mask seeks γ among all entries (C.3), and among=free is for the other ways. Set "
                 "region_from=movement, or leave among out."
             )
+        return self
 
 
 def for_model(options: AnyOptions, model: ReadoutModel, rows: Any = None) -> AnyOptions:
@@ -209,7 +212,7 @@ def for_model(options: AnyOptions, model: ReadoutModel, rows: Any = None) -> Any
         return options
     from forgetfree.core.precision import faster_precision
 
-    return replace(options, precision=faster_precision(model, rows))
+    return options.model_copy(update={"precision": faster_precision(model, rows)})
 
 
 #: The number of shots that determines the number of updates if there are thousands.

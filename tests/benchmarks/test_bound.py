@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from forgetfree.benchmarks.paper.bound import certified_error, on_grid, printed_bound, region_nats
+from benchmarks.paper.bound import certified_error, on_grid, printed_bound, region_nats
 
 DELTA = 0.05
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from reported import edit, edit_about, make_run, save
 
-from forgetfree.benchmarks.claims import (
+from benchmarks.claims import (
     CLAIMS,
     MEASURED,
     Claim,
@@ -25,7 +25,7 @@ from forgetfree.benchmarks.claims import (
     published,
     tables,
 )
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
 
@@ -247,7 +247,7 @@ def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], m
 
 
 def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with pytest.raises(ReportError, match="It has those of: movement, bare, baselines, main-job"):
+    with pytest.raises(RunError, match="It has those of: movement, bare, baselines, main-job"):
         judged("nothing", runs)
     monkeypatch.setattr(sys, "argv", ["claims", "main-job", "/nowhere"])
     with pytest.raises(SystemExit) as end:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from forgetfree import registry
-from forgetfree.benchmarks.paper.rows import rows_of_csv
-from forgetfree.benchmarks.vision import digits
-from forgetfree.errors import UnknownNameError
+from benchmarks.paper.rows import rows_of_csv
+from benchmarks.vision import digits
 
 
 def test_no_row_is_in_two_parts_and_each_digit_is_in_all() -> None:
@@ -51,16 +49,6 @@ def test_tuning_reads_validation_rows_only() -> None:
         assert other.test.digest == task.validation.digest != task.test.digest
 
 
-def test_every_choice_is_of_a_known_option_and_from_its_grid() -> None:
-    for name, streams in digits.CHOSEN.items():
-        known = registry.strategy(name).Options.__dataclass_fields__
-        for stream, options in streams.items():
-            assert stream in digits.STREAMS
-            for option, value in options.items():
-                assert option in known
-                assert value in digits.GRIDS[name][option]
-
-
 @pytest.mark.sampled(share=0.3)
 def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "digits.csv"
@@ -87,17 +75,3 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
     assert table[6] == "| a constant answer | 50.5 | – | 50.5 | – |"
     assert table[4].startswith("| grafting-continual, router | – | – |")
     assert table[5].startswith("| grafting-continual, lda | – | – |")
-
-
-def test_mean_and_deviation_are_in_percent() -> None:
-    """0.5 and 0.7: mean 60 %, standard deviation √(0.01 + 0.01) = 14.1 %."""
-    rows = [
-        {"stream": "permuted", "strategy": "ewc", "seed": seed, "average": average, "forgetting": 0.25}
-        for seed, average in enumerate((0.5, 0.7))
-    ]
-    assert digits.table(rows).splitlines()[2] == "| ewc | 60.0 (14.1) | 25.0 (0.0) |"
-
-
-def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="Unknown strategy 'ewcc'"):
-        digits.main(["--strategies", "ewcc"])

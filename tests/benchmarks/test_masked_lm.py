@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forgetfree.benchmarks import masked_lm
+from benchmarks import masked_lm
 from forgetfree.data.sources import load_task
 from forgetfree.models.loading import load_model
 

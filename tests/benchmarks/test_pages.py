@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree.benchmarks import floors
-from forgetfree.benchmarks.pages import made, pages, written
+from benchmarks import floors
+from benchmarks.pages import made, pages, written
 
 
 # docs/results.md has the coverage, which takes seconds to simulate; test_evidence.py holds it to 0.93.

@@ -15,15 +15,15 @@ import pytest
 import tiny
 import torch
 
-from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
-from forgetfree.benchmarks.paper.bound import SCALE_NATS, described, region_nats
-from forgetfree.benchmarks.paper.context import Context, TunedTask
-from forgetfree.benchmarks.paper.experiment import main, read_rows
-from forgetfree.benchmarks.paper.model_labels import own_labels
-from forgetfree.benchmarks.paper.multi_task import purified, train_together
-from forgetfree.benchmarks.paper.ood import target_rows
-from forgetfree.benchmarks.paper.overview import EXPERIMENTS
-from forgetfree.benchmarks.paper.where import Where
+from benchmarks.paper.bottlenecks import bottlenecks
+from benchmarks.paper.bound import SCALE_NATS, described, region_nats
+from benchmarks.paper.context import Context, TunedTask
+from benchmarks.paper.experiment import main, read_rows
+from benchmarks.paper.model_labels import own_labels
+from benchmarks.paper.multi_task import purified, train_together
+from benchmarks.paper.ood import target_rows
+from benchmarks.paper.overview import EXPERIMENTS
+from benchmarks.paper.where import Where
 from forgetfree.core.regions import Region
 from forgetfree.errors import TrainingError
 from forgetfree.results.report.page import render_page

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from forgetfree.benchmarks.paper import published
-from forgetfree.benchmarks.paper.multi_task import groups, with_gains
-from forgetfree.benchmarks.paper.ood import matched
-from forgetfree.benchmarks.paper.overview import EXPERIMENTS
-from forgetfree.benchmarks.paper.rows import pivot
+from benchmarks.paper import published
+from benchmarks.paper.multi_task import groups, with_gains
+from benchmarks.paper.ood import matched
+from benchmarks.paper.overview import EXPERIMENTS
+from benchmarks.paper.rows import pivot
 from forgetfree.errors import UsageError
 
 

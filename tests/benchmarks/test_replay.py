@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks import replay
 from forgetfree import cli
-from forgetfree.benchmarks import replay
 from forgetfree.errors import UsageError
 from forgetfree.results.report.run_report import to_csv
 from forgetfree.results.runs import RunRecord, read_run

@@ -354,7 +354,10 @@ CASES = [
             ("--metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
             ("--device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
             ("--seed -1", "--seed must be at least 0, got -1."),
-            ("--readout magic", "Unknown --readout 'magic'. Known: auto, causal,"),
+            (
+                "--readout magic",
+                "--readout must be auto or prompt or linear or mean or causal or generate, got 'magic'.",
+            ),
         )
     ),
     # -- report --------------------------------------------------------------------------------------------
@@ -401,12 +404,22 @@ CASES = [
     Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
     Case("predict run --file data", "data is of no known kind: expected a name that ends in .parquet, .jsonl,", 1),
     Case("predict run --file x.txt", "x.txt, line 1: byte 0x81 at position 0 of the file", 1, write("x.txt", b"\x81")),
-    Case("predict run --file x.jsonl", "row 1: 'text' must be a text, got 5.", 1, write("x.jsonl", '{"text": 5}')),
+    Case(
+        "predict run --file x.jsonl",
+        "row 1, column 'text': expected a text, got 5.",
+        1,
+        write("x.jsonl", '{"text": 5}'),
+    ),
     Case('predict run ""', "Text 1 is empty. Write it, or leave it out."),
     *(
-        Case(f"predict run --file {name}", f"{name}, {place} has an empty text.", 1, write(name, content))
+        Case(
+            f"predict run --file {name}",
+            f"{name}, {place}, column 'text': expected a text, got \"",
+            1,
+            write(name, content),
+        )
         for name, place, content in (
-            ("x.txt", "line 300", 299 * "a film\n" + " \n"),
+            ("x.txt", "row 300", 299 * "a film\n" + " \n"),
             ("x.csv", "row 2", 'text,id\na film,1\n"",2\n'),
         )
     ),
@@ -540,7 +553,7 @@ def test_there_are_many_cases_and_every_flag_of_every_command_is_among_them() ->
     def flags(app: App, *chain: str) -> Iterator[str]:
         if app.default_command:
             for argument in app.assemble_argument_collection(default_parameter=cli.app.default_parameter):
-                if argument.field_info.is_keyword_only and argument.name != "--debug":
+                if argument.show and argument.field_info.is_keyword_only and argument.name != "--debug":
                     yield from (f"{' '.join(chain)} {name}" for name in argument.names)
         for name in app:
             if not name.startswith("-"):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from forgetfree import __version__, cli, recipes, registry
 from forgetfree.cli.calls import recipe_of
 from forgetfree.jobs import progress
 from forgetfree.jobs.config import RunConfig
-from forgetfree.jobs.directory import merged_config
+from forgetfree.jobs.continuation import merged_config
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -244,7 +243,7 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
     shown = []
     for place in (out, out / "grafting-continual" / "seed-0" / "ledger.safetensors"):
         assert cli.main(["ledger", "show", str(place), "--json"]) == 0
-        shown.append(json.loads(capsys.readouterr().out)["kinds"])
+        shown.append(json.loads(capsys.readouterr().out)["roles"])
     assert shown[0] == shown[1] and {key for key in shown[0][0] if "first feed-forward" not in key} == set()
     assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
     assert tiny_cli.run(tmp_path / "bad", "--set", "graftable=(", stream="sst2") == 2
@@ -559,4 +558,4 @@ def test_who_has_no_recipe_and_sets_no_optimizer_is_told_what_trains() -> None:
     config = RunConfig(stream="sst2", model="gpt2", strategy=("fine-tune",))
     assert recipe_of(config).startswith("No recipe for gpt2: the paper's options train it, by SGD")
     for key in ("optimizer", "fine-tune.optimizer"):
-        assert recipe_of(replace(config, set={key: "adamw"})) == ""
+        assert recipe_of(config.model_copy(update={"set": {key: "adamw"}})) == ""

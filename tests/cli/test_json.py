@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forgetfree import cli, recipes, registry
-from forgetfree.ledger import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_ledger(runs: Path, read: Any) -> None:
         for each in ledger.records
     ]
     assert shown["owned"] == sum(task["owned"] for task in shown["tasks"])
-    for by in ("layers", "kinds"):
+    for by in ("layers", "roles"):
         assert [sum(each.values()) for each in shown[by]] == [task["region"] for task in shown["tasks"]]
     checked = read("ledger", "verify", path, "--json")
     assert (checked["sound"], checked["tasks"], checked["entries"]) == (True, 2, shown["owned"])

@@ -15,9 +15,9 @@ from forgetfree import cli
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import UsageError
 from forgetfree.kinds.tagging import words_of
-from forgetfree.ledger import LedgerSwitch
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.mixed_batch import MixedBatchModel
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
 from forgetfree.training.encoded_task import predict
@@ -124,7 +124,7 @@ def test_predict_reads_the_files_of_the_training(
 def test_predict_refuses_a_column_without_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text('{"tokens": ["a"]}\n{"tokens": [3]}\n')
     assert cli.main(["predict", str(run), "--task", "people", "--file", str(tmp_path / "rows.jsonl")]) == 1
-    assert "row 2: 'tokens' must be a text or a list of words, got [3]" in capsys.readouterr().err
+    assert "row 2, column 'tokens': expected a text or a list of words, got [3]" in capsys.readouterr().err
 
 
 def test_predict_refuses_what_has_no_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

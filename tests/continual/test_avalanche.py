@@ -122,26 +122,23 @@ def by_class() -> Any:
     )
 
 
+def validated(scenario: str) -> Any:
+    return benchmark_with_validation_stream(vision.split_digits(scenario), validation_size=0.2)
+
+
+def tensors(*labels: int) -> Any:
+    """The same rows in experiences of these task labels."""
+    train, test = ([vision.part(split).tensors] * len(labels) for split in ("train", "test"))
+    return tensors_benchmark(train_tensors=train, test_tensors=test, task_labels=list(labels))
+
+
 BENCHMARKS: dict[str, tuple[Callable[[], Any], str]] = {
     "nc_benchmark with task labels": (lambda: vision.split_digits("task"), "task"),
     "dataset_benchmark": (vision.permuted_digits, "domain"),
     "task_incremental_benchmark": (lambda: task_incremental_benchmark(by_class()), "task"),
-    "with a validation stream": (
-        lambda: benchmark_with_validation_stream(vision.split_digits("class"), validation_size=0.2),
-        "class",
-    ),
-    "with task labels and a validation stream": (
-        lambda: benchmark_with_validation_stream(vision.split_digits("task"), validation_size=0.2),
-        "task",
-    ),
-    "tensors_benchmark": (
-        lambda: tensors_benchmark(
-            train_tensors=[vision.part("train").tensors] * 2,
-            test_tensors=[vision.part("test").tensors] * 2,
-            task_labels=[0, 0],
-        ),
-        "domain",
-    ),
+    "with a validation stream": (lambda: validated("class"), "class"),
+    "with task labels and a validation stream": (lambda: validated("task"), "task"),
+    "tensors_benchmark": (lambda: tensors(0, 0), "domain"),
 }
 
 
@@ -163,8 +160,7 @@ def test_what_is_known_at_inference_is_read_off_the_benchmark(kind: str) -> None
 
 @pytest.mark.filterwarnings("ignore:stream generator will be converted:UserWarning")
 def test_rows_of_a_validation_stream_choose_between_masks() -> None:
-    benchmark = benchmark_with_validation_stream(vision.split_digits("class"), validation_size=0.2)
-    with_validation = benchmark_stream(benchmark, vision.network("mlp")).tasks[0]
+    with_validation = benchmark_stream(validated("class"), vision.network("mlp")).tasks[0]
     without = vision.stream("class", experiences=5).tasks[0]
     assert len(with_validation.train) + len(with_validation.validation) == len(without.train)
     assert without.validation.digest == without.train.digest
@@ -183,45 +179,22 @@ class Softmaxed(nn.Module):
         return self.inner(x).softmax(1)
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "network", "error", "message"),
-    [
-        (
-            lambda: vision.split_digits("class"),
-            lambda: vision.network("mlp", 8),
-            UsageError,
-            "Give it at least 10 outputs",
-        ),
-        (
-            lambda: benchmark_from_datasets(train=[classification("train")] * 3, test=[classification("test")] * 2),
-            lambda: vision.network("mlp"),
-            UsageError,
-            "got 3 of train, 2 of test. Avalanche's benchmark_from_datasets",
-        ),
-        (lambda: vision.split_digits("class"), Softmaxed, ModelError, "something follows it"),
-        (lambda: vision.split_digits("class"), lambda: nn.Conv2d(1, 1, 1), ModelError, "Its linear layers: none"),
-        (
-            lambda: tensors_benchmark(
-                train_tensors=[vision.part("train").tensors] * 3,
-                test_tensors=[vision.part("test").tensors] * 3,
-                task_labels=[0, 1, 1],
-            ),
-            lambda: vision.network("mlp"),
-            UsageError,
-            r"have task labels \[\[0\], \[1\], \[1\]\], expected one each",
-        ),
-        (
-            lambda: tensors_benchmark(
-                train_tensors=[vision.part("train").tensors] * 2,
-                test_tensors=[vision.part("test").tensors] * 2,
-                task_labels=[1, 0],
-            ),
-            lambda: vision.network("mlp"),
-            UsageError,
-            r"have task labels \[\[1\], \[0\]\], expected one each: 0, 1, 2",
-        ),
-    ],
-)
+def unpaired() -> Any:
+    return benchmark_from_datasets(train=[classification("train")] * 3, test=[classification("test")] * 2)
+
+
+#: A benchmark, a network, and why they do not go together.
+REFUSED: list[tuple[Callable[[], Any], Callable[[], nn.Module], type[Exception], str]] = [
+    (lambda: vision.split_digits("class"), lambda: vision.network("mlp", 8), UsageError, "Give it at least 10 outputs"),
+    (lambda: vision.split_digits("class"), Softmaxed, ModelError, "something follows it"),
+    (lambda: vision.split_digits("class"), lambda: nn.Conv2d(1, 1, 1), ModelError, "Its linear layers: none"),
+    (unpaired, lambda: vision.network("mlp"), UsageError, "got 3 of train, 2 of test. Avalanche's benchmark_from_datasets"),
+    (lambda: tensors(0, 1, 1), lambda: vision.network("mlp"), UsageError, r"labels \[\[0\], \[1\], \[1\]\], expected one"),
+    (lambda: tensors(1, 0), lambda: vision.network("mlp"), UsageError, r"\[\[1\], \[0\]\], expected one each: 0, 1, 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("benchmark", "network", "error", "message"), REFUSED)
 def test_what_does_not_go_together_is_refused(benchmark: Any, network: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         benchmark_stream(benchmark(), network())

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import LwFPlugin
+from small_strategies import Plain
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from forgetfree import registry
 from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.region_strategy import RegionStrategy
-from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.errors import ConformanceError
 from forgetfree.options import build, option
 from forgetfree.testing import tiny_stream
@@ -28,32 +27,15 @@ from forgetfree.training.training_options import TrainingOptions
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["grafting_continual", "packnet"])
-def test_a_strategy_on_a_ledger_needs_eight_names(name: str) -> None:
-    tree = ast.parse((ROOT / "strategies" / f"{name}.py").read_text(encoding="utf-8"))
+def test_a_strategy_on_a_ledger_needs_eight_names() -> None:
+    tree = ast.parse((ROOT / "strategies" / "grafting_continual.py").read_text(encoding="utf-8"))
     ours = [
         node for node in tree.body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("forgetfree")
     ]
     assert sum(len(node.names) for node in ours) <= 8
 
 
-def test_grafting_continual_follows_the_paper_from_top_to_bottom() -> None:
-    text = (ROOT / "strategies" / "grafting_continual.py").read_text(encoding="utf-8")
-    places = [text.index(step) for step in ("(1) Fine-tune", "(2) Starting from", "(3) Record", "(4) Answer")]
-    assert places == sorted(places)
-
-
 # -- What is refused -------------------------------------------------------------------------------------
-
-
-class Plain(ContinualStrategy):
-    """Trains everything, and answers with the one model, as it is."""
-
-    def begin(self, task: Any) -> Training:
-        return self.everything(task)
-
-    def answering(self, task: Any) -> Any:
-        return nullcontext()
 
 
 def test_a_begin_that_returns_nothing_is_told_so() -> None:
@@ -140,35 +122,6 @@ def test_what_begin_entered_hears_of_the_error_that_breaks_training_off(where: s
     assert len(seen) == 1
 
 
-@pytest.mark.sampled("fine-tune", "grafting-continual")
-@pytest.mark.parametrize(
-    "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora", "fine-tune"]
-)
-def test_an_interrupt_at_the_end_of_begin_costs_no_earlier_task_a_bit(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = learned(
-        registry.strategy(name), **({"sparsity": 0.05} if name in ("grafting-continual", "graft-retrain") else {})
-    )
-    second = trained.stream.benchmark.train_stream[1]
-    before, begin = trained.evaluate()["qnli"].logits, trained.begin
-
-    def broken(task: Any) -> Training:
-        begin(task)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trained, "begin", broken)
-        trained.train(second)
-    assert np.array_equal(trained.evaluate()["qnli"].logits, before)
-    trained.train(second)
-    assert np.array_equal(trained.evaluate()["qnli"].logits, before)
-    if trained.ledger is not None:
-        trained.ledger_model._switch.to(0)
-        assert torch.equal(weights(trained), trained.pre_trained.theta)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Patience(TrainingOptions):
     patience: int = option(3, "no argument of the plugin", at_least=1)
 

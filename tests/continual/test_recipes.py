@@ -41,7 +41,7 @@ def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
     assert ("ewc_lambda=7.0" in told) == (name == "ewc")
     cls(stream=tiny_stream(stream="sst2"))
     assert capsys.readouterr().err == ""  # once is enough
-    given = cls.Options(sparsity=0.05) if "sparsity" in cls.Options.__dataclass_fields__ else cls.Options()
+    given = cls.Options(sparsity=0.05) if "sparsity" in cls.Options.model_fields else cls.Options()
     explicit = cls(stream=tiny_stream(stream="sst2"), options=given)
     assert explicit.options == given and capsys.readouterr().err == ""
 

@@ -91,7 +91,7 @@ def withheld(scenario: Any = "class") -> Stream:
 def learned(name: str, stream: Stream, **more: Any) -> Any:
     options = registry.strategy(name).Options
     chosen: dict[str, Any] = {"steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.01} | more
-    if "sparsity" in options.__dataclass_fields__:
+    if "sparsity" in options.model_fields:
         chosen |= {"sparsity": 0.2, "mask_steps": 2, "mask_batch_size": 8}
     strategy = registry.strategy(name)(stream=stream, options=options(**chosen), device="cpu")
     strategy.train(stream.benchmark.train_stream)

@@ -25,13 +25,11 @@ from forgetfree.training.encoded_task import predict
 from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
-KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")
-
 
 def options_of(name: str, **more: Any) -> Any:
     options = registry.strategy(name).Options
     given: dict[str, Any] = {"steps": 12, "batch_size": 4, "optimizer": "adamw", "learning_rate": 5e-3}
-    if "mask_steps" in options.__dataclass_fields__:
+    if "mask_steps" in options.model_fields:
         given |= {"sparsity": 0.05, "mask_steps": 4, "mask_batch_size": 8}
     return options(**given | more)
 
@@ -50,8 +48,7 @@ def same(one: LabelAnswers, other: LabelAnswers) -> bool:
     return torch.equal(torch.from_numpy(one.logits), torch.from_numpy(other.logits))
 
 
-@pytest.mark.sampled("fine-tune", "grafting-continual")
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual", "lora"])
 def test_what_claims_to_forget_nothing_forgets_nothing(name: str, tmp_path) -> None:
     """Of tasks that label words and texts in turn; and what is saved answers with the same bits."""
     strategy, rows = learned(name, tagged_stream())
@@ -71,12 +68,9 @@ def test_what_needs_one_label_a_row_is_refused_before_any_work(name: str) -> Non
         registry.strategy(name)(stream=tagged_stream())
 
 
-@pytest.mark.sampled("joint")
-@pytest.mark.parametrize(
-    "name", ["o-lora", "replay", "agem", "gdumb", "ewc", "si", "mas", "rwalk", "cumulative", "joint"]
-)
+@pytest.mark.parametrize("name", ["agem", "gdumb", "joint", "mas"])
 def test_the_other_baselines_learn_such_streams(name: str) -> None:
-    strategy, rows = learned(name, tagged_stream(), **({"optimizer": "sgd"} if name == "si" else {}))
+    strategy, rows = learned(name, tagged_stream())
     assert all(np.isfinite(answers.logits).all() for answers in rows[-1].values()) and strategy.bytes_kept() > 0
 
 
@@ -87,8 +81,7 @@ def domains(scenario: Any = "domain") -> Stream:
     return make_stream("domains", tasks, tiny_model(), scenario=scenario)
 
 
-@pytest.mark.sampled("grafting-continual", "replay")
-@pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "replay"])
+@pytest.mark.parametrize("name", ["grafting-continual", "replay"])
 def test_domains_with_the_same_entities_share_one_readout(name: str) -> None:
     strategy, rows = learned(name, domains())
     assert strategy.model.readout_module(0) is strategy.model.readout_module(1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.speed.measurement import PeakMemory
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
 from forgetfree.core.parameters import ParameterSpace
@@ -472,21 +472,3 @@ def test_only_the_region_moves_with_any_optimizer(name: str, sampling: bool) -> 
     assert torch.equal(after[outside], pre[outside])
     assert bool((after[indices] != pre[indices]).all())
     assert torch.equal(after[indices], trained.values.detach())
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_region_of_everything_trains_as_the_model_itself_does(name: str) -> None:
-    model, space, pre, _, batches = problem()
-    twin = Net()
-    space.load_(twin, pre)
-    trained = RegionParameters(model, space, Region.of(torch.arange(len(space))))
-    flat, plain = OPTIMIZERS[name]([trained.values]), OPTIMIZERS[name](list(twin.parameters()))
-    for x, y, t in batches:
-        F.cross_entropy(model(x, t), y).backward()
-        trained.collect()
-        flat.step()
-        trained.write()
-        plain.zero_grad()
-        F.cross_entropy(twin(x, t), y).backward()
-        plain.step()
-    torch.testing.assert_close(space.flatten(model), space.flatten(twin), rtol=1e-6, atol=1e-7)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from forgetfree.benchmarks.speed.measurement import PeakMemory
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import products, selection
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import body_of

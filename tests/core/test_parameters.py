@@ -7,6 +7,7 @@ import tiny
 import torch
 from torch import nn
 
+from forgetfree.core.linear_layers import space_of_layers
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.errors import RegionError
 
@@ -66,6 +67,17 @@ def test_tied_weights_are_one_tensor_and_out_if_one_of_their_names_is(second: st
     model = nn.ModuleDict({"body": nn.Linear(2, 2), second: nn.Linear(2, 2, bias=False)})
     model[second].weight = model["body"].weight  # type: ignore[union-attr, assignment]
     assert [t.name for t in ParameterSpace.of(model).tensors] == names
+
+
+def test_an_embedding_is_not_grafted_whatever_its_name_is() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(3, 2), "body": nn.Linear(2, 2), "out": nn.Linear(2, 3)})
+    model["out"].weight = model["table"].weight  # type: ignore[union-attr, assignment]
+    names = ["body.weight", "body.bias"]
+    assert [t.name for t in ParameterSpace.of(model).tensors] == [*names, "out.bias"]
+    assert [t.name for t in space_of_layers(model).tensors] == names
+    assert [
+        t.name for t in ParameterSpace.of(model, exclude=["out"]).tensors
+    ] == names  # the tied table is out by a name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forgetfree.core.parameters import ParameterSpace, TensorSpec, layer_of, parameter_kind
+from forgetfree.core.families import layer_of, role_of
+from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region, distribution, region_of, stored_indices
 from forgetfree.errors import RegionError
 
@@ -64,7 +65,7 @@ def test_distribution_counts_every_group_in_the_spaces_order() -> None:
     )
     region = Region.of([0, 3, 8])
     assert list(distribution(region, space, layer_of).items()) == [("1", 3), ("0", 0)]
-    assert list(distribution(region, space, parameter_kind).items()) == [("query weight", 2), ("key bias", 1)]
+    assert list(distribution(region, space, role_of).items()) == [("query weight", 2), ("key bias", 1)]
 
 
 @pytest.mark.parametrize(

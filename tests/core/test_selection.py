@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from forgetfree.benchmarks.speed.measurement import PeakMemory
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import PlainTensors, choose, each_gradient, each_mean_gradient, most_moved, saliency

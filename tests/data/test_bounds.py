@@ -29,7 +29,7 @@ def refusal(folder: Path) -> str:
     begin = time.monotonic()
     with pytest.raises(DataError) as caught:
         load_task("mine", str(folder.parent))
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60  # a pipe is waited for for ever
     return str(caught.value)
 
 

@@ -145,54 +145,48 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
-@pytest.mark.parametrize(
-    ("content", "texts"),
-    [
-        ('text\tlabel\n"never closed\t0\nx "y" z\t1\n', ('"never closed', 'x "y" z')),  # as GLUE's files
-        ('text\tlabel\n"a ""word"""\t0\nplain\t1\n', ('a "word"', "plain")),  # as pandas writes them
-        ('text\tlabel\n"a\tb"\t0\n"c\nd"\t1\n', ("a\tb", "c\nd")),
-    ],
-)
-def test_tsv_is_read_with_quotes_and_without(tmp_path: Path, content: str, texts: tuple[str, str]) -> None:
-    for split in ("train", "test", "validation"):
-        (tmp_path / f"{split}.tsv").write_text(content)
-    assert load_task("mood", str(tmp_path)).train.first == texts
+OBJECTS = {"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}
+#: The cells of small files, how many of their rows are bad, and what is said of how they are written.
+CELLS = [
+    # quotes of csv; of tsv as pandas writes them, and as GLUE's files have them
+    ("csv", 'a,b\n"x 0", """quoted"" start"\n"x", ""\n', {"a": ["x 0", "x"], "b": ['"quoted" start', ""]}, 0, "blanks after"),
+    ("csv", 'a,b\r"x" , "y"\r', {"a": ["x"], "b": ["y"]}, 0, "blanks after"),
+    ("csv", "a,b,,\nx,0,,\ny,1,,\n", {"a": ["x", "y"], "b": ["0", "1"]}, 0, ""),  # as spreadsheets write deleted columns
+    ("tsv", 'a\tb\n"never closed\t0\nx "y" z\t1\n', {"a": ['"never closed', 'x "y" z'], "b": ["0", "1"]}, 0, ""),
+    ("tsv", 'a\tb\n"x ""word"""\t0\nplain\t1\n', {"a": ['x "word"', "plain"], "b": ["0", "1"]}, 0, ""),
+    ("tsv", 'a\tb\n"x\ty"\t0\n"c\nd"\t1\n', {"a": ["x\ty", "c\nd"], "b": ["0", "1"]}, 0, ""),
+    # blanks that people type beside quotes and separators; where nothing is typed so, they are those of the texts
+    ("csv", 'a, b\n"one, x", "pos"\n"two, y", neg\n', {"a": ["one, x", "two, y"], "b": ["pos", "neg"]}, 0, "the commas"),
+    ("csv", 'a,b\npos, "one, x"\nneg, two\n', {"a": ["pos", "neg"], "b": ["one, x", "two"]}, 0, "blanks after the commas"),
+    ("csv", 'a , b \n"one ""x""" , "pos" \n", two." ,"neg"\n', {"a": ['one "x"', ", two."], "b": ["pos", "neg"]}, 0, "blanks"),
+    ("csv", '"a" ; "b"\r\n"one; x" ; "pos" \r\ntwo;neg \r\n', {"a": ["one; x", "two"], "b": ["pos", "neg "]}, 0, "semicolons"),
+    ("tsv", 'a\t b\n"one\tx"\t "pos"\n"two" \tneg\n', {"a": ["one\tx", "two"], "b": ["pos", "neg"]}, 0, "the tabs"),
+    ("csv", 'a,b,c\n0, "" ,sad\n"a, b" , "c\nd" , e\n', {"a": ["0", "a, b"], "b": ["", "c\nd"], "c": ["sad", "e"]}, 0, "blank"),
+    ("csv", 'a,b\n  one" x,pos\n"two, ""y"", ",neg\n', {"a": ['  one" x', 'two, "y", '], "b": ["pos", "neg"]}, 0, ""),
+    ("csv", '"a, b",label\n one, x\n', {"a, b": [" one"], "label": [" x"]}, 0, ""),
+    # other separators; a comma in the header is what a csv file has
+    *(("csv", f'a{sign}b\n"it is{sign} x"{sign}0\n', {"a": [f"it is{sign} x"], "b": ["0"]}, 0, f"are separated by {name}")
+      for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars"))),
+    ("csv", "a,b;c\nx,0\n", {"a": ["x"], "b;c": ["0"]}, 0, ""),
+    # objects over several lines, a bad first line, a column of objects beside others
+    ("json", '{"a": 1}\n{\n"a": 2\n}\n', {"a": [1, 2]}, 0, ""),
+    ("json", '{\n"a": "x",\n"b":\n{"c": 1}\n}\n{\n"a": "y",\n"b":\n{"c": 2}\n}\n', OBJECTS, 0, ""),
+    ("json", '{"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}', OBJECTS, 0, "as to_dict('list') of pandas"),
+    ("jsonl", '["a", "b"]\n{"a": "x"}\n', {"a": ["x"]}, 1, ""),
+    ("jsonl", '{"a": 1, "b"\n{"a": 2}\n{"a": 3}\n', {"a": [2, 3]}, 1, ""),
+    ("jsonl", '{"a": 1}\n{"a": 2\n{"a"\n', {"a": [1]}, 2, ""),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "texts"),
-    [
-        ("mood.csv", 'text, label\n"one, {}", "pos"\n"two, {}", neg\n', ("one, {}", "two, {}")),
-        ("mood.csv", 'label,text\npos, "one, {}"\nneg, two {}\n', ("one, {}", "two {}")),
-        ("mood.csv", 'text , label \n"one ""x"" {}" , "pos" \n", two, {}." ,"neg"\n', ('one "x" {}', ", two, {}.")),
-        ("mood.csv", '"text" ; "label"\r\n"one; {}" ; "pos" \r\ntwo {};neg \r\n', ("one; {}", "two {}")),
-        ("mood.tsv", 'text\t label\n"one\t{}"\t "pos"\n"two {}" \tneg\n', ("one\t{}", "two {}")),
-        # where nothing is typed so, blanks are those of the texts
-        ("mood.csv", 'text,label\n  one" {},pos\n"two, ""{}"", ",neg\n', ('  one" {}', 'two, "{}", ')),
-    ],
-)
-def test_blanks_that_people_type_beside_quotes_and_separators_are_no_part_of_cells(
-    name: str, content: str, texts: tuple[str, str], tmp_path: Path
+@pytest.mark.parametrize(("ending", "text", "expected", "bad", "note"), CELLS)
+def test_cells_and_objects_are_read_as_they_are_meant(
+    ending: str, text: str, expected: dict[str, Any], bad: int, note: str, tmp_path: Path
 ) -> None:
-    header, rows = content.split("\n", 1)
-    (tmp_path / name).write_text(f"{header}\n" + "".join(rows.replace("{}", f"{i}") for i in range(20)), newline="")
-    read = load_task("mood", str(tmp_path / name))
-    assert read.task.labels == ("neg", "pos")
-    of_label = {"pos": texts[0], "neg": texts[1]}
-    for part in (read.train, read.validation, read.test):
-        for text, label in zip(part.first, part.labels, strict=True):
-            assert text in {of_label[read.task.labels[label]].replace("{}", f"{i}") for i in range(20)}
-
-
-@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
-def test_other_separators_of_csv_are_found_out_and_said(tmp_path: Path, sign: str, name: str) -> None:
-    rows = "".join(f'"yes, it is{sign} {i}"{sign}{i % 2}\n' for i in range(20))
-    (tmp_path / "mood.csv").write_text(f"text{sign}label\n{rows}")
-    read = load_task("mood", str(tmp_path / "mood.csv"))
-    assert read.train.first[0].startswith(f"yes, it is{sign} ")
-    assert f"the cells of mood.csv are separated by {name}" in read.notes[0]
-    (tmp_path / "mood.csv").write_text("text,label;x\na,0\nb,1\n")
-    assert "separated" not in refusal(str(tmp_path / "mood.csv"))  # a comma in the header is what a csv file has
+    (tmp_path / f"a.{ending}").write_text(text, newline="")
+    table = read_table(tmp_path / f"a.{ending}")
+    assert {column: list(table.columns[column]) for column in table.columns if column} == expected
+    assert len(table.bad) == bad
+    assert note in table.note if note else not table.note
 
 
 GERMAN = "text;label\n" + "".join(f"Grüße – Nummer {i};{'böse' if i % 2 else 'gut'}\n" for i in range(20))
@@ -224,17 +218,16 @@ def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, 
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (
-            GERMAN.encode() + b"gr\xfcn;gut\n",
-            f"line 22: byte 0xfc at position {len(GERMAN.encode()) + 2:,} of the file",
-        ),
+        (GERMAN.encode() + b"gr\xfcn;gut\n", f"line 22: byte 0xfc at position {len(GERMAN.encode()) + 2:,} of the file"),
         (GERMAN.encode() + b"\xc3", "line 22: byte 0xc3 at position "),
-        (b"text;label\ngr\xfcn;gut\ngr\x81n;gut\n", "line 3: byte 0x81 at position 22 of the file"),
+        (b"text;label\ngr\xfcn;gut\ngr\x81n;gut\n", "line 2: byte 0xfc at position 13 of the file"),
         ("text;label\nпривет;0\nмир;1\n".encode("cp1251"), "line 2: byte 0xef at position 11 of the file"),
         ("text;label\nこんにちは;0\n".encode("shift-jis"), "line 2: byte 0x82 at position 11 of the file"),
+        ("text,label\n你好世界,0\n".encode("gbk"), "line 2: byte 0xc4 at position 11 of the file"),
+        (b"text,label\n" + b"plain,0\n" * 400 + "café,1\n".encode() + b"\xe9,0\n", "line 403: byte 0xe9 at position "),
         ("text;label\ngrün;0\n".encode("utf-32"), "line 1: byte 0xff at position 0 of the file"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, place: str) -> None:
     (tmp_path / "mood.csv").write_bytes(content)
     assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
@@ -291,18 +284,14 @@ def test_lists_of_a_sentence_are_no_columns(tmp_path: Path) -> None:
         ("[1]", "row 1: expected columns and values, got 1. Write each row with the names of its columns"),
         ('[{"text": 1', "is not valid JSON: Expecting ',' delimiter"),
         ('{\n"text": "a",\n"label": 0\n}\n{\n"text": "b",\n}\n', "is not valid JSON: Expecting property name"),
-        (
-            json.dumps({"train": ROWS, "test": ROWS}),
-            "several tables of rows: train, test. Write each into a file of its own",
-        ),
-        (
-            json.dumps({"train": FRAME.to_dict("list"), "dev": {}}),
-            "several tables of rows: train, dev. Write each into",
-        ),
+        (json.dumps({"train": ROWS, "test": ROWS}), "several tables of rows: train, test. Write each into a file of its own"),
+        (json.dumps({"train": FRAME.to_dict("list"), "dev": {}}), "several tables of rows: train, dev. Write each into"),
         (json.dumps({"old": ROWS, "new": ROWS}), "several tables of rows: old, new."),
         ('{"columns": ["text"], "data": [["a", 0]]}', "1 columns passed, passed data had 2 columns"),
+        ('{"columns": ["a", "a"], "data": [[1, 2]]}', "has column 'a' twice"),
+        ('[\n{"a": 1},\n{"a": 2}\n', "is not valid JSON"),
     ],
-)
+)  # fmt: skip
 def test_json_that_is_no_table_is_refused_with_its_form(tmp_path: Path, content: str, fault: str) -> None:
     (tmp_path / "mood.json").write_text(content)
     assert fault in refusal(str(tmp_path / "mood.json"))
@@ -426,10 +415,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("labels", "fault"),
     [
-        (
-            [0.0, 0.37],
-            "data['mood']['train'], row 1, column 'label': expected an integer from 0, got 0.37. A number that is",
-        ),
+        ([0.0, 0.37], "data['mood']['train'], row 1, column 'label': expected an integer from 0, got 0.37. A number that is"),
         (["a", None], "row 1, column 'label': expected a name, as in the other rows, got nothing"),
         (["a", ""], "row 1, column 'label': expected a name, as in the other rows, got \"\""),
         (["a", 1], "row 1, column 'label': expected a name, as in the other rows, got 1. If it is a label, name all"),
@@ -447,7 +433,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
         ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str) -> None:
     assert fault in refusal(labelled(*labels))
 
@@ -653,10 +639,7 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
             ("question", "answer", "sentence", "label"),
             "the texts may be in 'question' and 'answer', or in 'question' and 'sentence'",
         ),
-        (
-            ("text", "topic", "sentiment"),
-            "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column",
-        ),
+        (("text", "topic", "sentiment"), "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column"),
         (("phrase", "label"), "has no column 'text': expected text (or text_a and text_b), and label; found 'phrase'"),
         (("phrase", "rank"), "or name others with --text-column and --label-column."),
         (
@@ -665,7 +648,7 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
             "column, or name another with --label-column.",
         ),
     ],
-)
+)  # fmt: skip
 def test_columns_that_may_be_meant_are_named(names: tuple[str, ...], fault: str) -> None:
     assert fault in refusal(table(*names))
 
@@ -772,10 +755,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [
-        (
-            3,
-            "data['mood']: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows",
-        ),
+        (3, "data['mood']: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows"),
         ((row for row in ROWS), "got a generator"),
         ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
         ([], "holds no rows, and every split needs some"),
@@ -784,7 +764,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
         ([{"text": "a \udcff", "label": 0}], "row 0, column 'text': expected a text, got"),
         ("nowhere.csv", "The data directory 'nowhere.csv' does not exist"),
     ],
-)
+)  # fmt: skip
 def test_what_holds_no_rows_is_refused(rows: Any, fault: str) -> None:
     message = refusal({"mood": rows})
     assert fault in message
@@ -836,45 +816,3 @@ def test_numbers_that_are_names_are_names(names: list[str], labels: list[int], t
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + list(map(int, names)))]
     read = load_task("mood", str(write_task(tmp_path, "mood", rows, {"label_names": names}).parent))
     assert [names[label] for label in read.test.labels] == [str(row["label"]) for row in rows]
-
-
-OBJECTS = {"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "expected", "bad"),
-    [
-        ("a.csv", 'a,b\n"x 0", """quoted"" start"\n"x", ""\n', {"a": ["x 0", "x"], "b": ['"quoted" start', ""]}, 0),
-        ("b.csv", 'a,b\n"she said ""no""" , "sad"\n', {"a": ['she said "no"'], "b": ["sad"]}, 0),
-        ("c.csv", 'a,b,c\n0, "" ,sad\n"a, b" , "c\nd" , e\n', {"a": ["0", "a, b"], "b": ["", "c\nd"], "c": ["sad", "e"]}, 0),
-        ("i.csv", 'a,b\r"x" , "y"\r', {"a": ["x"], "b": ["y"]}, 0),
-        ("j.json", '{"a": 1}\n{\n"a": 2\n}\n', {"a": [1, 2]}, 0),
-        ("d.csv", '"a, b",label\n one, x\n', {"a, b": [" one"], "label": [" x"]}, 0),
-        ("e.json", '{\n"a": "x",\n"b":\n{"c": 1}\n}\n{\n"a": "y",\n"b":\n{"c": 2}\n}\n', OBJECTS, 0),
-        ("f.jsonl", '["a", "b"]\n{"a": "x"}\n', {"a": ["x"]}, 1),
-        ("g.jsonl", '{"a": 1, "b"\n{"a": 2}\n{"a": 3}\n', {"a": [2, 3]}, 1),
-        ("h.json", '{"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}', OBJECTS, 0),
-    ],
-)  # fmt: skip
-def test_cells_and_objects_are_read_as_they_are_meant(
-    name: str, text: str, expected: dict[str, Any], bad: int, tmp_path: Path
-) -> None:
-    """Quoted cells with blanks around them, objects over several lines, a bad first line, a column of objects beside others."""
-    (tmp_path / name).write_text(text)
-    table = read_table(tmp_path / name)
-    assert {column: list(table.columns[column]) for column in table.columns} == expected
-    assert len(table.bad) == bad
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('[\n{"a": 1},\n{"a": 2}\n', "is not valid JSON"),
-        ('{"rows": [{"a": 1}], "more": [{"b": 1}]}', r"several tables of rows: rows, more\. .* or keep one of them"),
-        ('{"columns": ["a", "a"], "data": [[1, 2]]}', "has column 'a' twice"),
-    ],
-)
-def test_a_json_file_that_holds_no_one_table_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(DataError, match=told):
-        read_table(tmp_path / "a.json")

@@ -77,10 +77,7 @@ def test_other_schemes_become_bio(tags: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"tokens": ["a", "b"], "tags": ["O"]},
-            "row 4, column 'tags': expected a tag for each of 2 words, got 1 tag\\.",
-        ),
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "row 4, column 'tags': expected a tag for each of 2 words, got 1 tag\\."),
         ({"tokens": ["a"], "tags": ["O", "O"]}, "expected a tag for the one word, got 2 tags"),
         ({"tokens": [], "tags": []}, "row 4, column 'tokens': expected words, got none"),
         ({"tokens": ["a", ""], "tags": ["O", "O"]}, "row 4, column 'tokens': expected words, none of them empty"),
@@ -89,7 +86,7 @@ def test_other_schemes_become_bio(tags: str, expected: str) -> None:
         ({"tokens": 5, "tags": ["O"]}, "row 4, column 'tokens': expected a list"),
         ({"tokens": ["a"]}, "row 4, column 'tags': expected a list"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_row_is_refused_by_its_number(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     data = write(tmp_path / "ner", [*ROWS, row], {"kind": "tokens"})
     with pytest.raises(BadDataError) as caught:
@@ -103,36 +100,20 @@ PREFIXED, BARE = ["O", "B-PER", "I-PER"], ["O", "PER", "art/film"]
 @pytest.mark.parametrize(
     ("tags", "names", "message"),
     [
-        (
-            [1, 2, 0, -100],
-            PREFIXED,
-            "a place in label_names, 0 to 2, got -100. -100 is no tag: it marks pieces of words",
-        ),
-        (
-            "1 2 0 -100",
-            PREFIXED,
-            "got -100. -100 is no tag: it marks pieces of words that training leaves out. Give whole",
-        ),
+        ([1, 2, 0, -100], PREFIXED, "a place in label_names, 0 to 2, got -100. -100 is no tag: it marks pieces of words"),
+        ("1 2 0 -100", PREFIXED, "got -100. -100 is no tag: it marks pieces of words that training leaves out. Give whole"),
         ([-100, 0, 0, 0], None, "and label_names in source.json, got -100. -100 is no tag"),
         ([1, 2, 3, 1], PREFIXED, "expected a place in label_names, 0 to 2, got 3."),
         ([0, 0, 0, -1], PREFIXED, "expected a place in label_names, 0 to 2, got -1."),
         ("0 1 1 0", None, "label_names in source.json, got 0."),
-        (
-            ["PER", "PER", "O", "PER"],
-            None,
-            "I-X for entities of kind X, got 'PER'. If PER is a kind of entity, write I-PER;",
-        ),
-        (
-            ["B-PER", "I-PER", "O", "PER"],
-            None,
-            "got 'PER'. If PER is a kind of entity, write I-PER; words side by side are",
-        ),
+        (["PER", "PER", "O", "PER"], None, "I-X for entities of kind X, got 'PER'. If PER is a kind of entity, write I-PER;"),
+        (["B-PER", "I-PER", "O", "PER"], None, "got 'PER'. If PER is a kind of entity, write I-PER; words side by side are"),
         (["O", "O", "O", "art/film"], None, "If art/film is a kind of entity, write I-art/film;"),
         ([0, 1, 1, 0], BARE, "got 'PER'. If PER is a kind of entity, write I-PER in label_names;"),
         (["O", "O", "O", ""], None, "I-X for entities of kind X, got ''. Fix"),
         ("['O', 'O', 'O', 'O']", None, "I-X for entities of kind X, got \"['O',\". Fix"),
     ],
-)
+)  # fmt: skip
 def test_a_tag_of_another_form_is_told_with_its_remedy(tmp_path: Path, tags: Any, names: Any, message: str) -> None:
     good: Any = [0, 0] if names and not isinstance(tags, str) else ["O", "O"]
     rows = [*[{"tokens": ["a", "b"], "tags": good}] * 3, {"tokens": list("abcd"), "tags": tags}]

@@ -20,11 +20,11 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.data.folders import read_source
-from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, ReportError
+from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, RunError
 from forgetfree.kinds.classification import with_source
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import RunRecord, read_run
 from forgetfree.results.table import Results
@@ -183,6 +183,6 @@ KINDS: dict[str, Kind] = {
         "run/grafting-continual/seed-0/ledger.safetensors", Ledger.load, sound_ledger, LedgerError, True, ledger_content
     ),
     "graft": Kind("graft/bare-graft/seed-0/graft.safetensors", Graft.load, sound_graft, GraftError, True),
-    "results of a run in one file": Kind("run.csv", read_run, sound_results, ReportError),
+    "results of a run in one file": Kind("run.csv", read_run, sound_results, RunError),
     "notes of a data directory": Kind("data/sst2/source.json", read_task_notes, sound_notes, DataError),
 }

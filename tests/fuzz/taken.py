@@ -28,7 +28,8 @@ from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
-from forgetfree.jobs import checkpoints, unit
+from forgetfree.jobs import checkpoints
+from forgetfree.jobs.history import History
 from forgetfree.results.table import load_results
 
 TASKS = ("sst2", "qnli")
@@ -97,7 +98,7 @@ def make_world(root: Path) -> World:
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Interrupt a run in the midst of the second unit's second task, with checkpoints."""
-    before, log_step, count = (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.log_step, 0
+    before, log_step, count = (checkpoints.INTERVAL, checkpoints.SHARE), History.log_step, 0
 
     def counting(self: Any, *told: Any) -> None:
         nonlocal count
@@ -108,11 +109,11 @@ def cut_short() -> Iterator[None]:
             raise KeyboardInterrupt
 
     checkpoints.INTERVAL, checkpoints.SHARE = 0.0, float("inf")
-    unit.History.log_step = counting  # type: ignore[method-assign]
+    History.log_step = counting  # type: ignore[method-assign]
     try:
         yield
     finally:
-        (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.log_step = before, log_step  # type: ignore[method-assign]
+        (checkpoints.INTERVAL, checkpoints.SHARE), History.log_step = before, log_step  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from golden.side import measured
 from safetensors.torch import save_file
 
 from forgetfree import Graft, Ledger, Region
-from forgetfree.ledger import Record
+from forgetfree.ledger.ledger import Record
 
 UNIT = "grafting-continual/seed-0"
 

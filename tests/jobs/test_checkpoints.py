@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ import pytest
 import torch
 
 from forgetfree.errors import UsageError
-from forgetfree.jobs import checkpoints, environment, unit
+from forgetfree.jobs import checkpoints, environment
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
-from forgetfree.jobs.directory import holdings
+from forgetfree.jobs.history import History
 from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.run_directory import holdings
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators
 
@@ -206,7 +206,7 @@ class Cut:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, task: str = "", phase: str = "", step: int = 0) -> None:
         self.steps: list[tuple[str, str, int]] = []
-        log_step, after = unit.History.log_step, FileCheckpoint.after
+        log_step, after = History.log_step, FileCheckpoint.after
 
         def logs(history: Any, at: str, name: Any, number: int, *args: Any) -> None:
             log_step(history, at, name, number, *args)
@@ -217,7 +217,7 @@ class Cut:
             if (task, phase, step) in self.steps:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(unit.History, "log_step", logs)
+        monkeypatch.setattr(History, "log_step", logs)
         monkeypatch.setattr(FileCheckpoint, "after", keeps)
         if task:
             monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
@@ -227,13 +227,13 @@ class Cut:
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which a step of training takes a second, and all else no time."""
-    now, log_step = [0.0], unit.History.log_step
+    now, log_step = [0.0], History.log_step
 
     def logs(history: Any, task: str, phase: Any, *args: Any) -> None:
         now[0] += phase != "evaluate"
         log_step(history, task, phase, *args)
 
-    monkeypatch.setattr(unit.History, "log_step", logs)
+    monkeypatch.setattr(History, "log_step", logs)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
 
@@ -332,7 +332,7 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
 ) -> None:
     run(config(strategy, "whole"))
 
-    log_step = unit.History.log_step
+    log_step = History.log_step
 
     def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
         log_step(history, task, phase, step, *args)
@@ -340,7 +340,7 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(unit.History, "log_step", stop)
+        patch.setattr(History, "log_step", stop)
         run(config(strategy, "cut"))
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
@@ -391,7 +391,7 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
 
     (tmp_path / "cut" / "fine-tune" / "seed-0" / CHECKPOINT).mkdir()
     run(
-        replace(config("fine-tune", "cut"), seed=(1,)), Execution(resume=True)
+        config("fine-tune", "cut").model_copy(update={"seed": (1,)}), Execution(resume=True)
     )  # it goes where another seed is asked for, too
     assert not list((tmp_path / "cut").rglob(CHECKPOINT))
 
@@ -424,10 +424,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
 def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = replace(config("bitfit", "out"), strategy=("bitfit", "continual-ft"))
+    both = config("bitfit", "out").model_copy(update={"strategy": ("bitfit", "continual-ft")})
     out = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        log_step, count = unit.History.log_step, 0
+        log_step, count = History.log_step, 0
 
         def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
             nonlocal count
@@ -436,7 +436,7 @@ def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(
             if count == 2:
                 raise KeyboardInterrupt
 
-        patch.setattr(unit.History, "log_step", stop)
+        patch.setattr(History, "log_step", stop)
         run(both)
     finished = (out / "bitfit" / "seed-0" / "outcome.json").read_bytes()
     versions = environment.versions()
@@ -455,9 +455,9 @@ def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig
     torch.set_num_threads(2)
     usual = config("bitfit", "out")
     settings = {key: value for key, value in usual.set.items() if key != "threads"}
-    run(replace(usual, set=settings))
+    run(usual.model_copy(update={"set": settings}))
     torch.set_num_threads(1)
-    run(replace(usual, set=settings, seed=(0, 1)), Execution(resume=True))
+    run(usual.model_copy(update={"set": settings, "seed": (0, 1)}), Execution(resume=True))
     assert torch.get_num_threads() == 1
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("outcome.json")]
     assert [record["machine"]["threads"] for record in records] == [2, 2]

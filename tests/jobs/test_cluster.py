@@ -21,11 +21,10 @@ import torch
 
 from forgetfree import cli
 from forgetfree.errors import UsageError
-from forgetfree.files import LOCK
 from forgetfree.jobs import cluster
 from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
-from forgetfree.jobs.unit import Unit
-from forgetfree.results.unit_folder import RECORD
+from forgetfree.jobs.run_directory import LOCK, Unit
+from forgetfree.results.run_folder import RECORD
 from forgetfree.training.monitor import Monitor
 
 
@@ -38,17 +37,6 @@ def where_it_was() -> Iterator[None]:
     os.chdir(directory)
 
 
-@pytest.mark.parametrize(
-    ("device", "threads", "resources"),
-    [
-        ("cpu", 6, {"num_cpus": 6, "num_gpus": 0}),
-        ("cuda", 2, {"num_cpus": 2, "num_gpus": 1}),
-    ],
-)
-def test_a_unit_asks_for_its_threads_and_its_device(device: str, threads: int, resources: dict[str, float]) -> None:
-    assert Place(device, threads).resources == resources
-
-
 def test_nodes_compute_under_the_variables_of_this_process_and_learn_no_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,8 +47,9 @@ def test_nodes_compute_under_the_variables_of_this_process_and_learn_no_secrets(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     common = {"OMP_NUM_THREADS": "2", "ONEDNN_MAX_CPU_ISA": "AVX2"} | waiting
-    assert Place("cpu", 2).variables == common | {"CUDA_VISIBLE_DEVICES": ""}
-    assert Place("cuda", 2).variables == common
+    cpu, gpu = Place("cpu", 2), Place("cuda", 2)
+    assert (cpu.variables, gpu.variables) == (common | {"CUDA_VISIBLE_DEVICES": ""}, common)
+    assert [place.resources for place in (cpu, gpu)] == [{"num_cpus": 2, "num_gpus": count} for count in (0, 1)]
 
 
 def test_addresses_are_taken_as_ray_writes_them_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,25 +101,20 @@ def measured(unit: Unit, monitor: Monitor) -> None:
     (unit.directory / "number").write_text(str(2 * int(before)))
 
 
-def test_a_unit_goes_on_from_the_files_it_had(tmp_path: Path) -> None:
+def test_a_unit_goes_on_from_the_files_it_had_and_sends_what_it_has_so_far(tmp_path: Path) -> None:
     key, told = {"strategy": "mine", "seed": 7}, Told()
-    place = Place("cpu", 1, directory=tmp_path)
+    place = Place("cpu", 1, directory=tmp_path, kept=0)
     assert cluster._run(measured, key, {"number": b"21", "kept": b"k"}, place, told) == {"number": b"42", "kept": b"k"}
-    assert cluster._run(measured, key, {}, place, told) == {"number": b"2"}
     assert {name for name, _ in told.events} == {"mine seed 7"}
-    assert [event.step for _, event in told.events] == [0, 3, 0, 3]
+    assert [event if isinstance(event, dict) else event.step for _, event in told.events] == [
+        *(0, {"number": b"21", "kept": b"k"}),
+        *(3, {"number": b"21", "kept": b"k"}),
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_unit_has_so_far_is_sent_now_and_then() -> None:
-    told = Told()
-    place = Place("cpu", 1, kept=0)
-    assert cluster._run(measured, {"seed": 7}, {"number": b"21"}, place, told) == {"number": b"42"}
-    assert [event for _, event in told.events if isinstance(event, dict)] == [{"number": b"21"}] * 2
-
-
 def test_a_node_must_see_where_fine_tuned_models_are_shared(tmp_path: Path) -> None:
-    place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"seed": 0}
+    place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"strategy": "mine", "seed": 0}
     with pytest.raises(
         UsageError, match=rf"does not see {tmp_path / 'out'}, where .* Give --cache DIR, a directory of every"
     ):

@@ -14,7 +14,7 @@ from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.option_file import read_options
-from forgetfree.results.config_file import load_run, located, portable
+from forgetfree.results.run_folder import load_run, located, portable
 
 QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.jobs.unit import History
+from forgetfree.jobs.history import History
 from forgetfree.options import build
 from forgetfree.registry import strategy
-from forgetfree.results.unit_folder import HISTORY
+from forgetfree.results.run_folder import HISTORY
 from forgetfree.testing import tiny_stream
 from forgetfree.training.monitor import Monitor, Stopwatch
 from forgetfree.training.training_options import rate_at
@@ -36,7 +36,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
         "sparsity": 0.05,
     }
     how |= {"mask_steps": 2, "mask_learning_rate": 5.0, "region_steps": 5}
-    options = build(cls.Options, {key: how[key] for key in how if key in cls.Options.__dataclass_fields__}, name)
+    options = build(cls.Options, {key: how[key] for key in how if key in cls.Options.model_fields}, name)
     stream = tiny_stream()
     made = cls(stream=stream, options=options, monitor=Stopwatch(History(Monitor(), tmp_path, Checkpoint())))
     made.train(stream.benchmark.train_stream[0])

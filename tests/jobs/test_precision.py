@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def test_what_was_taken_is_written_and_repeated(faster: str, tmp_path: Path, mon
     config = RunConfig(
         stream="sst2", set={"precision": "auto", "fine-tune.precision": "auto"}, device="cpu", out=str(tmp_path)
     )
-    config = replace(config, strategy=("fine-tune",), data="demo")
+    config = config.model_copy(update={"strategy": ("fine-tune",), "data": "demo"})
     assert with_precision(config).set == {"precision": faster, "fine-tune.precision": faster}
     begun = {"precision": "fp32" if faster == "bf16" else "bf16"}  # on another machine
     with monkeypatch.context() as patch:
@@ -164,7 +163,7 @@ def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path
     precision._measured.clear()
     for file in (tmp_path / "cache" / "precision").iterdir():
         file.unlink()
-    perform(prepared(replace(config, seed=(0, 1))), Execution(resume=True))
+    perform(prepared(config.model_copy(update={"seed": (0, 1)})), Execution(resume=True))
     recorded = json.loads((tmp_path / "out" / "config.json").read_text())
     units = [json.loads(each.read_text()) for each in (tmp_path / "out").glob("*/*/outcome.json")]
     assert recorded["run"]["set"]["precision"] == "bf16" and not passes
@@ -174,8 +173,8 @@ def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path
 def test_the_recipe_of_a_model_may_say_auto(faster: str, tmp_path: Path) -> None:
     config = RunConfig(stream="sst2", model="minilm", strategy=("fine-tune",), device="cpu", out=str(tmp_path))
     assert with_precision(config).set == {"precision": faster}
-    assert with_precision(replace(config, set={"precision": "fp32"})).set == {"precision": "fp32"}
-    assert with_precision(replace(config, model="bert-base-uncased")).set == {}
+    assert with_precision(config.model_copy(update={"set": {"precision": "fp32"}})).set == {"precision": "fp32"}
+    assert with_precision(config.model_copy(update={"model": "bert-base-uncased"})).set == {}
 
 
 def test_the_options_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:

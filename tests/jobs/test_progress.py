@@ -24,7 +24,7 @@ from rich.console import Console
 from forgetfree import cli
 from forgetfree.jobs import progress
 from forgetfree.jobs.progress import Ended, ShownProgress, Step, make_progress
-from forgetfree.results.unit_folder import Score
+from forgetfree.results.run_folder import Score
 
 UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
 

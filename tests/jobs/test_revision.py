@@ -20,7 +20,7 @@ import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
-from forgetfree.jobs.unit import LearnedStream
+from forgetfree.jobs.checkpoints import LearnedStream
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
 pytestmark = pytest.mark.long
@@ -234,14 +234,6 @@ def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path:
     how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "scenario=class")}
     assert remove(run(*TASKS, **how), "sst2", tmp_path / "out") == 0
     same(tmp_path / "out", run("qnli", "ag_news", **how))
-
-
-@pytest.mark.sampled(share=0.4)
-def test_two_tasks_are_taken_back_one_after_the_other(
-    run: MakeRun, removed: Callable[[str], Path], tmp_path: Path
-) -> None:
-    assert remove(removed("qnli"), "sst2", tmp_path / "twice") == 0
-    same(tmp_path / "twice", run("ag_news"))
 
 
 def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

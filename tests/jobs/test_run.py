@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,13 @@ from forgetfree.errors import (
     UsageError,
     first_line,
 )
-from forgetfree.files import LOCK, locked
+from forgetfree.files import locked
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.run_directory import LOCK, Unit
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import Unit
-from forgetfree.results.unit_folder import RECORD, read_record
+from forgetfree.results.run_folder import RECORD, read_record
 from forgetfree.training.monitor import Monitor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +67,7 @@ class Command:
             "cache": str(out.parent / f"{out.name}-models"),
             **changes.pop("set", {}),
         }
-        return replace(self.config, out=str(out), set=settings, **changes)
+        return self.config.model_copy(update={"out": str(out), "set": settings, **changes})
 
     def words(self, out: Path, *more: str) -> list[str]:
         """The command line of the same."""
@@ -375,29 +375,6 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
         for _ in range(200):
             os.killpg(process.pid, 0)
             time.sleep(0.1)
-
-
-@pytest.mark.sampled(share=0.34)
-@pytest.mark.slow
-def test_a_killed_command_goes_on_to_the_same_bytes(
-    command: Command, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
-    """It is killed while its second unit is trained; the lock that it leaves is nobody's."""
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    process = start(command.words(out, "--set", "mask_steps=300", "--set", "steps=100"))
-    wait_for(process, out / command.units[1] / "history.jsonl")
-    process.kill()
-    process.wait(timeout=20)
-    assert not (out / command.units[1] / RECORD).exists()
-    kept = (out / command.units[0] / RECORD).read_bytes()
-    more = {"set": {"steps": "100", "mask_steps": "300"}}
-    results = command.perform(command.at(whole, **more))
-    (out / LOCK).touch()  # as a kill leaves it
-    assert cli.main(command.words(out, "--set", "mask_steps=300", "--set", "steps=100", "--resume")) == 0
-    resumed = json.loads((out / "results.json").read_text())
-    assert (out / command.units[0] / RECORD).read_bytes() == kept
-    assert bytes_of(out) == bytes_of(whole)
-    assert resumed["failed"] == results["failed"] == []
 
 
 @pytest.mark.sampled(share=0.2)

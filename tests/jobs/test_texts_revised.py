@@ -32,14 +32,6 @@ def test_a_further_task_changes_no_text(run: Path, tmp_path: Path) -> None:
     assert list(Predictor.of_run(again).tasks) == ["first", "last", "chat"]
 
 
-def test_a_task_that_is_taken_back_changes_no_earlier_text(run: Path, tmp_path: Path) -> None:
-    assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(tmp_path / "less")]) == 0
-    assert prompted.answers_of_run(run, STRATEGY)["first"].same_as(
-        prompted.answers_of_run(tmp_path / "less", STRATEGY)["first"]
-    )
-    assert list(Predictor.of_run(tmp_path / "less").tasks) == ["first", "last"]
-
-
 def test_other_answers_than_the_run_s_are_noticed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from forgetfree import cli
-from forgetfree.results.unit_folder import HISTORY
+from forgetfree.results.run_folder import HISTORY
 
 TASKS = ("qnli", "ag_news", "sst2")
 
@@ -99,68 +99,37 @@ def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.Monk
 
 
 class Own(GeneralTracker):  # type: ignore[misc]
-    """A tracker of somebody else's, which writes down what it is told, and may fail."""
+    """A tracker of somebody else's, which counts what it is told, and fails at some point."""
 
-    name, requires_logging_directory = "own", False
-    runs: list[list[tuple[int, dict[str, float]]]] = []  # noqa: RUF012
-    configurations: list[dict[str, Any]] = []  # noqa: RUF012
-    finished, fails_at = 0, -1
-
-    def __init__(self, project: str) -> None:
-        super().__init__()
-        assert project == "forgetfree"
+    name, requires_logging_directory, tracker = "own", False, None
+    told, fails_at = list[int](), 0
 
     def start(self) -> None:
         print("hello")
-        self.runs.append([])
-
-    @property
-    def tracker(self) -> object:
-        return self.runs[-1]
+        self.told.append(0)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.configurations.append(values)
+        assert values["steps"] == 5
 
     def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
-        if len(self.runs[-1]) == self.fails_at:
+        if self.told[-1] == self.fails_at:
             raise ConnectionError("the server is gone\nand will not return")
-        assert step is not None
-        self.runs[-1].append((step, values))
-
-    def finish(self) -> None:
-        type(self).finished += 1
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> type[Own]:
-    class Fresh(Own):
-        runs, configurations = [], []
-
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "own", Fresh)
-    return Fresh
-
-
-def test_a_tracker_of_somebody_else_gets_configuration_losses_and_scores(run: Any, own: type[Own], capsys: Any) -> None:
-    out, code = run("--log", "own")
-    assert code == 0 and "hello" not in capsys.readouterr().out
-    assert (len(own.runs), own.finished) == (2, 2)
-    assert own.configurations[0]["steps"] == 5
-    steps, matrix = expected(out, 0)
-    losses = [(at, each["loss/train"], each["rate/train"]) for at, each in own.runs[0] if "loss/train" in each]
-    assert losses == [(i, *step) for i, step in enumerate(steps, 1)]
-    scores = [(at, [each[f"accuracy/{t}"] for t in TASKS]) for at, each in own.runs[0] if "accuracy/sst2" in each]
-    assert scores == [(5 * after, row) for after, row in enumerate(matrix)]
+        self.told[-1] += 1
 
 
 @pytest.mark.sampled("3")
 @pytest.mark.parametrize("fails_at", [0, 3])
-def test_a_tracker_that_fails_costs_nothing(run: Any, own: type[Own], fails_at: int, capsys: Any) -> None:
-    own.fails_at = fails_at
+def test_a_tracker_of_somebody_else_that_fails_costs_nothing(
+    run: Any, fails_at: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    own = type("Fresh", (Own,), {"told": list[int](), "fails_at": fails_at})
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "own", own)
     out, code = run("--log", "own")
-    told = [line for line in capsys.readouterr().err.splitlines() if "logging to own" in line]
+    said = capsys.readouterr()
+    told = [line for line in said.err.splitlines() if "logging to own" in line]
     why = "note: logging to own has stopped: ConnectionError: the server is gone. The rest goes on without it."
-    assert (code, told) == (0, [why])  # of both units
-    assert [len(each) for each in own.runs] == [fails_at, fails_at]
+    assert (code, told) == (0, [why]) and "hello" not in said.out  # of both units
+    assert own.told == [fails_at, fails_at]  # type: ignore[attr-defined]
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
 
 

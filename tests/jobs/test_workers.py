@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -20,15 +19,14 @@ import pytest
 from surroundings import tell_surroundings
 from tiny import last_of_each
 
-from forgetfree import cli, device, errors
-from forgetfree.device import spread
-from forgetfree.errors import RunError, UnknownNameError
+from forgetfree import cli
+from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.jobs import workers
 from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.run import run as perform
-from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers, units_at_a_time
+from forgetfree.jobs.run_directory import Unit
+from forgetfree.jobs.workers import WorkerProcesses, units_at_a_time
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,7 +151,7 @@ def test_an_error_of_the_parent_stops_the_workers(
 
 def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that are forked from a process that was started under others."""
-    units = [Unit({"seed": seed}, tmp_path / f"seed-{seed}") for seed in (0, 1)]
+    units = [Unit({"strategy": "mine", "seed": seed}, tmp_path / f"seed-{seed}") for seed in (0, 1)]
     for value in ("once", "later"):
         (tmp_path / value).mkdir()
         monkeypatch.chdir(tmp_path / value)
@@ -172,10 +170,10 @@ def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Pa
 import sys
 sys.path.remove("")
 from pathlib import Path
-from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
+from forgetfree.jobs.run_directory import Unit
+from forgetfree.jobs.workers import WorkerProcesses
 from surroundings import tell_surroundings
-units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
+units = [Unit({{"strategy": "mine", "seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
 print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
@@ -186,49 +184,17 @@ print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
     assert not (tmp_path / "wrong").exists()
 
 
-def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1", "cuda:2"])
-    assert spread("cuda:*") == [0, 1, 2]
-    assert spread("cuda:1") == spread("cuda") == spread("cpu") == []
-    assert devices_of_workers([0, 1, 2], 4) == [0, 1, 2, 0]
-    assert devices_of_workers([], 2) == [None, None]
-
-
-def test_errors_come_back_from_other_processes_as_they_were() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    made = [
-        UnknownNameError("task", "sst", ["sst2"])
-        if kind is UnknownNameError
-        else errors.ConformanceError("mine", ["a fault"])
-        if kind is errors.ConformanceError
-        else kind("What is wrong.")
-        for kind in kinds
-    ]
-    assert len(made) > 12
-    for error in made:
-        back = pickle.loads(pickle.dumps(error))
-        assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
-
-
 # -- As many as there is room for ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("units", "cores", "gigabytes", "entries", "at_a_time"),
-    [
-        (6, 8, 64, 10_000_000, 6),  # as many as there are
-        (6, 2, 64, 10_000_000, 2),
-        (6, 8, 64, 1_000_000_000, 2),  # 22 GB each
-        (6, 8, 16, 1_000_000_000, 1),  # which at least is tried
-    ],
-)
-def test_as_many_as_cores_and_memory_allow(
-    monkeypatch: pytest.MonkeyPatch, units: int, cores: int, gigabytes: int, entries: int, at_a_time: int
-) -> None:
-    pages = {"SC_PHYS_PAGES": gigabytes * 10**6, "SC_PAGE_SIZE": 1000}
-    monkeypatch.setattr(os, "sysconf", lambda name: pages[name])
-    monkeypatch.setattr(workers, "cores", lambda: cores)
-    assert units_at_a_time(units, entries) == at_a_time
+def test_as_many_as_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit of a billion entries takes 22 GB; one at least is tried."""
+    machine = {"cores": 8, "gigabytes": 64}
+    monkeypatch.setattr(workers, "machine_memory", lambda: machine["gigabytes"] * 10**9)
+    monkeypatch.setattr(workers, "cores", lambda: machine["cores"])
+    assert (units_at_a_time(6, 10_000_000), units_at_a_time(6, 1_000_000_000)) == (6, 2)
+    machine |= {"cores": 2, "gigabytes": 16}
+    assert (units_at_a_time(6, 10_000_000), units_at_a_time(6, 1_000_000_000)) == (2, 1)
 
 
 @pytest.mark.slow

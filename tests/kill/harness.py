@@ -28,7 +28,8 @@ import tiny
 import torch
 
 from forgetfree import cli, files
-from forgetfree.jobs import checkpoints, run, unit, workers
+from forgetfree.jobs import checkpoints, run, workers
+from forgetfree.jobs.history import History
 from forgetfree.results.report import run_report
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
@@ -104,7 +105,7 @@ class Watch:
 @contextmanager
 def told(watch: Watch, log: int) -> Iterator[None]:
     """Let phases and reports tell of themselves inside, and write it into an open file, which other processes share."""
-    phase, assemble = unit.History.phase, run_report.write_report
+    phase, assemble = History.phase, run_report.write_report
 
     def tell(place: str) -> None:
         watch.tell(place)
@@ -128,11 +129,11 @@ def told(watch: Watch, log: int) -> Iterator[None]:
         tell("else")
         return made
 
-    unit.History.phase, run_report.write_report = telling, assembling  # type: ignore[assignment, method-assign]
+    History.phase, run_report.write_report = telling, assembling  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        unit.History.phase, run_report.write_report = phase, assemble  # type: ignore[method-assign]
+        History.phase, run_report.write_report = phase, assemble  # type: ignore[method-assign]
 
 
 class Child:

@@ -25,6 +25,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from forgetfree.core.families import positions_of
 from forgetfree.core.readout_model import evaluating
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.data.rows import Rows
@@ -33,7 +34,7 @@ from forgetfree.kinds import decoding
 from forgetfree.kinds.decoding import Passes, log_probabilities, padded_length, write, write_greedily
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.models.task_model import TaskModel, positions_of
+from forgetfree.models.task_model import TaskModel
 from forgetfree.models.token_inputs import TokenLayout
 from forgetfree.tasks import TaskDefinition
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable
@@ -20,14 +19,15 @@ from torch import Tensor, nn
 
 from forgetfree.cli.ledger import render_ledger
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Composition, Ledger, Record
 from forgetfree.ledger.owners import Owners
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 from forgetfree.tasks import TaskDefinition
 
 
@@ -222,6 +222,17 @@ def test_what_the_caller_does_to_its_tensors_later_cannot_reach_the_ledger(model
     assert ledger.records[0].readout["bias"].tolist() == [100, -100]
 
 
+@pytest.mark.parametrize(("names", "there"), [(("h.0.w", "norm.w"), ("h.0.w", "norm.w")), (("gpt.h.w",), ("h.w",))])
+def test_the_graft_of_a_language_model_has_names_as_in_its_body(names: tuple[str, ...], there: tuple[str, ...]) -> None:
+    """Whether the body is one attribute of the model, or the model itself."""
+    space = ParameterSpace(tuple(TensorSpec(name, (2,), torch.float32, 2 * i) for i, name in enumerate(names)))
+    ledger = Ledger(space, "f" * 64, binding=Binding("{}", "t", "causal", 5))
+    owned = Graft(Region.of([1]), torch.ones(1))
+    ledger.append(Record("own", owned.region, owned, 0.5, definition=tiny.TASK))
+    graft = ledger.graft("own")
+    assert graft.space and graft.origin and tuple(spec.name for spec in graft.space.tensors) == there
+
+
 # -- The file --------------------------------------------------------------------------------------------
 
 
@@ -307,8 +318,6 @@ def moved(k: int, owned: tuple[int, ...], shared: tuple[int, ...] = ()) -> Chang
 
 #: One owns 0, 5, 13; two owns 6, 20 and shares 5; three owns 24, 25 and shares 13, 20.
 DAMAGE: dict[str, tuple[Change, str]] = {
-    "another value": (put("0/value", torch.zeros(3)), "the tensors of task 'one' do not match their checksum"),
-    "another binding": (note("binding", Binding("{}").json), "its metadata do not match their checksum"),
     "a binding that is none": (sealed(note("binding", "[]")), r"its binding cannot be read \(the content must be an obj"),
     "a value too many": (sealed(put("0/value", torch.zeros(4))), r"'one': 'value' must be torch.float32 of shape \(3,\), got"),
     "no values": (sealed(drop("1/value")), r"task 'two': 'value' must be torch.float32 of shape \(2,\), got none"),
@@ -320,7 +329,6 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "indices in disorder": (moved(0, (5, 0, 13)), "task 'one': "),
     "two owners": (moved(1, (5, 20), (6,)), "Record of task 'two' takes entries that earlier tasks own"),
     "shared with nobody": (moved(1, (6, 20), (7,)), "task 'two' shares entries that no earlier task owns"),
-    "NaN": (sealed(put("0/value", torch.tensor([1.0, math.nan, 2.0]))), "of task 'one' hold NaN or infinity, in 'value'"),
     "a layout of nothing": (sealed(note("layout", "[]")), "its layout cannot be read"),
     "a layout of dtypes that have none in common": (
         sealed(note("layout", '[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
@@ -356,10 +364,10 @@ def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
 # -- Many tasks ------------------------------------------------------------------------------------------
 
 
-def many(tasks: int, entries: int, composition: Any = "union") -> Ledger:
+def many(tasks: int, entries: int) -> Ledger:
     """Tasks with random regions of a space of 200,000 entries, each with a readout."""
     space, generator = ParameterSpace.of(nn.Linear(500, 400, bias=False)), torch.Generator().manual_seed(tasks)
-    made = Ledger(space, "f" * 64, composition)
+    made = Ledger(space, "f" * 64)
     for k in range(tasks):
         region = Region.of(torch.randint(0, len(space), (entries,), generator=generator))
         owned = made.free(region)
@@ -368,29 +376,11 @@ def many(tasks: int, entries: int, composition: Any = "union") -> Ledger:
     return made
 
 
-@pytest.mark.sampled("alone")
-@pytest.mark.parametrize("composition", ["union", "alone"])
-def test_what_a_ledger_says_of_many_tasks_is_what_a_slow_count_says(composition: Any, tmp_path: Path) -> None:
-    ledger = many(40, 6_000, composition)
-    union = Region.empty()
-    for k, held in enumerate(ledger.records):
-        expected = held.region if composition == "alone" else held.region - union
-        assert held.owned.region == expected
-        union = union | held.owned.region
-        if k % 13 == 0:
-            assert ledger.owned(held.task) == union
-    assert ledger.owned() == union
-    for index in range(0, 200_000, 9_973):
-        first = next((k for k, held in enumerate(ledger.records) if index in held.owned.region.indices), -1)
-        assert ledger.owners(Region.of([index])).tolist() == [first]
-    ledger.save(tmp_path / "l.safetensors")
-    assert_same_ledger(Ledger.load(tmp_path / "l.safetensors"), ledger)
-
-
 def seconds_of(action: Callable[..., object], *arguments: object) -> float:
-    begin = time.perf_counter()
+    """Of the processor, whatever else runs beside."""
+    begin = time.process_time()
     action(*arguments)
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 @pytest.mark.sampled(share=0.1)
@@ -416,13 +406,18 @@ def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: P
 
 def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are() -> None:
     """Runs that are merged many times, and tasks that own nothing."""
-    random, owners, expected = np.random.default_rng(0), Owners(), dict[int, int]()
-    for task in range(700):
-        own = sorted(set(random.integers(0, 3000, task % 5).tolist()) - expected.keys())
+    random, owners, expected, before = np.random.default_rng(0), Owners(), dict[int, int](), list[list[int]]()
+    regions = [Region.of(random.integers(0, 3000, task % 5).tolist()) for task in range(700)]
+    for task, region in enumerate(regions):
+        before.append([expected.get(index, -1) for index in region.indices.tolist()])
+        own = [index for index in region.indices.tolist() if index not in expected]
         owners.add(torch.tensor(own, dtype=torch.int64), task)
         expected |= dict.fromkeys(own, task)
     asked = torch.arange(3100)
-    assert owners.among(asked).tolist() == [expected.get(index, -1) for index in asked.tolist()]
+    at_once, found = Owners.of(regions)
+    assert [each.tolist() for each in found] == before
+    for each in (owners, at_once):
+        assert each.among(asked).tolist() == [expected.get(index, -1) for index in asked.tolist()]
     assert owners.owned().tolist() == sorted(expected)
     assert owners.owned(99).tolist() == sorted(index for index, task in expected.items() if task <= 99)
     assert Owners().among(asked).unique().tolist() == [-1] and not len(Owners().owned())

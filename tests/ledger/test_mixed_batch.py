@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.errors import TaskError, UsageError
-from forgetfree.ledger import Ledger, LedgerSwitch, Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger, Record
 from forgetfree.ledger.mixed_batch import MixedBatchModel
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.testing.tiny import HIDDEN
 

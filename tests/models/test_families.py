@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import simulated_gpu
 import torch
 from families import FAMILIES
 from tiny import POSITIONS, TASK
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from forgetfree.core.parameters import parameter_kind
+import forgetfree
+from forgetfree.core.families import role_of
 from forgetfree.data.rows import Rows
 from forgetfree.models.loading import LoadedModel, load_model
 
@@ -45,7 +48,7 @@ def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any,
     closing = set()
     for spec in space.tensors:
         module = re.sub(r"\.(weight|bias)$", "", spec.name)
-        kind = parameter_kind(spec.name)
+        kind = role_of(spec.name)
         assert kind.split()[-1] == ("bias" if spec.name.endswith("bias") else "weight")
         if layer := re.match(r"(?:.*?\.)??\d+\.", module):
             layers.setdefault(module[layer.end() :], set()).add(kind.rpartition(" ")[0])
@@ -116,3 +119,15 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
     assert x.shape == (2, loaded.max_length)
     with torch.no_grad():
         assert bool(loaded.model.eval()(x, loaded.add_task(TASK)).isfinite().all())
+
+
+def test_one_file_names_families() -> None:
+    library = Path(forgetfree.__file__).parent
+    types = {*CONFIG_MAPPING_NAMES} - {"git", "gpt2"}  # the command, and a name on the hub
+    named = {
+        path.relative_to(library).as_posix()
+        for path in library.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in types
+    }
+    assert named == {"core/families.py"}

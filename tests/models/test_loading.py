@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import model_files
 import pytest
@@ -15,7 +14,6 @@ import torch
 from model_files import change_config
 
 from forgetfree import recipes
-from forgetfree.core.fingerprint import fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading, location
@@ -50,21 +48,6 @@ def test_the_dropout_is_that_of_the_models_own_classifier(copy: ModelDirectory) 
     assert load_model(str(directory)).model.dropout == 0.25
     change_config(directory, classifier_dropout=None, hidden_dropout_prob=0.0)
     assert load_model(str(directory)).model.dropout == 0.0
-
-
-# -- Fingerprints ----------------------------------------------------------------------------------------
-
-
-def test_a_fingerprint_knows_names_shapes_dtypes_and_buffers() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self, name: str = "a", buffer: float = 0.0, **made: Any) -> None:
-            super().__init__()
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(made.pop("shape", (2, 3)), **made)))
-            self.register_buffer("b", torch.tensor(buffer))
-
-    changed = [Model("c"), Model(shape=(3, 2)), Model(dtype=torch.bfloat16), Model(buffer=-0.0)]
-    assert len({fingerprint_of(model) for model in [Model(), *changed]}) == 5
-    assert fingerprint_of(Model()) == fingerprint_of(Model())
 
 
 # -- Faults ----------------------------------------------------------------------------------------------

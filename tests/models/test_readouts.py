@@ -13,7 +13,6 @@ import pytest
 import tiny
 import torch
 import transformers
-from families import FAMILIES
 from tiny import TASK
 from tokenizers import processors
 
@@ -25,7 +24,6 @@ from forgetfree.models.loading import LoadedModel, language_model, load_model
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 
-ModelDirectory = Callable[[str], Path]
 TEXTS = ("the film was lovely and very bright", "a dull story", "the story was lovely and very bright")
 
 
@@ -50,15 +48,6 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 
 
 # -- At which token --------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("auto-Phi3")
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("readout", ["linear", "auto"])
-def test_the_first_word_and_the_last_change_what_is_read(tmp_path: Path, name: str, readout: str) -> None:
-    loaded = load_model(str(families.write(name, tmp_path)), readout)
-    whole, first, last = features(loaded, "the film was bright", "story film was bright", "the film was dull")
-    assert not torch.equal(whole, first) and not torch.equal(whole, last)
 
 
 def test_bart_is_read_as_its_own_classifier_reads_it(tmp_path: Path) -> None:
@@ -87,18 +76,10 @@ def test_t5_is_read_by_its_encoder_at_the_last_token(tmp_path: Path, name: str) 
     assert not [spec for spec in loaded.model.space().tensors if "decoder" in spec.name]
 
 
-@pytest.mark.sampled("OPT-linear")
-@pytest.mark.parametrize(
-    ("name", "readout"),
-    [
-        *((name, "linear") for name in ("Bart", "T5", "XLNet", "OPT")),
-        ("Bert", "auto"),
-        ("Roberta", "auto"),
-        ("GPT2", "auto"),
-    ],
-)
-def test_padding_changes_no_answer(tmp_path: Path, name: str, readout: str, data_directory: Path) -> None:
-    loaded = load_model(str(families.write(name, tmp_path)), readout)
+@pytest.mark.sampled("OPT")
+@pytest.mark.parametrize("name", ["Bart", "T5", "XLNet", "OPT"])
+def test_padding_changes_no_answer(tmp_path: Path, name: str, data_directory: Path) -> None:
+    loaded = load_model(str(families.write(name, tmp_path)), "linear")
     bench = SingleTask.of(loaded, load_task("qnli", str(data_directory)), shots=4)
     together = torch.from_numpy(bench.answers(bench.pre).logits)
     alone = torch.from_numpy(bench.answers(bench.pre, options=TrainingOptions(evaluation_batch_size=1)).logits)

@@ -10,8 +10,8 @@ from edited import change_outcome
 from handmade import results_of, run_of, together
 from reported import edit_about, make_run
 
-from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
-from forgetfree.errors import ReportError
+from benchmarks.coverage import SEEDS, WORLDS, coverage
+from forgetfree.errors import RunError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
 from forgetfree.results.report.run_report import lay_out
@@ -269,5 +269,5 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path) -> None:
     assert found["a bag of words"] == ("55.0", "30.0", "42.5", "—", "—", "—")
     assert found["a linear probe"] == ("—", "60.0", "—", "—", "—", "—")
     edit_about(out, floors={"constant": [0.5]})
-    with pytest.raises(ReportError, match=r"floors\.constant must be 2 numbers"):
+    with pytest.raises(RunError, match=r"floors\.constant must be 2 numbers"):
         load_results(out)

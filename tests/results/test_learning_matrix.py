@@ -12,7 +12,7 @@ import pytest
 from handmade import Json, results_of, run_of, together, write
 
 from forgetfree import load_results, registry
-from forgetfree.errors import MetricError, ReportError, UnknownNameError, UsageError
+from forgetfree.errors import MetricError, RunError, UnknownNameError, UsageError
 from forgetfree.results import metrics
 from forgetfree.results.learning_matrix import LearningMatrix
 from forgetfree.results.report.run_report import lay_out, render
@@ -222,5 +222,5 @@ def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_l
     ece = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first has no probabilities
     assert together([results_with(ece)]).matrix("grafting-continual", metric="ece").iloc[:, 0].isna().all()
     ece[2][1] = None
-    with pytest.raises(ReportError, match=r"ece of b are missing after a task"):
+    with pytest.raises(RunError, match=r"ece of b are missing after a task"):
         together([results_with(ece)])

@@ -110,7 +110,6 @@ def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed
         assert metrics.expected_calibration_error(logits, labels) == pytest.approx(float(theirs), abs=1e-6)
 
 
-@pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1, metrics.expected_calibration_error])
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [
@@ -126,9 +125,10 @@ def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed
         ([[0.0, 1.0]], [-1], r"^labels must be integers in \[0, 2\), .*: \[-1\]\.$"),
     ],
 )
-def test_wrong_predictions_are_refused(metric, logits, labels, message) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(MetricError, match=message):
-        metric(logits, labels)
+def test_wrong_predictions_are_refused(logits: Any, labels: Any, message: str) -> None:
+    for metric in (metrics.accuracy, metrics.f1, metrics.expected_calibration_error):
+        with pytest.raises(MetricError, match=message):
+            metric(logits, labels)
 
 
 # -- Calibration -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from handmade import TASKS, Json, results_of, run_of, together
 
-from forgetfree.errors import ReportError, UnknownNameError
+from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.results.report.page import FORMATS, Page, Table, render_page
 from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.table import Results, load_results
@@ -112,12 +112,12 @@ def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
     assert not [title for title in titles if title.startswith("Transfer")] and "FWT" not in dict(page.words)
 
 
-def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
+def test_cost_table_has_every_phase_and_what_is_kept() -> None:
     """12,000 bytes over two tasks: 6,000 a task."""
-    ledger = {"bytes": 12000}
+    kept = [7000, 12000]
     page = page_of(
         run_of("fine-tune", 0, [0.8, 0.7]),
-        run_of("grafting-continual", 0, [0.8, 0.7], ledger=ledger, seconds={"localize": 1234.56}),
+        run_of("grafting-continual", 0, [0.8, 0.7], kept_bytes=kept, seconds={"localize": 1234.56}),
     )
     table = table_of(page, "Time per phase")
     assert table.header == (
@@ -214,7 +214,7 @@ def test_the_same_run_twice_counts_once() -> None:
 def test_two_outcomes_of_one_seed_are_refused() -> None:
     results = [results_of(run_of("a", 0, [0.6, last]), source=f"runs/{last}") for last in (0.7, 0.8)]
     message = r"^a with seed 0 is in runs/0\.7 and in runs/0\.8, with different outcomes\. Leave one"
-    with pytest.raises(ReportError, match=message):
+    with pytest.raises(RunError, match=message):
         together(results)
 
 
@@ -235,7 +235,7 @@ def test_two_outcomes_of_one_seed_are_refused() -> None:
 def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) -> None:
     run = run_of("a", 0, [0.6, 0.7], metric=["accuracy", "accuracy"])
     results = [results_of(run, source="x"), results_of(run, source="y"), results_of(run, **more, source="z")]
-    with pytest.raises(ReportError, match=rf"^x and z cannot be compared: {message}\. Report on them separat"):
+    with pytest.raises(RunError, match=rf"^x and z cannot be compared: {message}\. Report on them separat"):
         together(results)
 
 
@@ -318,7 +318,7 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
     ]
     assert together([many]).strategies == ["a", "c"]
     with pytest.raises(
-        ReportError, match=r"^One CSV file holds one set-up and one configuration of a strategy, got a \(shots=16\)"
+        RunError, match=r"^One CSV file holds one set-up and one configuration of a strategy, got a \(shots=16\)"
     ):
         render(together([few, many]), "csv")
 

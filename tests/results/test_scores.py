@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree.errors import ReportError
-from forgetfree.results.unit_folder import COLUMNS, Score, read_scores, write_scores
+from forgetfree.errors import RunError
+from forgetfree.results.run_folder import COLUMNS, Score, read_scores, write_scores
 
 HEADER = ",".join(COLUMNS)
 
@@ -24,7 +24,10 @@ def test_a_table_comes_back_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("strategy,task\n", "its columns must be strategy, seed, task, after, metric, value, rows, got strategy, task"),
+        (
+            "strategy,task\n",
+            "its columns must be strategy, seed, task, after, metric, value, rows, got 'strategy, task'",
+        ),
         (f"{HEADER}\newc,0,qnli,0,accuracy,high,40\n", "could not convert string to float: 'high'"),
         (f"{HEADER}\newc,0,qnli,0,accuracy,nan,40\n", "expected finite numbers, .* got Score"),
         (f"{HEADER}\newc,0,qnli,-1,accuracy,0.5,40\n", "after and rows of at least 0, got Score"),
@@ -33,7 +36,7 @@ def test_a_table_comes_back_to_the_bit(tmp_path: Path) -> None:
 )
 def test_another_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text(text)
-    with pytest.raises(ReportError, match=message):
+    with pytest.raises(RunError, match=message):
         read_scores(tmp_path / "scores.csv")
-    with pytest.raises(ReportError, match=r"nowhere\.csv is not a readable table of scores .*Restore it"):
+    with pytest.raises(RunError, match=r"nowhere\.csv is not a readable table of scores .*Restore it"):
         read_scores(tmp_path / "nowhere.csv")

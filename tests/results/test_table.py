@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from handmade import TASKS, record_of, results_of, run_of, together, write
 from reported import edit, edit_about, make_run
 
 import forgetfree
+from forgetfree import json_file
 from forgetfree.cli import main
-from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.errors import RunError, UnknownNameError, UsageError
+from forgetfree.results import runs
 from forgetfree.results.report.run_report import to_csv, write_report
-from forgetfree.results.runs import read_run
+from forgetfree.results.run_folder import Score, write_scores
+from forgetfree.results.runs import RunReader, read_run
 from forgetfree.results.table import Results
-from forgetfree.results.unit_folder import Score, write_scores
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,11 +115,11 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         results.matrix("ewcc")
     with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'lora'"):
         results.compare("ewc", "lora")
-    with pytest.raises(ReportError, match=r"ewc has no seed 7: there are seeds 0, 1\."):
+    with pytest.raises(RunError, match=r"ewc has no seed 7: there are seeds 0, 1\."):
         results.matrix("ewc", seed=7)
     runs = [run_of("a", 0, [0.8, 0.7]), run_of("b", 1, [0.8, 0.7])]
     apart = forgetfree.load_results(write(tmp_path / "apart", results_of(*runs)))
-    with pytest.raises(ReportError, match=r"a and b have no seed in common\. Run both with the same seeds\."):
+    with pytest.raises(RunError, match=r"a and b have no seed in common\. Run both with the same seeds\."):
         apart.compare("a", "b")
     with pytest.raises(UsageError, match="needs at least one path"):
         forgetfree.load_results()
@@ -130,15 +134,15 @@ def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
     ):
         with pytest.raises(UnknownNameError, match=r"^Unknown metric 'acuracy'\. .*Known: accuracy, ece, f1, score\.$"):
             read()
-    with pytest.raises(ReportError, match=r"^There are no scores to draw\. Load results of a run"):
+    with pytest.raises(RunError, match=r"^There are no scores to draw\. Load results of a run"):
         Results([record_of(results_of())]).plot()
 
 
 def test_what_is_no_directory_of_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"holds no results: it has no config\.json\. Give the directory that"):
+    with pytest.raises(RunError, match=r"holds no results: it has no config\.json\. Give the directory that"):
         forgetfree.load_results(tmp_path)
     for name in ("nowhere", "nowhere.csv"):
-        with pytest.raises(ReportError, match=rf"{name} does not exist"):
+        with pytest.raises(RunError, match=rf"{name} does not exist"):
             forgetfree.load_results(tmp_path / name)
 
 
@@ -148,23 +152,25 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
     kept = {name: (folder / name).read_bytes() for name in ("scores.csv", "predictions.safetensors")}
     for name, content in kept.items():
         (folder / name).write_bytes(content[:-9])
-        with pytest.raises(ReportError, match=rf"{name} is not the file that its unit made"):
+        with pytest.raises(RunError, match=rf"{name} is not the file that its unit made"):
             forgetfree.load_results(out)
         (folder / name).write_bytes(content)
     outcome = json.loads((folder / "outcome.json").read_text())
     (folder / "outcome.json").write_text(json.dumps(outcome | {"status": "failed"}))
-    with pytest.raises(ReportError, match=r"outcome\.json is not the file that its unit made"):
+    with pytest.raises(RunError, match=r"outcome\.json is not the file that its unit made"):
         forgetfree.load_results(out)
-    assert [run.strategy for run in read_run(out, running=True).runs] == ["lora"]  # as a run that goes on has it
+    assert [run.strategy for run in RunReader(out, running=True).read().runs] == [
+        "lora"
+    ]  # as a run that goes on has it
     edit(out, "lora", kept_bytes=[1])
     (folder / "unit.json").unlink()
-    with pytest.raises(ReportError, match=r"lora with seed 0: kept_bytes must be 2 numbers, got \[1\]"):
+    with pytest.raises(RunError, match=r"lora with seed 0: kept_bytes must be 2 numbers, got \[1\]"):
         forgetfree.load_results(out)
     edit(out, "lora", kept_bytes=[1, "2"])
-    with pytest.raises(ReportError, match=r"kept_bytes\[1\] must be an integer"):
+    with pytest.raises(RunError, match=r"kept_bytes\[1\] must be an integer"):
         forgetfree.load_results(out)
     edit_about(out, tasks=[])
-    with pytest.raises(ReportError, match=r"tasks must be"):
+    with pytest.raises(RunError, match=r"tasks must be"):
         forgetfree.load_results(out)
 
 
@@ -175,22 +181,39 @@ def test_a_run_that_was_cut_short_has_what_has_ended(tmp_path: Path) -> None:
     (out / "ewc" / "seed-0" / "unit.json").unlink()
     results = forgetfree.load_results(out)
     assert results.scores.equals(whole[whole.strategy == "lora"].reset_index(drop=True))
-    content = write_report(out, ended=True)
+    content = write_report(out, read_run(out), ended=True)
     assert content["unfinished"] == [{"strategy": "ewc", "seed": 0, "after": 2}]
     assert json.loads((out / "results.json").read_text()) == content
     assert "Unfinished and left out: ewc, seed 0" in (out / "report.md").read_text() < (out / "report.html").read_text()
 
 
+def test_each_unit_is_read_once_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of n units that end one after another, n records, n outcomes and n tables are read, not n² of them."""
+    out = make_run(tmp_path / "run", ["a", "b"], {"ewc": 0.1, "lora": 0.0}, seeds=(0, 1, 2))
+    records = {path: path.read_bytes() for path in sorted(out.rglob("unit.json"))}
+    for path in [*records, *out.rglob("history.jsonl")]:  # none has begun
+        path.unlink()
+    read, read_bounded, read_scores = Counter[str](), json_file.read_bounded, runs.read_scores
+    monkeypatch.setattr(json_file, "read_bounded", lambda path: (read.update([path.name]), read_bounded(path))[1])
+    monkeypatch.setattr(runs, "read_scores", lambda path: (read.update([path.name]), read_scores(path))[1])
+    reader = RunReader(out, running=True)
+    for count, (path, record) in enumerate(records.items(), 1):
+        path.write_bytes(record)
+        found = reader.read()
+        assert len(found.runs) == count
+    assert read == {"config.json": 1, "unit.json": 6, "outcome.json": 6, "scores.csv": 6}
+    assert found.scores.equals(read_run(out).scores)
+
+
 def test_one_csv_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its scores are those of the directory, to the bit, and what is read of it is written alike."""
+    """Its table is the frame, to the bit, and what is read of it is written alike."""
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "ewc": 0.1})
     assert main(["report", str(out), "--format", "csv"]) == 0
     text = capsys.readouterr().out
     (tmp_path / "all.csv").write_text(text, encoding="utf-8")
-    order = ["strategy", "seed", "task", "after", "metric", "value", "rows"]
-    tables = [forgetfree.load_results(path).scores for path in (out, tmp_path / "all.csv")]
-    whole, file = (table.sort_values(order, ignore_index=True) for table in tables)
+    whole, file = (forgetfree.load_results(path).scores for path in (out, tmp_path / "all.csv"))
     assert whole.equals(file) and "agreement" in set(file["metric"])
+    assert pd.read_csv(tmp_path / "all.csv", comment="#").equals(whole)
     assert main(["report", str(tmp_path / "all.csv"), "--format", "csv"]) == 0
     assert capsys.readouterr().out == text
 
@@ -202,7 +225,7 @@ def test_scores_alone_are_read_and_compared(tmp_path: Path) -> None:
         write_scores(tmp_path / name / "scores.csv", scores)
     first, second, third = (tmp_path / name / "scores.csv" for name in "abc")
     assert forgetfree.load_results(first, second).strategies == ["a", "b"]
-    with pytest.raises(ReportError, match="test rows of sst2 is 40 in one and 400 in the other"):
+    with pytest.raises(RunError, match="test rows of sst2 is 40 in one and 400 in the other"):
         forgetfree.load_results(first, third)
 
 
@@ -225,7 +248,7 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
     ("change", "message"),
     [
         (lambda text: text.replace(",0.8,", ",8.0,"), r"accuracy of qnli must be in \[0, 1\], got \[0\.5, 8\.0"),
-        (lambda text: "\n".join(text.splitlines()[:-1]), r"ewc with seed 0: scores of mrpc are missing after a task"),
+        (lambda text: "\n".join(text.splitlines()[:-1]), r"ewc with seed 0: ece of mrpc are missing after a task"),
         (lambda text: text + text.splitlines()[-1] + "\n", "a score stands twice"),
         (lambda text: text.replace("# {", "# ["), "Expecting"),
         (lambda text: text.replace(",mrpc,", ",other,"), "a score is of no task of the stream"),
@@ -240,7 +263,7 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
     file.write_text(text)
     forgetfree.load_results(file)
     file.write_text(change(text))
-    with pytest.raises(ReportError, match=message) as caught:
+    with pytest.raises(RunError, match=message) as caught:
         forgetfree.load_results(file)
     said = str(caught.value)
     assert said.startswith(str(file)) and said.count(str(file)) == 1

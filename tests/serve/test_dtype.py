@@ -14,7 +14,7 @@ from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError
-from forgetfree.ledger import check_weights
+from forgetfree.ledger.switch import check_weights
 from forgetfree.models.loading import load_model
 
 MakeRun = Callable[..., Path]

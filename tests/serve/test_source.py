@@ -11,7 +11,7 @@ import pytest
 from edited import change_config, change_outcome
 
 from forgetfree import Predictor, TaskSwitch, cli, load_results
-from forgetfree.errors import LedgerError, ReportError, RunError, UsageError
+from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.serve.source import Source, saved_file
 
 MakeRun = Callable[..., Path]
@@ -151,7 +151,7 @@ def test_a_ledger_of_another_seed_is_refused_wherever_it_is_read(
         assert "is not the file that its unit made" in capsys.readouterr().err
     with pytest.raises(RunError, match="its unit made"):
         TaskSwitch(path, object())
-    with pytest.raises(ReportError, match="its unit made"):
+    with pytest.raises(RunError, match="its unit made"):
         load_results(run).ledger("grafting-continual", 0)
     assert cli.main(["ledger", "show", alone]) == 0  # which was taken out of its run
 

@@ -37,7 +37,7 @@ from forgetfree.core.readout_model import body_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError, TaskError, UsageError
-from forgetfree.ledger import Record
+from forgetfree.ledger.ledger import Record
 from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long

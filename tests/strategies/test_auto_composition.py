@@ -15,7 +15,7 @@ from forgetfree import registry
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual import region_strategy
 from forgetfree.jobs.checkpoints import pack
-from forgetfree.ledger import Record
+from forgetfree.ledger.ledger import Record
 from forgetfree.tensor_file import checksum
 from forgetfree.training.encoded_task import predict
 from forgetfree.training.monitor import Monitor
@@ -100,7 +100,7 @@ def test_each_task_is_that_of_the_composition_that_is_preferred(
 def test_what_has_the_lower_loss_on_validation_rows_is_recorded(tiny_stream: MakeStream) -> None:
     """By a slow search: the task of a run of each composition, with its loss on all validation rows, row by row."""
     chosen = []
-    for learning_rate in (0.02, 0.2, 0.4, 0.8):
+    for learning_rate in (0.02, 0.4):
         auto = learn(tiny_stream(stream="qnli,sst2"), composition="auto", learning_rate=learning_rate)
         rivals = []
         for way in ("union", "alone"):

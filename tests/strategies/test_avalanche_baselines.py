@@ -66,24 +66,31 @@ class Updates(SupervisedPlugin):
 # -- All of them -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("gpt2-lm-causal-lwf")
+class Warns(SupervisedPlugin):
+    """A user's plugin that has a deprecation warning of its own, once a task."""
+
+    def after_training_exp(self, strategy: Any, **_: Any) -> None:
+        warnings.warn("mine", DeprecationWarning, stacklevel=1)
+
+
+@pytest.mark.sampled("agem", "gdumb", "replay")
 @pytest.mark.parametrize("name", BASELINES)
-@pytest.mark.parametrize(("kind", "readout"), [("bert", "linear"), ("gpt2-lm", "causal")])
-def test_runs_for_as_many_steps_as_told(tiny_stream: MakeStream, name: str, kind: str, readout: str) -> None:
-    stream, updates = tiny_stream(kind, readout), Updates()
-    strategy = make(name, stream, extra=[updates])
-    before = weights(strategy).clone()
-    learn(strategy)
+def test_runs_for_as_many_steps_as_told_silently_and_without_dropout(tiny_stream: MakeStream, name: str) -> None:
+    """A-GEM, GEM and MAS set training mode themselves before passes of their own."""
+    stream, updates, modes = tiny_stream("bert", "linear"), Updates(), list[bool]()
+    strategy = make(name, stream, extra=[updates, Warns()], dropout=False)
+    hook = strategy.model.backbone.register_forward_hook(lambda module, *_: modes.append(module.training))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learn(strategy)
+    hook.remove()
     assert [len(task) for task in updates.tasks] == ([3 * STEPS] if name == "joint" else [STEPS] * 3)
-    assert [task.name for task in strategy.learned] == [task.name for task in stream.tasks]
-    assert not torch.equal(weights(strategy), before)
-    for answer in strategy.evaluate().values():
-        assert bool(torch.isfinite(torch.from_numpy(answer.logits)).all())
-    assert strategy.model is stream.model
+    assert {str(warning.message) for warning in caught} == {"mine"}
+    assert modes and not any(modes)
+    assert strategy.model is stream.model and not strategy.model._forward_pre_hooks
 
 
-@pytest.mark.sampled("0.01-1")
-@pytest.mark.parametrize(("factor", "steps"), [(2.5, round(2.5 * 3 * STEPS)), (0.01, 1)])
+@pytest.mark.parametrize(("factor", "steps"), [(0.5, round(0.5 * 3 * STEPS)), (0.01, 1)])
 def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
     tiny_stream: MakeStream, factor: float, steps: int
 ) -> None:
@@ -92,8 +99,7 @@ def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
     assert [len(task) for task in updates.tasks] == [steps]
 
 
-@pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", ["ewc", "gdumb"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -106,26 +112,6 @@ def test_refuses_what_avalanches_code_cannot_do(
 ) -> None:
     with pytest.raises(OptionError, match=message):
         make(name, tiny_stream("bert", "linear"), **options)
-
-
-# -- Warnings --------------------------------------------------------------------------------------------
-
-
-class Warns(SupervisedPlugin):
-    """A user's plugin that has a deprecation warning of its own, once a task."""
-
-    def after_training_exp(self, strategy: Any, **_: Any) -> None:
-        warnings.warn("mine", DeprecationWarning, stacklevel=1)
-
-
-@pytest.mark.sampled("replay")
-@pytest.mark.parametrize("name", ["replay", "gdumb", "der", "si"])
-def test_avalanches_own_warnings_are_silent_and_no_others(tiny_stream: MakeStream, name: str) -> None:
-    strategy = make(name, tiny_stream("bert", "linear"), extra=[Warns()])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        learn(strategy)
-    assert [str(warning.message) for warning in caught] == ["mine"] * 3
 
 
 # -- Memory ----------------------------------------------------------------------------------------------
@@ -285,14 +271,11 @@ def test_labels_that_tasks_share_share_the_memory(tiny_stream: MakeStream) -> No
     assert Counter(row[1] for row in (rows[i] for i in range(len(rows)))) == {0: 5, 1: 5}
 
 
-@pytest.mark.sampled("gdumb")
-@pytest.mark.parametrize("name", ["gdumb", "der"])
-def test_a_memory_without_a_row_for_each_label_is_refused(tiny_stream: MakeStream, name: str) -> None:
-    with pytest.raises(OptionError, match=r"got mem_size=7 for 8 labels\. Set mem_size=8 or more"):
-        make(name, tiny_stream("bert", "linear"), mem_size=7)
-    with pytest.raises(OptionError, match="for 8 labels"):
-        make(name, tiny_stream("bert", "linear", scenario="class"), mem_size=7)
-    make(name, tiny_stream("bert", "linear", stream="qnli,sst2", scenario="domain"), mem_size=2)
+def test_a_memory_without_a_row_for_each_label_is_refused(tiny_stream: MakeStream) -> None:
+    for name, scenario in (("gdumb", "task"), ("der", "class")):
+        with pytest.raises(OptionError, match=r"got mem_size=7 for 8 labels\. Set mem_size=8 or more"):
+            make(name, tiny_stream("bert", "linear", scenario=scenario), mem_size=7)
+    make("gdumb", tiny_stream("bert", "linear", stream="qnli,sst2", scenario="domain"), mem_size=2)
 
 
 def test_a_sample_without_a_row_for_each_earlier_task_is_refused(tiny_stream: MakeStream) -> None:
@@ -341,8 +324,7 @@ def test_lwfs_teacher_answers_without_dropout(tiny_stream: MakeStream) -> None:
     assert not any(module.training for module in teacher.modules())
 
 
-@pytest.mark.sampled("cumulative")
-@pytest.mark.parametrize("name", ["ewc", "replay", "der", "cumulative"])
+@pytest.mark.parametrize("name", ["ewc", "cumulative"])
 def test_a_loaded_strategy_does_not_learn_without_its_memory(tiny_stream: MakeStream, name: str, tmp_path: Any) -> None:
     first = make(name, tiny_stream("bert", "linear"))
     first.train(first.stream.benchmark.train_stream[0])
@@ -364,9 +346,7 @@ def test_mas_goes_on_at_a_loss_of_0() -> None:
     assert float(strategy.loss.detach()) == pytest.approx(2 * 3 * 1)
 
 
-@pytest.mark.sampled("5-5-mas")
-@pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas"])
-@pytest.mark.parametrize(("rows", "expected"), [(5, 5), (24, 24), (1000, 24), (None, 24)])
+@pytest.mark.parametrize(("name", "rows", "expected"), [("mas", 5, 5), ("ewc", 1000, 24), ("online-ewc", None, 24)])
 def test_importances_are_taken_from_as_many_rows_as_told(
     tiny_stream: MakeStream, name: str, rows: int | None, expected: int
 ) -> None:
@@ -384,19 +364,3 @@ def test_importances_are_taken_from_as_many_rows_as_told(
 
     learn(make(name, tiny_stream("bert", "linear"), importance_rows=rows, extra=[Count()]))
     assert sum(seen) == 3 * expected
-
-
-# -- Dropout ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("agem", "replay")
-@pytest.mark.parametrize("name", BASELINES)
-def test_no_pass_has_dropout_where_none_is_wanted(tiny_stream: MakeStream, name: str) -> None:
-    """A-GEM, GEM and MAS set training mode themselves before passes of their own."""
-    modes: list[bool] = []
-    strategy = make(name, tiny_stream("bert", "linear"), dropout=False)
-    hook = strategy.model.backbone.register_forward_hook(lambda module, *_: modes.append(module.training))
-    learn(strategy)
-    hook.remove()
-    assert modes and not any(modes)
-    assert not strategy.model._forward_pre_hooks

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,15 @@ from small_strategies import (
     SMALL,
     Watch,
     make,
-    theta_of,
 )
 from torch import Tensor
 
-from forgetfree import Predictor, registry
-from forgetfree.core.fingerprint import fingerprint_of
+from forgetfree import registry
 from forgetfree.core.parameters import load_tensors_, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
-from forgetfree.data.sources import load_tasks
-from forgetfree.errors import LedgerError, OptionError, TaskError, TrainingError
-from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.models.loading import load_model
+from forgetfree.errors import OptionError, TaskError, TrainingError
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.state import ModelState
 from forgetfree.results import metrics
 from forgetfree.seeds import derive_seed
@@ -45,11 +40,6 @@ from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1},
-    "momentum": {"optimizer": "momentum", "learning_rate": 0.05, "weight_decay": 0.1},
-    "adamw": {"optimizer": "adamw", "learning_rate": 0.005, "weight_decay": 0.1, "l1": 1e-3},
-}
 #: Strategies on a ledger, by what a task is answered with.
 LEDGERS = {
     "grafting-continual": "union",
@@ -68,20 +58,13 @@ MakeStream = Callable[..., Any]
 @pytest.mark.sampled("bert-momentum-grafting-continual", "bert-momentum-wsn", share=0.15)
 @pytest.mark.parametrize("name", LEDGERS)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_a_ledger_promises(
-    tiny_stream: MakeStream,
-    model_directory: Callable[[str], Path],
-    data_directory: Path,
-    tmp_path: Path,
-    setting: str,
-    name: str,
-) -> None:
-    """Earlier logits stay; only a task's own entries and readout move; θ_pre comes back; regions are disjoint; files answer."""
+def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting: str, name: str) -> None:
+    """Earlier logits stay; only a task's own entries and readout move; θ_pre comes back; regions are disjoint; files go on."""
     kind, readout, how = SETTINGS[setting]
     stream, watch = tiny_stream(kind, readout), Watch()
     before = everything(stream.model)
     strategy = make(name, stream, plugins=[watch], **how)
-    space, pre, rows = strategy.space, strategy.pre_trained.theta, [logits(strategy)]
+    space, rows = strategy.space, [logits(strategy)]
     matrices = torch.zeros(len(space), dtype=torch.bool)
     for i in weight_matrices(space):
         space.views(matrices)[i].fill_(True)
@@ -103,7 +86,7 @@ def test_what_a_ledger_promises(
         else:
             assert record.owned.region == record.region - union
         union, localized = union | record.owned.region, localized | record.region
-        if "sparsity" in strategy.options.__dataclass_fields__:
+        if "sparsity" in strategy.options.model_fields:
             assert len(record.region) <= int(GRAFTING["sparsity"] * len(space))
         if name in ("packnet", "wsn"):
             assert bool(matrices[record.region.indices].all())
@@ -117,50 +100,16 @@ def test_what_a_ledger_promises(
         assert all(torch.equal(learned, later[task.name]) for later in rows[position + 2 :])
         assert all(bool(torch.isfinite(row[task.name]).all()) for row in rows)
 
-    kept = union if LEDGERS[name] == "union" else Region.empty()  # which the model carries between tasks
-    untouched = ~kept.mask(len(space))
-    assert torch.equal(theta_of(strategy)[untouched], pre[untouched])
     strategy.ledger_model._switch.to(0)
     after = everything(stream.model)
     assert_same(*({k: v for k, v in each.items() if not k.startswith("readouts.")} for each in (after, before)))
 
-    strategy.save(tmp_path)
-    ledger = Ledger.load(tmp_path / "ledger.safetensors")
-    backbone = tiny_stream(kind, readout).model.backbone
-    switch = LedgerSwitch(ledger, backbone)
-    for task in ("sst2", "qnli", "ag_news", "qnli"):
-        switch.to_task(task)
-        graft, expected = ledger.graft(task), pre.clone()
-        expected[graft.region.indices] = graft.values
-        assert torch.equal(space.flatten(backbone), expected) and not torch.equal(expected, pre)
-    switch.to(0)
-    assert torch.equal(space.flatten(backbone), pre)
-    predictor = Predictor(load_model(str(model_directory(kind)), readout), ledger)
-    for read in reversed(load_tasks(stream.name, str(data_directory))):
-        assert torch.equal(predictor.logits(read.task.name, read.test.texts), rows[-1][read.task.name])
     # Beside plugins, gradients are taken in another way: so there is one here, too.
     resumed = make(name, tiny_stream(kind, readout), plugins=[Watch()], **how)
     resumed.load(tmp_path / "broken")
     assert_same(logits(resumed), rows[2])
     resumed.train(list(resumed.stream.benchmark.train_stream)[2])
     assert_same(logits(resumed), rows[-1])
-
-
-def test_localizing_leaves_the_pre_trained_model_in_place_and_drops_nothing(tiny_stream: MakeStream) -> None:
-    """The scores S must not depend on chance: neither the backbone nor the readout drops anything."""
-    stream = tiny_stream("bert", "linear")
-    before = everything(stream.model)
-    strategy = make("grafting-continual", stream)
-    state = strategy.fine_tuned(stream.tasks[0])
-    assert not torch.equal(state.theta, strategy.pre_trained.theta)
-    assert_same(everything(stream.model), before)
-    seen: list[bool] = []
-    for module in stream.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.register_forward_hook(lambda module, *_: seen.append(module.training))
-    strategy.bench(stream.tasks[0]).localized(state, strategy.options)
-    assert len(seen) > 0 and not any(seen)
-    assert_same(everything(stream.model), before)
 
 
 # -- What does not come to its end -----------------------------------------------------------------------
@@ -177,9 +126,12 @@ class Stop(Monitor):
         def on_step(step: int, loss: float) -> None:
             enough = task == "qnli" if phase == "evaluate" else step == 2
             if self.armed and phase == self.at and enough:
-                raise KeyboardInterrupt
+                self.interrupt()
 
         yield on_step
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
 
 
 class Burst(SupervisedPlugin):
@@ -197,11 +149,14 @@ BROKEN = [
     *((name, "task", "fine_tune") for name in ("grafting-continual", "packnet", "graft-retrain")),
     *((name, "task", "localize") for name in ("grafting-continual", "graft-retrain")),
     ("grafting-continual", "task", "evaluate"),
+    *((name, "task", "begin") for name in (*LEDGERS, "lora", "fine-tune")),
     *((name, scenario, "train") for name in ("lora", "o-lora") for scenario in ("task", "class")),
 ]
 
 
-@pytest.mark.sampled("bitfit-task-train", "graft-retrain-task-localize", "o-lora-task-train", share=0.15)
+@pytest.mark.sampled(
+    "bitfit-task-train", "graft-retrain-task-localize", "grafting-continual-task-begin", "o-lora-task-train", share=0.15
+)
 @pytest.mark.parametrize(("name", "scenario", "how"), BROKEN)
 def test_a_task_broken_off_leaves_the_learned_ones_as_they_were(
     tiny_stream: MakeStream, name: str, scenario: str, how: str
@@ -216,12 +171,15 @@ def test_a_task_broken_off_leaves_the_learned_ones_as_they_were(
     strategy.train(first, eval_streams=[])
     before, tensors = logits(strategy), everything(stream.model)
     stop.armed = burst.armed = True
+    begin = strategy.begin
+    if how == "begin":  # at its end
+        strategy.begin = lambda task: (begin(task), stop.interrupt())
     error = (
         pytest.raises(TrainingError, match="became nan at step 2") if how == "nan" else pytest.raises(KeyboardInterrupt)
     )
     with error:
         strategy.train(second, eval_streams=[stream.benchmark.test_stream])
-    stop.armed = burst.armed = False
+    stop.armed, burst.armed, strategy.begin = False, False, begin
     assert_same(everything(stream.model), tensors)
     assert_same(logits(strategy), before)
     assert [task.name for task in strategy.learned] == ["qnli"]
@@ -229,8 +187,7 @@ def test_a_task_broken_off_leaves_the_learned_ones_as_they_were(
     assert_same(logits(strategy), logits(learn(make(name, twin, plugins=[Burst()] if plugins else []))))
 
 
-@pytest.mark.sampled("grafting-continual", "lora")
-@pytest.mark.parametrize("name", ["grafting-continual", "lora", "o-lora"])
+@pytest.mark.parametrize("name", ["grafting-continual", "lora"])
 def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream, name: str) -> None:
     stream = tiny_stream("bert", "linear", stream="qnli,sst2")
     strategy = learn(make(name, stream))
@@ -242,10 +199,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
     assert_same(logits(strategy), before)
 
 
-@pytest.mark.sampled("grafting-continual")
-@pytest.mark.parametrize(
-    "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "lora", "o-lora", "fine-tune"]
-)
+@pytest.mark.parametrize("name", ["grafting-continual", "lora"])
 def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeStream, name: str) -> None:
     """Weights and answers are those of an undisturbed run, dropout included, and learned tasks are answered as ever."""
 
@@ -266,29 +220,16 @@ def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeSt
         assert torch.equal(within["qnli"], answers["qnli"])
 
 
-def test_a_ledger_of_other_weights_is_refused_and_nothing_changed(tiny_stream: MakeStream, tmp_path: Path) -> None:
-    learn(make("grafting-continual", tiny_stream("bert", "linear")), 1).save(tmp_path)
-    stream = tiny_stream("bert", "linear")
-    with torch.no_grad():
-        next(stream.model.backbone.parameters()).add_(1)
-    loaded = replace(stream.loaded, fingerprint=fingerprint_of(stream.model.backbone))
-    strategy = make("grafting-continual", replace(stream, loaded=loaded, pre_trained=ModelState.of(stream.model)))
-    before = logits(strategy)
-    with pytest.raises(LedgerError, match="belongs to other weights"):
-        strategy.load(tmp_path)
-    assert (strategy.ledger.tasks, strategy.learned) == ([], [])
-    assert_same(logits(strategy), before)
-    learn(strategy, 1)
-
-
 # -- One fine-tuning, three ways -------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [(kind, changes) for kind in MODELS for changes in OPTIMIZERS.values()]
-    + [("bert", {"accumulation": 2}), ("bert", {"dropout": False})],
+    [
+        ("bert", {"optimizer": "sgd", "accumulation": 2}),
+        ("roberta-mlm", {"optimizer": "momentum", "dropout": False}),
+        ("gpt2-lm", {"optimizer": "adamw", "learning_rate": 0.005, "l1": 1e-3}),
+    ],
     ids=str,
 )
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
@@ -313,9 +254,12 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
         _assert_same_state(ModelState.of(core.model), expected, task.name)
 
 
-@pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("changes", [{}, {"accumulation": 2}, {"precision": "bf16"}], ids=str)
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sampled(share=0.5)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("bert", {}), ("roberta-mlm", {"accumulation": 2}), ("gpt2-lm", {"precision": "bf16"})],
+    ids=str,
+)
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
@@ -347,27 +291,6 @@ def _assert_same_state(one: ModelState, other: ModelState, task: str) -> None:
 
 
 # -- Edges -----------------------------------------------------------------------------------------------
-
-
-WAYS: list[dict[str, Any]] = [
-    {"region_steps": 0},
-    {"mask_steps": 0, "region_start": "pre-trained", "dropout": "fine-tuning"},
-    {"base_fraction": 0.0},
-    {"region_start": "pre-trained", "composition": "alone"},
-    {"region_from": "gradient"},
-]
-
-
-@pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("changes", WAYS, ids=str)
-def test_every_way_to_localize_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any]) -> None:
-    stream = tiny_stream("roberta-mlm", stream="qnli,sst2")
-    strategy = make("grafting-continual", stream, **changes)
-    first, second = stream.benchmark.train_stream
-    strategy.train(first)
-    learned = logits(strategy)["qnli"]
-    strategy.train(second)
-    assert torch.equal(learned, logits(strategy)["qnli"])
 
 
 def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny_stream: MakeStream) -> None:
@@ -454,8 +377,7 @@ def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> No
     assert bool(watch.moved.any()) != zero
 
 
-@pytest.mark.sampled("continual-ft", "grafting-continual")
-@pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
+@pytest.mark.parametrize("name", ["continual-ft", "grafting-continual"])
 def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None:
     """Per task: one experience, one epoch, a forward pass for each of the 2 parts of a batch, an update a batch."""
     count = Count()

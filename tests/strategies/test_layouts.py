@@ -20,12 +20,11 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError
-from forgetfree.ledger import LedgerSwitch
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.testing.tiny import tiny_model, tiny_task
 
 TASKS = ("qnli", "ag_news", "sst2")
 FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free]
-ON_A_LEDGER = ["grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain"]
 
 
 def bert(change: Any) -> Stream:
@@ -66,8 +65,8 @@ PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind
 
 @pytest.mark.sampled("bitfit-mixed", "bitfit-channels-last", "grafting-continual-channels-last", "packnet-mixed")
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -> None:
-    """Invariants 1 and 4: bit for bit after every later task, and once more when loaded into a new strategy."""
+def test_earlier_tasks_keep_their_logits_and_the_model_is_restored(name: str, kind: str, tmp_path: Path) -> None:
+    """Bit for bit after every later task, and once more when loaded into a new strategy; θ_pre is copied back."""
     learner = make(name, STREAMS[kind]())
     _, *rows = learned_rows(learner)
     tasks = [task.name for task in learner.stream.tasks]
@@ -80,19 +79,17 @@ def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -
         again.models._store = learner.models._store
     again.load(tmp_path)
     assert different(rows[-1], logits(again)) == []
+    if learner.ledger is not None:
+        assert_restored(learner, STREAMS[kind]().model.backbone)
 
 
-@pytest.mark.sampled("grafting-continual-channels-last", "packnet-channels-last")
-@pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("name", ON_A_LEDGER)
-def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
-    """Invariant 2: θ_pre is copied back, whatever dtype a tensor has; what no task owns never moved."""
-    learner = learn(make(name, STREAMS[kind]()))
+def assert_restored(learner: Any, fresh: nn.Module) -> None:
+    """After every switch, whatever dtype a tensor has; what no task owns never moved."""
     stream, ledger = learner.stream, learner.ledger
     stream.pre_trained.load_(stream.model)
     backbone = stream.model.backbone
     before = everything(backbone)
-    space, fresh = stream.model.space(), STREAMS[kind]().model.backbone
+    space = stream.model.space()
     assert different(everything(fresh), before) == []
     switch = LedgerSwitch(ledger, backbone)
     for stage in (1, 3, 2, 3, 1):
@@ -106,10 +103,8 @@ def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
     assert different(everything(backbone), before) == []
 
 
-@pytest.mark.sampled("tied")
-@pytest.mark.parametrize("kind", ["bf16", "mixed", "tied"])
-def test_scores_and_regions_in_training_are_float32(kind: str) -> None:
-    stream = STREAMS[kind]()
+def test_scores_and_regions_in_training_are_float32() -> None:
+    stream = STREAMS["bf16"]()
     learner = make("grafting-continual", stream)
     space, task = stream.model.space(), stream.tasks[0]
     found = learner.bench(task).localized(learner.fine_tuned(task), learner.options)
@@ -153,18 +148,16 @@ def test_whole_tensors_take_small_steps_in_half_precision(dtype: torch.dtype) ->
     assert torch.equal(layer.bias, bias) and layer.weight.grad is None
 
 
-@pytest.mark.parametrize("name", ["ewc", "replay"])
-def test_what_runs_avalanches_code_refuses_weights_in_half_precision(name: str) -> None:
+def test_what_runs_avalanches_code_refuses_weights_in_half_precision() -> None:
     with pytest.raises(
         UsageError, match=r"expected float32, got torch\.bfloat16 of '.*'\. Give the network in float32"
     ):
-        make(name, STREAMS["mixed"]())
+        make("ewc", STREAMS["mixed"]())
 
 
-@pytest.mark.parametrize("name", ["grafting-continual", "packnet"])
-def test_buffers_are_right_after_the_model_has_moved(name: str) -> None:
+def test_buffers_are_right_after_the_model_has_moved() -> None:
     """To move a model to another device puts new tensors in the place of its buffers."""
-    learner = learn(make(name, channels_last()))
+    learner = learn(make("grafting-continual", channels_last()))
     ledger, model = learner.ledger, learner.stream.model
     learner.stream.pre_trained.load_(model)
     switch = LedgerSwitch(ledger, model.backbone)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
-from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.strategies import merging
 from forgetfree.strategies.merging import merged_graft, stitch, task_arithmetic, ties
 from forgetfree.testing.tiny import tiny_stream

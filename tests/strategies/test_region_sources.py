@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import compared
@@ -155,7 +154,7 @@ def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
     strategy = learn(tiny_stream(), plugins=[modes], **TRAINED | {"dropout": dropout})
     assert modes.seen == {expected}
     with_dropout, of_both = (
-        strategy.bench(strategy.stream.tasks[0]).key(replace(strategy.options, dropout=each))
+        strategy.bench(strategy.stream.tasks[0]).key(strategy.options.model_copy(update={"dropout": each}))
         for each in (True, dropout)
     )
     assert with_dropout == of_both  # one fine-tuned model serves both

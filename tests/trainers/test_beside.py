@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 import torch
 from compared import different, state_of
-from loops import Ended, begun, classifier, labelled, language_model, logits, refused, texts, train
+from loops import Ended, begun, classifier, labelled, language_model, logits, refused, refusing, texts, train
 from quantised import QUANTISATIONS, counting, llama, load, qwen2, sft
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.gpu.operations import Launches
+from benchmarks.speed.measurement import PeakMemory
 from forgetfree import Ledger
-from forgetfree.benchmarks.gpu.operations import Launches
-from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.linear_layers import LinearLayers, dense_weight, is_linear, space_of_layers
 from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
-from forgetfree.ledger import LedgerSwitch
+from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.testing.tiny import pre_trained
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.learning import answering, learning
@@ -35,6 +35,9 @@ from forgetfree.trainers.learning import answering, learning
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], Any], str], Any]:
     place = tmp_path_factory.mktemp("bases")
     return lambda make, how: load(make, how, place / make.__name__)
+
+
+BESIDE = {"effect": "beside"}
 
 
 def dense(model: Any, make: Callable[[], Any]) -> Any:
@@ -220,7 +223,7 @@ def test_a_layer_of_any_library(tmp_path: Path) -> None:
 # -- Three tasks in a trainer, and a new process -------------------------------------------------------------
 
 
-@pytest.mark.sampled("llama-nf4", share=0.2)
+@pytest.mark.sampled("llama-nf4", share=0.1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of libraries that call one another
 @pytest.mark.parametrize("how", QUANTISATIONS)
@@ -414,9 +417,8 @@ def test_values_that_lie_elsewhere_are_followed() -> None:
 @pytest.mark.parametrize("of", ["values", "inputs"])
 def test_second_derivatives_are_refused(of: str) -> None:
     model, x = Inplace(), torch.randn(5, 6, requires_grad=True)
-    ledger = Ledger.of_model(model, effect="beside")
-    blocks = learning(model, ledger, "one", batches=[x.detach()], loss=mean_square, sparsity=0.5)
-    with pytest.raises(TrainingError, match="differentiates gradients"), blocks as skill:
+    how: dict[str, Any] = {"batches": [x.detach()], "loss": mean_square, "sparsity": 0.5}
+    with refusing(model, "differentiates gradients", of=BESIDE, **how) as skill:
         held = skill.values if of == "values" else x
         (gradient,) = torch.autograd.grad(mean_square(model, x), [held], create_graph=True)
         gradient.square().sum().backward()
@@ -494,13 +496,11 @@ def test_values_that_a_trainer_takes_apart_are_refused() -> None:
         values.ds_id = 7
 
     for take_apart in (replace, mark):
-        model = language_model()
-        ledger = Ledger.of_model(model, effect="beside")
-        block = learning(model, ledger, "one", batches=texts(1))
-        with pytest.raises(TrainingError, match=r"took the values of the region apart.*ignored_params"), block as skill:
+        model, words = language_model(), ("took the values of the region apart", "ignored_params")
+        with refusing(model, *words, of=BESIDE, batches=texts(1)) as skill:
             take_apart(model, skill.values)
             train(model, texts(2))
-        assert NAME not in dict(model.named_parameters()) and ledger.tasks == []
+        assert NAME not in dict(model.named_parameters())
 
 
 @pytest.mark.filterwarnings("default")  # of libraries that call one another

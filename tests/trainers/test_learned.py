@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from compared import state_of
-from loops import Ended, assert_same, begun, classifier, labelled, language_model, refused, texts, train
+from compared import different, state_of
+from loops import Ended, assert_same, begun, classifier, labelled, language_model, refused, refusing, texts, train
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
@@ -59,66 +59,10 @@ NUMBERS: dict[str, Any] = {"batches": [numbers()], "loss": loss_of, "sparsity": 
 TEXTS: dict[str, Any] = {"batches": texts(1), "sparsity": 0.05}
 
 
-# -- A weight that is read in another way -------------------------------------------------------------------
+# -- Gradients: however a matrix is read, tests of taps say it ------------------------------------------------
 
 
-class Product(torch.autograd.Function):
-    """``x wᵀ`` as a kernel of one's own computes it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w.t()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return dy @ w, dy.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-
-
-#: From hidden states ``h``, a matrix ``w`` and a vector ``b`` of the layer to its output.
-WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "T": ("w", lambda h, w, b: h @ w.T + b),
-    "mT": ("w", lambda h, w, b: (h[:, None] @ w.mT)[:, 0] + b),
-    "H": ("w", lambda h, w, b: torch.matmul(h, w.H) + b),
-    "Function": ("w", lambda h, w, b: Product.apply(h, w) + b),
-    "also T": ("w", lambda h, w, b: F.linear(h, w, b) + h @ w.T),
-    "+=": ("b", lambda h, w, b: F.linear(h, w).add_(b)),
-    "*=": ("b", lambda h, w, b: F.linear(h, w).mul_(b)),
-    "copy_": ("b", lambda h, w, b: F.linear(h, w) + torch.zeros(8).copy_(b)),
-}
-
-
-class Layer(nn.Module):
-    """A layer that reads its weights in one of the ways."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.w, self.b = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(8))
-        self.way = WAYS[way][1]
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.tanh(self.way(h, self.w, self.b))
-
-
-class Checkpointed(nn.Module):
-    """A layer that is computed again in the backward pass."""
-
-    def __init__(self, layer: nn.Module, reentrant: bool) -> None:
-        super().__init__()
-        self.layer, self.reentrant = layer, reentrant
-
-    def forward(self, h: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        h = h.requires_grad_(True) if self.reentrant else h
-        again: Tensor = checkpoint(self.layer, h, use_reentrant=self.reentrant)
-        return again
-
-
-def gradients_of(
-    model: nn.Module, losses: list[Callable[[nn.Module], Tensor]], how: str = "random"
-) -> tuple[Tensor, Tensor]:
+def gradients_of(model: nn.Module, losses: list[Callable[[nn.Module], Tensor]]) -> tuple[Tensor, Tensor]:
     """The gradient of each pass in plain training and inside `learning`, where steps that change nothing stand between."""
     ledger = Ledger.of_model(model)
     plain = []
@@ -131,7 +75,7 @@ def gradients_of(
     found = []
     with (
         pytest.raises(Ended),
-        learning(model, ledger, "one", **NUMBERS | {"sparsity": 0.9, "region_from": how}) as skill,
+        learning(model, ledger, "one", **NUMBERS | {"sparsity": 0.9, "region_from": "random"}) as skill,
     ):
         optimizer = torch.optim.SGD([skill.values], lr=0.0)
         for loss in losses:
@@ -149,47 +93,31 @@ def gradients_of(
     return torch.stack(found), torch.stack(plain)[:, skill.free.indices]
 
 
-def assert_plain(found: Tensor, plain: Tensor) -> None:
-    assert bool(plain.any())
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("checkpoint", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_weight_has_the_gradient_of_plain_training_however_it_is_read(way: str, checkpoint: bool | None) -> None:
-    """In the first pass and in later ones, however γ was chosen."""
-    torch.manual_seed(0)
-    layer: nn.Module = Layer(way)
-    layer = layer if checkpoint is None else Checkpointed(layer, checkpoint)
-    model = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 2))
-    for how in ("random", "snip"):
-        assert_plain(*gradients_of(model, [lambda m, seed=seed: loss_of(m, numbers(seed)) for seed in range(3)], how))  # type: ignore[misc]
-
-
 class Gated(nn.Module):
-    """A layer behind a gate, two experts, and a score that no ``forward`` computes."""
+    """Behind a gate, weights that no linear layer reads, and a score that no ``forward`` computes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = 0.0
-        self.experts = nn.ModuleList([Layer("T"), Layer("also T")])
+        self.w, self.b = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(8))
         self.linear, self.out = nn.Linear(8, 8), nn.Linear(8, 2)
 
-    def score(self, x: Tensor, expert: int) -> Tensor:
-        out: Tensor = self.out(x + self.gate * self.experts[expert](self.linear(x) @ self.linear.weight.mT))
+    def score(self, x: Tensor) -> Tensor:
+        h = self.linear(x) @ self.linear.weight.mT
+        out: Tensor = self.out(x + self.gate * torch.tanh(F.linear(h, self.w).add_(self.b) + h @ self.w.T))
         return out
 
-    def forward(self, x: Tensor, expert: int = 0) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            return self.score(x, expert)
+            return self.score(x)
 
 
-def gate_of_zero(model: Any) -> Tensor:
+def closed(model: Any) -> Tensor:
     model.gate = 0.0
     return loss_of(model, numbers())
 
 
-def gate_of_one(model: Any) -> Tensor:
+def opened(model: Any) -> Tensor:
     model.gate = 1.0
     x, y = numbers(1)
     with torch.no_grad():  # of which the model takes no notice
@@ -197,42 +125,25 @@ def gate_of_one(model: Any) -> Tensor:
     return F.cross_entropy(logits, y)
 
 
-def second_expert(model: Any) -> Tensor:
-    x, y = numbers(2)
-    return F.cross_entropy(model(x, 1), y)
-
-
-def weight_of_zero(model: Any) -> Tensor:
-    return 0 * gate_of_one(model)
-
-
 def no_forward(model: Any) -> Tensor:
     x, y = numbers(3)
-    return F.cross_entropy(model.score(x, 1), y)
+    return F.cross_entropy(model.score(x), y)
 
 
 def penalty(model: Any) -> Tensor:
     w = model.linear.weight
-    return gate_of_one(model) + (w.T @ w - torch.eye(8)).square().sum() + model.experts[0].b.square().sum()
+    return opened(model) + (w.T @ w - torch.eye(8)).square().sum() + model.b.square().sum()
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [
-        [gate_of_zero, gate_of_one, gate_of_one],
-        [gate_of_one, second_expert, second_expert, gate_of_one],
-        [weight_of_zero, gate_of_one, second_expert],
-        [gate_of_one, no_forward, no_forward],
-        [penalty, penalty, gate_of_one],
-        [gate_of_one, penalty, penalty],
-    ],
-)
+@pytest.mark.parametrize("losses", [[closed, opened, no_forward, penalty, opened], [penalty, no_forward, closed]])
 def test_what_the_first_pass_did_not_show_has_the_gradient_of_plain_training(
     losses: list[Callable[[nn.Module], Tensor]],
 ) -> None:
     """A part that no gradient reached then, or that no module's ``forward`` reads."""
     torch.manual_seed(0)
-    assert_plain(*gradients_of(Gated(), losses))
+    found, plain = gradients_of(Gated(), losses)
+    assert bool(plain.any())
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_a_reference_past_the_module_is_refused_by_name() -> None:
@@ -249,28 +160,9 @@ def test_a_reference_past_the_module_is_refused_by_name() -> None:
             return out
 
     torch.manual_seed(0)
-    model = Listed()
-    ledger, before = Ledger.of_model(model), state_of(model)
-
-    def action() -> None:
-        with learning(model, ledger, "one", **NUMBERS | {"sparsity": 0.9}):
-            trained(model, numbers(), steps=2)
-
-    refused(action, TrainingError, "reads first.weight by a reference of its own", "graftable=…")
-    assert_same(model, before)
-    assert ledger.tasks == []
-
-
-def test_a_model_of_texts_that_reads_its_weights_in_its_own_way_learns() -> None:
-    """Falcon of transformers computes ``input @ self.weight.T``."""
-    config = transformers.FalconConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
-    model = pre_trained(lambda: transformers.FalconForCausalLM(config))
-    ledger = Ledger.of_model(model)
-    with learning(model, ledger, "one", **TEXTS):
-        train(model, texts(2))
-    assert any(
-        "self_attention.dense.weight" in name for name in tensors_of_region(ledger, ledger.records[0].owned.region)
-    )
+    model, words = Listed(), ("reads first.weight by a reference of its own", "graftable=…")
+    with refusing(model, *words, **NUMBERS | {"sparsity": 0.9}):
+        trained(model, numbers(), steps=2)
 
 
 def test_other_functions_have_the_gradient_of_plain_training() -> None:
@@ -370,28 +262,17 @@ def another_loss(model: nn.Module, batches: Any) -> None:
 )
 def test_a_task_that_learned_nothing_is_not_recorded(way: Callable[..., None], reason: str) -> None:
     model = language_model()
-    ledger, before = Ledger.of_model(model), state_of(model)
-
-    def action() -> None:
-        with learning(model, ledger, "one", **TEXTS):
-            way(model, texts(2))
-
-    refused(action, TrainingError, "Task 'one' has learned nothing", reason)
-    assert_same(model, before)
-    assert ledger.tasks == []
+    with refusing(model, "Task 'one' has learned nothing", reason, **TEXTS):
+        way(model, texts(2))
 
 
 def test_steps_that_the_dtype_rounds_away_are_none() -> None:
     model = language_model(torch.bfloat16)
-    ledger = Ledger.of_model(model, graftable="ln_")  # weights near 1
-    with (
-        pytest.raises(TrainingError, match="float32"),
-        learning(model, ledger, "one", sparsity=0.1, batches=texts(1)) as skill,
-    ):
+    weights_near_1 = {"graftable": "ln_"}
+    with refusing(model, "float32", of=weights_near_1, sparsity=0.1, batches=texts(1)) as skill:
         before = skill.values.detach().clone()
         train(model, texts(2), lambda p: torch.optim.SGD(p, lr=1e-5))
         assert not torch.equal(skill.values, before)
-    assert ledger.tasks == []
 
 
 def test_entries_that_did_not_move_are_free_for_others() -> None:
@@ -439,10 +320,8 @@ def test_a_task_may_train_its_head_alone(
 def test_a_head_whose_statistics_alone_moved_has_learned_nothing() -> None:
     model = classifier()
     model.classifier = nn.Sequential(nn.BatchNorm1d(model.config.hidden_size), model.classifier)
-    ledger = Ledger.of_model(model)
-    with pytest.raises(TrainingError, match="no optimiser"), learning(model, ledger, "one", batches=labelled(1)):
+    with refusing(model, "no optimiser", batches=labelled(1)):
         model.train()(**labelled(2)[0])
-    assert ledger.tasks == []
 
 
 def test_a_head_that_is_frozen_is_not_trained() -> None:
@@ -459,25 +338,11 @@ def test_a_head_that_is_frozen_is_not_trained() -> None:
 
 
 def test_an_optimiser_that_was_made_before_the_block_is_refused_at_its_first_step() -> None:
-    for model, how, batch, loss in (
-        (network(), NUMBERS, numbers(), loss_of),
-        (language_model(), TEXTS, texts(2)[0], lambda m, b: m(**b).loss),
-        (classifier(), {"batches": labelled(1)}, labelled(2)[0], lambda m, b: m(**b).loss),
-    ):
-        ledger, before = Ledger.of_model(model), state_of(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-        def action(
-            model: Any = model, ledger: Ledger = ledger, how: Any = how, batch: Any = batch, loss: Any = loss,
-            optimizer: Any = optimizer,
-        ) -> None:  # fmt: skip
-            with learning(model, ledger, "one", **how):
-                step(model, batch, optimizer, loss)
-                raise AssertionError("it made a step")
-
-        refused(action, TrainingError, "it was made before the block", "optimizers= is left out")
-        assert_same(model, before)
-        assert ledger.tasks == []
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with refusing(model, "it was made before the block", "optimizers= is left out", batches=labelled(1)):
+        step(model, labelled(2)[0], optimizer, lambda m, b: m(**b).loss)
+        raise AssertionError("it made a step")
 
 
 def test_an_optimiser_of_an_earlier_block_is_refused() -> None:
@@ -494,14 +359,11 @@ def test_an_optimiser_of_an_earlier_block_is_refused() -> None:
 def test_a_refusal_that_a_trainer_goes_on_from_ends_the_block() -> None:
     """As a search does that catches what a trial raises."""
     model = language_model()
-    ledger, before = Ledger.of_model(model), state_of(model)
     early = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with pytest.raises(TrainingError, match="made before the block"), learning(model, ledger, "one", **TEXTS):
+    with refusing(model, "made before the block", **TEXTS):
         with suppress(TrainingError):
             step(model, texts(2)[0], early, lambda m, b: m(**b).loss)
         train(model, texts(2))
-    assert_same(model, before)
-    assert ledger.tasks == []
 
 
 def test_optimisers_of_others_pass() -> None:
@@ -521,11 +383,9 @@ def test_optimisers_of_others_pass() -> None:
 
 def test_weights_that_somebody_unfreezes_are_not_trained() -> None:
     model = language_model()
-    ledger, before = Ledger.of_model(model), state_of(model)
-    with pytest.raises(TrainingError, match="does not own"), learning(model, ledger, "one", **TEXTS):
+    with refusing(model, "does not own", **TEXTS):
         model.requires_grad_(True)
         train(model, texts(2))
-    assert_same(model, before)
 
 
 def rows_of_labels() -> list[dict[str, Tensor]]:
@@ -552,12 +412,9 @@ def test_a_hyperparameter_search_in_one_block_is_refused(tmp_path: Path) -> None
         )
 
     model = classifier()
-    ledger, before = Ledger.of_model(model), state_of(model)
     for init, reason in ((classifier, "model_init="), (lambda: model, "a block and a ledger of its own")):
-        with pytest.raises(TrainingError, match=reason), learning(model, ledger, "one", batches=labelled(1)):
+        with refusing(model, reason, batches=labelled(1)):
             search(model, init)
-        assert_same(model, before)
-    assert ledger.tasks == []
 
 
 def test_each_trial_may_have_a_block_of_its_own() -> None:
@@ -610,17 +467,13 @@ def test_frozen_tensors_own_nothing(source: Any) -> None:
 
 def test_a_model_that_is_frozen_as_a_whole_may_be_grafted(capsys: pytest.CaptureFixture[str]) -> None:
     """As models for inference are."""
-    for model, how, batch, loss in (
-        (network(), NUMBERS, numbers(), loss_of),
-        (language_model(), TEXTS, texts(2)[0], lambda m, b: m(**b).loss),
-        (classifier(), {"batches": labelled(1)}, labelled(2)[0], lambda m, b: m(**b).loss),
-    ):
-        model.requires_grad_(False)
-        ledger = Ledger.of_model(model)
-        with learning(model, ledger, "one", **how):
-            trained(model, batch, loss)
-        assert "all graftable tensors of the model are frozen" in capsys.readouterr().err
-        assert len(ledger.owned()) and not any(each.requires_grad for each in model.parameters())
+    model = classifier()
+    model.requires_grad_(False)
+    ledger = Ledger.of_model(model)
+    with learning(model, ledger, "one", batches=labelled(1)):
+        train(model, labelled(2))
+    assert "all graftable tensors of the model are frozen" in capsys.readouterr().err
+    assert len(ledger.owned()) and not any(each.requires_grad for each in model.parameters())
 
 
 @contextmanager
@@ -636,14 +489,13 @@ def one_process() -> Iterator[None]:
 def test_a_model_that_was_wrapped_before_the_block_is_refused() -> None:
     """DistributedDataParallel would average no gradient of the region; wrapped inside, it does."""
     model = language_model()
-    ledger, before = Ledger.of_model(model), state_of(model)
+    ledger = Ledger.of_model(model)
     with one_process():
         prepared = DistributedDataParallel(model)
         for wrapped in (prepared, nn.DataParallel(model)):
             refused(lambda on=wrapped: learning(on, ledger, "one").__enter__(), ModelError, "Give model.module")  # type: ignore[misc]
-        with pytest.raises(TrainingError, match="Wrap it inside"), learning(model, ledger, "one", **TEXTS):
+        with refusing(model, "Wrap it inside", **TEXTS):
             prepared(**texts(2)[0])
-        assert_same(model, before)
         with learning(model, ledger, "one", **TEXTS):
             train(DistributedDataParallel(model), texts(2))
     assert ledger.tasks == ["one"]
@@ -653,12 +505,11 @@ def test_a_model_that_was_wrapped_before_the_block_is_refused() -> None:
 def test_reentrant_checkpoints_of_several_processes_are_refused() -> None:
     """DistributedDataParallel expects one gradient of the region in a backward pass; plain checkpoints give one."""
     model = language_model()
-    ledger, before = Ledger.of_model(model), state_of(model)
+    ledger = Ledger.of_model(model)
     with one_process():
-        with pytest.raises(TrainingError, match="use_reentrant"), learning(model, ledger, "one", **TEXTS):
+        with refusing(model, "use_reentrant", **TEXTS):
             model.gradient_checkpointing_enable({"use_reentrant": True})
             train(DistributedDataParallel(model), texts(2))
-        assert_same(model, before)
         with learning(model, ledger, "one", **TEXTS):
             model.gradient_checkpointing_enable({"use_reentrant": False})
             train(DistributedDataParallel(model), texts(2))
@@ -687,19 +538,12 @@ class Buffered(nn.Module):
     ],
 )
 def test_a_cast_inside_the_block_is_refused_and_undone(cast: Callable[[nn.Module], nn.Module], word: str) -> None:
-    for model, how, batch, loss in (
-        (Buffered(), NUMBERS, numbers(), loss_of),
-        (language_model(), TEXTS, texts(2)[0], lambda m, b: m(**b).loss),
-    ):
-        ledger, before = Ledger.of_model(model), state_of(model)
-        buffers = {name: each.clone() for name, each in model.named_buffers()}
-        with pytest.raises(TrainingError, match=word), learning(model, ledger, "one", **how):
-            cast(model)
-            trained(model, batch, loss)
-        assert_same(model, before)
-        for name, each in model.named_buffers():
-            assert each.dtype == buffers[name].dtype and torch.equal(each, buffers[name]), name
-        assert ledger.tasks == []
+    model = Buffered()
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    with refusing(model, word, **NUMBERS):
+        cast(model)
+        trained(model, numbers())
+    assert different(dict(model.named_buffers()), buffers) == []
 
 
 def test_a_cast_after_training_costs_nothing() -> None:
@@ -794,41 +638,11 @@ def test_parts_beside_the_head_that_are_drawn_anew_are_none_of_it() -> None:
         pass
 
 
-def image_model() -> tuple[Any, dict[str, Tensor]]:
-    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2)
-    rows = {"pixel_values": torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
-    return transformers.ResNetForImageClassification(config), rows | {"labels": torch.arange(4) % 2}
-
-
-def sound_model() -> tuple[Any, dict[str, Tensor]]:
-    config = transformers.Wav2Vec2Config(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,), conv_stride=(5,),
-        conv_kernel=(10,), num_feat_extract_layers=1, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
-        classifier_proj_size=8, num_labels=2,
-    )  # fmt: skip
-    rows = {"input_values": torch.randn(4, 400, generator=torch.Generator().manual_seed(0))}
-    return transformers.Wav2Vec2ForSequenceClassification(config), rows | {"labels": torch.arange(4) % 2}
-
-
-def two_towers() -> tuple[Any, dict[str, Any]]:
-    size: dict[str, Any] = {
-        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-    }  # fmt: skip
-    config = transformers.CLIPConfig(
-        text_config={"vocab_size": 60, "eos_token_id": 59, **size},
-        vision_config={"image_size": 8, "patch_size": 4, **size},
-    )
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 58, (4, 7), generator=generator)
-    ids[:, -1] = 59
-    rows = {"input_ids": ids, "pixel_values": torch.randn(4, 3, 8, 8, generator=generator), "return_loss": True}
-    return transformers.CLIPModel(config), rows
-
-
-@pytest.mark.parametrize("make", [image_model, sound_model, two_towers])
-def test_models_of_images_and_sounds_learn(make: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
+def test_a_model_of_images_learns() -> None:
     torch.manual_seed(0)
-    model, batch = make()
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2)
+    model = transformers.ResNetForImageClassification(config)
+    batch = {"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.arange(4) % 2}
     ledger, before = Ledger.of_model(model), state_of(model)
     with learning(model.eval(), ledger, "one", batches=[batch], sparsity=0.2):
         trained(model, batch, lambda m, b: m(**b).loss)

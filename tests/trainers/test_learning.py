@@ -10,12 +10,11 @@ import pytest
 import tiny
 import torch
 from compared import state_of
-from loops import assert_same, begun, classifier, labelled, language_model, logits, refused, texts, train
+from loops import assert_same, begun, classifier, labelled, language_model, logits, refused, refusing, texts, train
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from forgetfree import Ledger
-from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import ForgetfreeError, LedgerError, ModelError, TaskError, TrainingError, UsageError
@@ -24,29 +23,6 @@ from forgetfree.trainers.attachment import NAME
 from forgetfree.trainers.learning import answering, learning
 
 # -- What is trained, and what is not ----------------------------------------------------------------------
-
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
-    "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, weight_decay=0.1),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_no_entry_outside_the_region_moves(name: str, dtype: torch.dtype) -> None:
-    model = language_model(dtype)
-    ledger, before = Ledger.of_model(model), state_of(model)
-    with learning(model, ledger, "one", batches=texts(1), sparsity=0.01) as skill:
-        assert [each for each, p in model.named_parameters() if p.requires_grad] == [NAME] and skill.heads == ()
-        assert skill.values.dtype == torch.float32
-        train(model, texts(2), OPTIMIZERS[name])
-    assert_same(model, before)
-    with answering(model, ledger, "one"):
-        flat = ledger.space.flatten(body_of(model))
-    moved = flat != ledger.space.flatten(body_of(model))
-    assert 0 < int(moved.sum()) <= len(skill.free)
-    assert int((moved & ~skill.free.mask(len(flat))).sum()) == 0
-    assert_same(model, before)
 
 
 class Odd(nn.Module):
@@ -107,9 +83,14 @@ def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
     ledger = Ledger.of_model(model)
     generator = torch.Generator().manual_seed(0)
     region = Region.from_mask(torch.rand(len(ledger.space), generator=generator) < 0.05)
-    with learning(model, ledger, "one", region=region):
+    before = ledger.space.flatten(model.base_model)
+    with learning(model, ledger, "one", region=region) as skill:
+        assert [name for name, each in model.named_parameters() if each.requires_grad] == [NAME]
+        assert skill.values.dtype == torch.float32 and skill.heads == ()
         torch.manual_seed(5)
         train(model, texts(2))
+        moved = ledger.space.flatten(model.base_model) != before
+        assert bool(moved.any()) and not bool((moved & ~region.mask(len(moved))).any())  # by decay and momentum, either
     trained = RegionParameters(own.base_model, ledger.space, region)
     own.train()
     torch.manual_seed(5)
@@ -243,15 +224,6 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
     assert (len(skill.region), len(read)) == (count, 3)
 
 
-@pytest.mark.parametrize("source", ["snip", "gallop", "random"])
-def test_the_other_choices(source: Any) -> None:
-    def region_from(source: Any) -> Region:
-        model = language_model()
-        return begun(model, Ledger.of_model(model), batches=texts(1), sparsity=0.01, region_from=source).region
-
-    assert region_from(source) == region_from(source) != region_from("gradient")
-
-
 def test_a_region_is_sought_among_free_entries_or_among_all() -> None:
     """Of the same rows, all that one task owns is what another would choose."""
     for among in ("free", "all"):
@@ -371,18 +343,11 @@ def test_what_cannot_be_learned() -> None:
 def test_a_trainer_that_changes_the_model() -> None:
     model = language_model()
     ledger = Ledger.of_model(model)
-    with pytest.raises(TrainingError, match="changed the dtype"), learning(model, ledger, "one", batches=texts(1)):
-        model.to(torch.bfloat16)
-        train(model, texts(2))
-    model = language_model()
-    with (
-        pytest.raises(TrainingError, match="Leave torch_compile out"),
-        learning(model, ledger, "one", batches=texts(1)),
-    ):
+    with refusing(model, "Leave torch_compile out", batches=texts(1)):
         torch.compile(model, backend="eager")(**texts(2)[0])
     region = Region.of(torch.arange(0, len(ledger.space), 7))
     for transformed in (torch.func.vmap, lambda layer: torch.func.grad(lambda x: layer(x).sum())):
-        with pytest.raises(TrainingError, match=r"torch\.func"), learning(model, ledger, "one", region=region):
+        with refusing(model, "torch.func", region=region):
             transformed(model.transformer.h[0].mlp)(torch.randn(3, model.config.n_embd))
     with pytest.raises(LedgerError, match="does not own"), learning(model, ledger, "one", batches=texts(1)):
         model.transformer.h[0].mlp.c_fc.bias.data += 1

@@ -266,53 +266,6 @@ def test_lightning(tmp_path: Path) -> None:
         assert float(model(**next(iter(loader))).loss.detach()) < module.losses[0]
 
 
-# -- Weights that are taken apart -------------------------------------------------------------------------
-
-APART = """
-import sys
-sys.path.insert(0, "tests/trainers"); sys.path.insert(0, "tests")
-import torch, test_libraries
-from torch import distributed
-from torch.distributed.fsdp import fully_shard
-from forgetfree import Ledger, learning
-from forgetfree.errors import ForgetfreeError
-
-def sharded(model):
-    return fully_shard(model)
-
-def attempt(name, between, inside):
-    model, _ = test_libraries.writer()
-    ids = torch.randint(0, 60, (2, 8))
-    try:
-        ledger = Ledger.of_model(model)
-        between(model)
-        with learning(model, ledger, "task", region_from="random", sparsity=0.05):
-            inside(model)(input_ids=ids, labels=ids).loss.backward()
-            raise AssertionError("it trained")
-    except ForgetfreeError as error:
-        if distributed.get_rank() == 0:
-            print(name, "refused:", error)
-
-distributed.init_process_group("gloo")
-nothing = lambda model: model
-attempt("between", sharded, nothing)
-attempt("inside", nothing, sharded)
-distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.sampled(share=0.34)
-def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
-    script = tmp_path / "apart.py"
-    script.write_text(APART)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = dict(line.split(" refused: ") for line in done.stdout.splitlines() if " refused: " in line)
-    assert "quantised or sharded" in said["between"] and "effect='beside'" in said["between"]
-    assert "a region that is written needs them whole" in said["inside"]
-
-
 # -- Two processes -----------------------------------------------------------------------------------------
 
 TWO = """

@@ -25,8 +25,8 @@ from transformers import (
 from forgetfree import Ledger, Predictor, TaskSwitch, cli
 from forgetfree.core.regions import Region
 from forgetfree.errors import ForgetfreeError, LedgerError, ModelError, UsageError
-from forgetfree.ledger import Record
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.ledger import Record
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import apply_graft, export_task
 from forgetfree.tasks import TaskDefinition

@@ -134,6 +134,12 @@ def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
     note = HeldOutTexts.of(str(table), "demo", loaded).note
     assert note == f"Rows of --held-out {table} left out: no text of two tokens or more (2)."
     assert HeldOutTexts.of(str(lines), "demo", loaded).note == ""
+    with table.open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(DataError, match=r"texts\.jsonl, row 5: expected a JSON object, .* --skip-bad-rows leaves such"):
+        HeldOutTexts.of(str(table), "demo", loaded)
+    note = HeldOutTexts.of(str(table), "demo", loaded, options=ReadOptions(skip_bad_rows=True)).note
+    assert note == f"Rows of --held-out {table} left out: no text of two tokens or more (2), no JSON object (1)."
 
 
 def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, tmp_path: Path) -> None:

@@ -221,8 +221,7 @@ def test_flags_mode_and_gradients_are_as_before(bert: TaskModel) -> None:
     assert all(p.grad is None for p in bert.parameters())
 
 
-@pytest.mark.sampled("2")
-@pytest.mark.parametrize("accumulation", [2, 3, 8, 50])
+@pytest.mark.parametrize("accumulation", [3, 50])
 def test_accumulation_is_the_same_update(bert: TaskModel, model_directory: ModelDirectory, accumulation: int) -> None:
     rows = rows_for(bert)
     plain: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 8, "dropout": False}
@@ -235,19 +234,6 @@ def test_accumulation_is_the_same_update(bert: TaskModel, model_directory: Model
     assert cut == pytest.approx(whole, rel=1e-6)
     for name, tensor in state(bert).items():
         torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
-
-
-def test_the_seed_alone_decides(bert: TaskModel, model_directory: ModelDirectory) -> None:
-    """Dropout included, and whatever was drawn before."""
-    rows, options = rows_for(bert), TrainingOptions(learning_rate=0.1, batch_size=4)
-    results = []
-    for seed, disturb in ((1, 5), (1, 6), (2, 5)):
-        torch.manual_seed(disturb)
-        model = load(model_directory("bert"), "linear")
-        fine_tune(model, rows, options, steps=3, seed=seed)
-        results.append(model.space().flatten(model.backbone))
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
 
 
 def test_dropout_can_be_turned_off(bert: TaskModel) -> None:

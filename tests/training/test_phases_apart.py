@@ -79,8 +79,8 @@ def test_a_phase_is_not_taken_for_one_that_started_alike(
     monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
     monkeypatch.setattr(checkpoints, "SHARE", math.inf)
     changed, opposite = OTHERS[other]
-    start = bench().fine_tuned(replace(OPTIONS, learning_rate=0.05))
-    kept, second = Keeping(tmp_path), replace(OPTIONS, **changed)
+    start = bench().fine_tuned(OPTIONS.model_copy(update={"learning_rate": 0.05}))
+    kept, second = Keeping(tmp_path), OPTIONS.model_copy(update=changed)
     first = phase(bench(kept), OPTIONS, start)
     again = phase(bench(kept, opposite), second, start)
     assert torch.equal(again, phase(bench(opposite=opposite), second, start))

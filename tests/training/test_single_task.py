@@ -84,13 +84,7 @@ def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
         seed=3,
         store=store,
     )
-    ours = alone.fine_tuned(options)
-    assert ours is theirs  # from the store
-    again = SingleTask.of(
-        load_model(str(model_directory("bert")), "linear"), load_tasks("sst2", str(data_directory))[0], seed=3
-    ).fine_tuned(options)
-    assert torch.equal(again.theta, theirs.theta)
-    assert torch.equal(again.readouts["sst2"]["weight"], theirs.readouts["sst2"]["weight"])
+    assert alone.fine_tuned(options) is theirs  # from the store
 
 
 def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(bench: SingleTask) -> None:
@@ -102,7 +96,7 @@ def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(
     moved = retrained.theta != bench.pre.theta
     assert moved.any()
     # One plain SGD step of rate r from θ_pre: θ_pre − r · ∂L/∂θ, inside the region.
-    one = replace(OPTIONS, steps=1, weight_decay=0.0, schedule="constant", dropout=False)
+    one = OPTIONS.model_copy(update={"steps": 1, "weight_decay": 0.0, "schedule": "constant", "dropout": False})
     stepped = bench.retrained(fine_tuned, region, one)
     with bench.holding(replace(fine_tuned, theta=bench.pre.theta)):
         seed = derive_seed(bench.seed, "train", "sst2")
@@ -120,18 +114,6 @@ def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(
     expected = bench.pre.theta.clone()
     expected[region.indices] -= 0.1 * flat[region.indices]
     assert torch.allclose(stepped.theta, expected, atol=1e-7)
-
-
-def test_with_adamw_a_small_region_moves_as_far_as_the_whole_model(bench: SingleTask) -> None:
-    """AdamW's first step moves every entry by its rate: here rate · √(N/s)."""
-    options = LocalizationOptions(
-        steps=1, optimizer="adamw", learning_rate=1e-4, weight_decay=0.0, schedule="constant", dropout=False
-    )
-    region = Region.of(range(100, 125))
-    retrained = bench.retrained(bench.pre, region, options)
-    moved = (retrained.theta - bench.pre.theta)[region.indices].abs()
-    expected = 1e-4 * (len(bench.space) / 25) ** 0.5
-    assert moved[moved > 0].median().item() == pytest.approx(expected, rel=1e-2)
 
 
 def test_rows_of_another_data_set_are_read_as_this_tasks(bench: SingleTask, data_directory: Path) -> None:
@@ -165,7 +147,7 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     bench: SingleTask, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The paper's: the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
-    options = replace(OPTIONS, sparsity=0.05, base_fraction=fraction, mask_steps=steps)
+    options = OPTIONS.model_copy(update={"sparsity": 0.05, "base_fraction": fraction, "mask_steps": steps})
     count = int(0.05 * len(bench.space))
     found: list[Region] = []
     learn = single_task.learn_region

@@ -13,7 +13,7 @@ import torch
 
 from forgetfree import registry
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.results.unit_folder import FEATURES
+from forgetfree.results.run_folder import FEATURES
 from forgetfree.training.task_features import SHRINKAGE, TaskFeatures
 
 MakeStream = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""It keeps the contracts of forgetfree."""
+"""The strategy and the stream satisfy the contracts of forgetfree."""
 
 from __future__ import annotations
 

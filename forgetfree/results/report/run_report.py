@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forgetfree.display import PERCENT, Scale, counted, json_text, listed
-from forgetfree.errors import ReportError
+from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.options import typed
 from forgetfree.results.answers import LabelAnswers, pack_rows
@@ -23,7 +23,7 @@ from forgetfree.results.evidence import Evidence, Interval
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, render_html, render_page
 from forgetfree.results.report.run_tables import NAIVE, tables_of, words_of
-from forgetfree.results.runs import REFERENCE, UNION, UNIT, Run, read_run
+from forgetfree.results.runs import REFERENCE, UNION, Run, RunRecord
 from forgetfree.results.table import SCORE, Results, floors_by_seed
 
 Json = dict[str, Any]
@@ -36,17 +36,15 @@ _CAPTION = (
 )
 
 
-def write_report(out: Path, *, ended: bool) -> Json:
-    """Make results.json and report.md of the units that a run directory holds, and return the content of results.json.
+def write_report(out: Path, run: RunRecord, *, ended: bool) -> Json:
+    """Make results.json and report.md of what was read of a run directory, and return the content of results.json.
 
     Args:
         out: the directory.
-        ended: nothing more is run, so that answers are read, and report.html is made, too.
-
-    Raises:
-        ReportError: it is no directory of a run, or damaged.
+        run: what was read of it.
+        ended: nothing more is run, so that report.html is made, too.
     """
-    results = Results([read_run(out, running=not ended)])
+    results = Results([run])
     content = content_of(results)
     write_json(out / "results.json", content)
     if results.strategies:
@@ -205,13 +203,13 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 
 
 def to_csv(results: Results) -> str:
-    """Return results as the text of a CSV file, with what the first of several runs says of the whole.
+    """Return the frame as CSV, below what is known beside it, of the whole as the first of several runs says it.
 
     Raises:
-        ReportError: there are two configurations of one strategy, or several set-ups.
+        RunError: there are two configurations of one strategy, or several set-ups.
     """
     if any(label != run.strategy for label, runs in results.units.items() for run in runs.values()):
-        raise ReportError(
+        raise RunError(
             f"One CSV file holds one set-up and one configuration of a strategy, got {', '.join(results.strategies)}. Write a "
             "file for each."
         )
@@ -229,9 +227,8 @@ def to_csv(results: Results) -> str:
         summary = {"summary": results.summary_of(run.strategy, run.seed)}
         facts = run.facts.model_copy(update={"right_rows": right}) if right else run.facts
         lines.append(facts.model_dump(exclude_unset=True) | summary)
-    text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
-    index = [*UNIT, "task", "after", "rows"]
-    return text + results.scores.pivot_table("value", index, "metric", sort=False).reset_index().to_csv(index=False)
+    header = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
+    return header + results.scores.to_csv(index=False)
 
 
 def content_of(results: Results) -> Json:

@@ -266,11 +266,11 @@ def _costs(results: Results) -> Table:
     facts, tasks = [run.facts for run in results.runs], len(results.tasks)
     phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds)]
     columns: list[Column] = [(f"{phase.replace('_', '-')} (s)", _SECONDS) for phase in phases]
-    kept = any(each.memory for each in facts)
+    kept = any(each.kept_bytes for each in facts)
     columns += [(header, _COUNT) for header in ("kept (bytes)", "kept per task (bytes)") if kept]
 
     def numbers(label: str, run: Run) -> Numbers:
-        most = run.facts.memory[-1] if run.facts.memory else np.nan
+        most = run.facts.kept_bytes[-1] if run.facts.kept_bytes else np.nan
         return [*(run.facts.seconds.get(phase) for phase in phases), *([most, most / tasks] if kept else [])]
 
     rows = _by_strategy(results, numbers) if columns else ()

@@ -16,9 +16,9 @@ _CARD = """---
 {{ card_data }}
 ---
 
-# A {{ kind }} of [forgetfree](https://pypi.org/project/forgetfree/)
+# A {{ noun }} of [forgetfree](https://pypi.org/project/forgetfree/)
 
-Some parameters of a pre-trained model with the values that {{ "a task" if kind == "graft" else "tasks" }} gave them
+Some parameters of a pre-trained model with the values that {{ "a task" if noun == "graft" else "tasks" }} gave them
 ([Panigrahi et al., 2023]({{ paper_url }})). All others are the base model's own, and not in this file.
 
 {% for fact in facts %}
@@ -37,7 +37,7 @@ class HubFile(
     """A file that goes to the hub and comes from there: ``push_to_hub``, ``from_pretrained`` and ``save_pretrained``."""
 
     #: The name of the file, and of what it holds.
-    kind: ClassVar[str]
+    noun: ClassVar[str]
     #: Python that uses it, for the card.
     use: ClassVar[str]
     #: What config.json says, by which the hub counts downloads; nothing of it is read.
@@ -63,16 +63,16 @@ class HubFile(
             UsageError: a model or a run lies there, whose config.json it would replace.
         """
         config = Path(save_directory) / "config.json"
-        if config.is_file() and not (config.parent / f"{self.kind}.safetensors").is_file():
+        if config.is_file() and not (config.parent / f"{self.noun}.safetensors").is_file():
             raise UsageError(f"{config} belongs to something else. Give another directory.")
         return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        self.save(save_directory / f"{self.kind}.safetensors")
+        self.save(save_directory / f"{self.noun}.safetensors")
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
-        name = f"{cls.kind}.safetensors"
+        name = f"{cls.noun}.safetensors"
         if (directory := Path(model_id)).is_dir():
             return cls.load(directory / name)
         known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
@@ -90,4 +90,4 @@ class HubFile(
         facts = [
             json.dumps(fact, ensure_ascii=False).replace("\u2028", " ").replace("\u2029", " ") for fact in self.facts()
         ]
-        return super().generate_model_card(*args, kind=self.kind, use=self.use, facts=facts, **kwargs)
+        return super().generate_model_card(*args, noun=self.noun, use=self.use, facts=facts, **kwargs)

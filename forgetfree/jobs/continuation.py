@@ -1,4 +1,4 @@
-"""The directory of a run: how its units stand, and what must be as it was when the run is resumed."""
+"""Whether a run can go on: config.json as it was begun with, compared with what is asked for and found now."""
 
 from __future__ import annotations
 
@@ -9,54 +9,12 @@ from typing import Any
 
 from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
-from forgetfree.display import counted, tell_note
+from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import flag_of
-from forgetfree.jobs.unit import Json, Unit, named
 from forgetfree.options import name_of_function, typed
-from forgetfree.results.config_file import load_run
 
-
-def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
-    """Return the units of a directory, of which config.json has the keys."""
-    return [Unit(key, out / folder) for folder, key in keys.items()]
-
-
-# -- How units stand -------------------------------------------------------------------------------------
-
-
-def holdings(out: Path) -> str:
-    """Say what a run that was cut short has left behind, and how to go on; an empty text where it left nothing."""
-    finished = _finished(out)
-    return finished and f"{finished} in {out}; the same command with --resume --out {out} goes on."
-
-
-def resumption(out: Path) -> str:
-    """Say where a run that is resumed goes on; an empty text where nothing was begun."""
-    finished = _finished(out)
-    return finished and f"Going on in {out}; {finished}"
-
-
-def _finished(out: Path) -> str:
-    """Say how many units of a directory are finished; an empty text where there is no run."""
-    try:
-        units = units_in(out, load_run(out)["units"])
-    except RunError:
-        return ""
-    records = [record for unit in units if (record := unit.record())]
-    return f"{sum(record['status'] == 'done' for record in records)} of {counted(len(units), 'unit')} finished"
-
-
-def failures(results: Json) -> list[str]:
-    """Return a message for each unit that failed."""
-    return [
-        f"{named({key: value for key, value in unit.items() if key not in ('error', 'after')}, ', ')}: {unit['error']}"
-        for unit in results["failed"]
-    ]
-
-
-# -- config.json, and what must be as it was when the run is resumed --------------------------------------
-
+Json = dict[str, Any]
 #: Lists that may be longer when the run is resumed.
 _GROWING = ("strategy", "seed")
 #: What may be there beside model, tasks and data.

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy_parts import Training
 from forgetfree.continual.stream import Stream
 from forgetfree.display import listed
 from forgetfree.errors import ConformanceError, Faults
@@ -171,7 +172,7 @@ class Watch:
 
 
 @dataclass
-class Run:
+class Trial:
     """A strategy that has learned a stream.
 
     Attributes:
@@ -198,7 +199,7 @@ class Run:
         """The last look."""
         return self.looks[max(self.looks)]
 
-    def differs(self, other: Run) -> str:
+    def differs(self, other: Trial) -> str:
         """What of the results is not the same, if anything."""
         if difference := self.looks[0].differs(other.looks[0]):
             return f"{difference} before training"
@@ -218,7 +219,7 @@ def learn(
     drawn: int = 0,
     evaluate_within: bool = False,
     **arguments: Any,
-) -> Run:
+) -> Trial:
     """Learn ``stream`` by ``cls`` with ``options``; ``arguments`` are more for the constructor.
 
     ``look_after`` are the numbers of learned tasks after which it is looked at by ``observe`` (default: all, 0 too), and
@@ -229,7 +230,7 @@ def learn(
         draw_from(drawn)
     if evaluate_within:
         arguments |= {"eval_every": 2, "peval_mode": "iteration"}
-    run = Run(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
+    run = Trial(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
     run.strategy.plugins.append(run.watch)  # of every run: beside plugins, all gradients are computed, and bits compare
     training = stream.benchmark.train_stream
 
