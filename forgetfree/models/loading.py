@@ -33,7 +33,6 @@ from forgetfree.display import listed
 from forgetfree.errors import LedgerError, ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.models.heads import Head, classifier_class, make_head
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import check_weights, explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.task_model import TaskModel
@@ -333,6 +332,8 @@ def load_model(
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     pooling, dropout, head = pooling_of(kind, config), head_dropout(config), None
     if headed:
+        from forgetfree.models.heads import Head, classifier_class
+
         classifier_class(architecture, backbone.config)
         kind, head = "classifier", Head(architecture)
     model = TaskModel(backbone, tokens, kind, pooling=pooling, head=head, dropout=dropout, graftable=graftable)
@@ -366,6 +367,8 @@ def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
         pooling = "all" if words else pooling_of(binding.readout, config)
         readout = Readout(task, labels, empty_linear(width, labels), pooling=pooling)
     elif binding.readout == "classifier" and definition is not None:
+        from forgetfree.models.heads import make_head
+
         labels = len(definition.labels)
         readout = Readout(task, labels, make_head(binding.architecture, config, labels, config.pad_token_id))
     else:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,10 @@ from forgetfree.core.readout import HiddenRows, Pooling, mean_of_tokens
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, body_of
 from forgetfree.core.trained import Batch
 from forgetfree.errors import ModelError
-from forgetfree.models.heads import Head, make_head
 from forgetfree.models.token_inputs import TokenInputs, TokenLayout, moved_together
+
+if TYPE_CHECKING:
+    from forgetfree.models.heads import Head
 
 #: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
 _EXAMPLE, _LONG_EXAMPLE = 32, 256
@@ -83,6 +85,8 @@ class TaskModel(ReadoutModel):
         """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
         if self.head is None:
             return super().make_layer(name, n_labels, seed)
+        from forgetfree.models.heads import make_head
+
         layer = make_head(self.head.architecture, self.backbone.config, n_labels, self.tokens.pad)
         if self.head.tensors:
             load_tensors_(layer, self.head.tensors)
