@@ -59,7 +59,10 @@ class TaskLearned:
 
     def __str__(self) -> str:
         names = registry.metrics()
-        known = [score for score in self.scores if score.metric in names][: self.after]
+        # Of a task, its own metric is the first.
+        of_tasks = {score.task: score for score in reversed(self.scores) if score.metric in names}
+        known = [of_tasks[task] for task in dict.fromkeys(score.task for score in self.scores) if task in of_tasks]
+        known = known[: self.after]
         if len(known) < self.after:
             return escaped(f"{self.unit} · {counted(self.after, 'task')} learned")
         average = sum(score.value for score in known) / self.after
