@@ -34,7 +34,10 @@ class JointOptions(TrainingOptions):
     """Options of `Joint` beside those of training."""
 
     steps_factor: float = option(
-        1.0, "times the steps of all tasks together; above 1, say 4, joint comes nearer to a ceiling", above=0
+        1.0,
+        "factor on the sum of the steps of all tasks; with a value above 1, such as 4, joint comes closer to an "
+        "upper bound",
+        above=0,
     )
 
 

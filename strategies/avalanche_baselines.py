@@ -42,8 +42,8 @@ class Replay(
     PluginStrategy,
     plugin=avalanche.ReplayPlugin,
     requires=_a_row_a_task,
-    mem_size=option(200, "rows remembered, of all tasks together", at_least=1),
-    batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
+    mem_size=option(200, "number of stored examples, over all tasks together", at_least=1),
+    batch_size_mem=option(8, "number of stored examples added to each batch", at_least=1),
 ):
     """Experience replay: each batch comes with rows of earlier tasks (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
 
@@ -92,7 +92,8 @@ class GDumbOptions(TrainingOptions):
 
     passes: int = option(
         0,
-        "passes over the memory for each task, in place of steps; the authors: 256. 0: as many steps as others",
+        "epochs over the memory per task, instead of steps; the authors: 256; 0: the same number of steps as "
+        "other strategies",
         at_least=0,
     )
 
@@ -102,7 +103,7 @@ class GDumb(
     plugin=_GDumbPlugin,
     keeps="storage_policy",  # the plugin's copy of the first model is θ_pre
     requires=partial(_a_row_a_label, "gdumb"),
-    mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
+    mem_size=option(200, "number of stored examples, balanced over the labels of all tasks", at_least=1),
 ):
     """GDumb: for each task, train θ_pre on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
 
@@ -148,10 +149,10 @@ class DER(
     TemplateStrategy,
     supervised.DER,
     requires=_der_fits,
-    mem_size=option(200, "rows remembered, with their logits", at_least=1),
-    batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
-    alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),
-    beta=option(0.5, "weight of the loss on remembered labels; 0: DER, above: DER++", at_least=0),
+    mem_size=option(200, "number of examples stored with their logits", at_least=1),
+    batch_size_mem=option(8, "number of stored examples added to each batch", at_least=1),
+    alpha=option(0.1, "weight of the distance to the stored logits", at_least=0),
+    beta=option(0.5, "weight of the loss on stored labels; 0: DER; above 0: DER++", at_least=0),
 ):
     """Dark experience replay: rehearse the logits the model once gave (Buzzega et al., 2020, §3).
 
@@ -185,7 +186,7 @@ def _widen(logits: Tensor, width: int) -> Tensor:
 class EWC(
     ImportanceStrategy,
     plugin=avalanche.EWCPlugin,
-    ewc_lambda=option(1e3, "λ: strength of the penalty", at_least=0),
+    ewc_lambda=option(1e3, "λ: weight of the penalty", at_least=0),
 ):
     """Elastic weight consolidation: a quadratic penalty by Fisher information, one per task (Kirkpatrick et al., 2017, eq. 3).
 
@@ -198,8 +199,8 @@ class OnlineEWC(
     ImportanceStrategy,
     plugin=avalanche.EWCPlugin,
     fixed={"mode": "online"},
-    ewc_lambda=option(1e3, "λ: strength of the penalty", at_least=0),
-    decay_factor=option(0.9, "γ: weight of the Fisher information so far", at_least=0, at_most=1),
+    ewc_lambda=option(1e3, "λ: weight of the penalty", at_least=0),
+    decay_factor=option(0.9, "γ: weight of the Fisher information of earlier tasks", at_least=0, at_most=1),
 ):
     """Online EWC: one running penalty for all tasks (Schwarz et al., 2018, §3.2, eq. 9). The Fisher information as in `EWC`."""
 
@@ -235,7 +236,7 @@ class _SIPlugin(avalanche.SynapticIntelligencePlugin):
 class SI(
     PluginStrategy,
     plugin=_SIPlugin,
-    si_lambda=option(1.0, "λ: strength of the penalty, twice the paper's c; importances go up to 0.001", at_least=0),
+    si_lambda=option(1.0, "λ: weight of the penalty, twice the paper's c; importances are at most 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):
     """Synaptic intelligence: a penalty by each weight's share in the fall of the loss (Zenke et al., 2017, eqs. 4 and 5).
@@ -257,8 +258,8 @@ class _MASPlugin(avalanche.MASPlugin):
 class MAS(
     ImportanceStrategy,
     plugin=_MASPlugin,
-    lambda_reg=option(1.0, "λ: strength of the penalty", at_least=0),
-    alpha=option(0.5, "weight of the importance so far", at_least=0, at_most=1),
+    lambda_reg=option(1.0, "λ: weight of the penalty", at_least=0),
+    alpha=option(0.5, "weight of the importance from earlier tasks", at_least=0, at_most=1),
 ):
     """Memory aware synapses: a penalty by how far the outputs move with a weight (Aljundi et al., 2018, §4).
 
@@ -278,9 +279,9 @@ class _RWalkPlugin(avalanche.RWalkPlugin):
 class RWalk(
     PluginStrategy,
     plugin=_RWalkPlugin,
-    ewc_lambda=option(0.1, "λ: strength of the penalty", at_least=0),
+    ewc_lambda=option(0.1, "λ: weight of the penalty", at_least=0),
     ewc_alpha=option(0.9, "α: weight of the newest Fisher information", at_least=0, at_most=1),
-    delta_t=option(10, "steps between updates of the scores; at most those of a task", at_least=1),
+    delta_t=option(10, "number of steps between updates of the scores; at most the steps of a task", at_least=1),
 ):
     """Riemannian walk: EWC's penalty and a path's, in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
 
@@ -304,7 +305,7 @@ class LwF(
     plugin=_LwFPlugin,
     requires=partial(one_label_a_row, "lwf", "distils the old readouts' one answer to a row"),
     alpha=option(1.0, "weight of the distillation", at_least=0),
-    temperature=option(2.0, "T of the softened answers", above=0),
+    temperature=option(2.0, "temperature T of the softmax in the distillation", above=0),
 ):
     """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3).
 

@@ -92,8 +92,8 @@ class AGEM(
     PluginStrategy,
     plugin=_AGEMPlugin,
     requires=_a_sample_a_task,
-    patterns_per_experience=option(64, "rows remembered per task", at_least=1),
-    sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
+    patterns_per_experience=option(64, "number of stored examples per task", at_least=1),
+    sample_size=option(16, "number of stored examples for the reference gradient, in equal parts per task", at_least=1),
 ):
     """Averaged gradient episodic memory: g loses its part against that on remembered rows (Chaudhry et al., 2019, eq. 11).
 
@@ -114,7 +114,7 @@ class GEM(
     PluginStrategy,
     plugin=_GEMPlugin,
     requires=_quadprog,
-    patterns_per_experience=option(16, "rows remembered per task", at_least=1),
+    patterns_per_experience=option(16, "number of stored examples per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):
     """Gradient episodic memory: g is projected so that no earlier task's loss rises (Lopez-Paz & Ranzato, 2017, eq. 11)."""

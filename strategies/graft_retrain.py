@@ -14,7 +14,7 @@ class GraftRetrainOptions(SkillOptions):
     """Grafting's options, with regions trained from θ_pre."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option(
-        "pre-trained", "values the region is trained from, see grafting-continual"
+        "pre-trained", "initial values of the region, see grafting-continual"
     )
 
 

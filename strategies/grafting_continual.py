@@ -18,11 +18,11 @@ class GraftingOptions(SkillOptions):
 
     composition: Literal["union", "alone", "auto"] = option(
         "union",
-        "what a task stands on: the union of the earlier tasks' regions, as in the paper; θ_pre alone, so that regions may "
-        "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
-        "for which its region is trained twice",
+        "weights that a task's region is trained on; union: θ_pre with the regions of all earlier tasks, as in the "
+        "paper; alone: θ_pre, so that regions may overlap and no task depends on the order; auto: trains each "
+        "region both ways and keeps the one with the lower loss on the validation examples",
     )
-    final_union: bool = option(False, "evaluate the one final union on all tasks too")
+    final_union: bool = option(False, "also evaluate the final union on all tasks")
 
 
 class GraftingContinual(RegionStrategy):

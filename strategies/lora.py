@@ -36,17 +36,18 @@ from forgetfree.training.training_options import TrainingOptions
 class AdapterOptions(TrainingOptions):
     """Options of adapters and their training."""
 
-    rank: int = option(8, "r of every adapter", at_least=1, at_most=2**16)
-    lora_alpha: int = option(16, "α: an adapter acts with weight α/r", at_least=1)
-    lora_dropout: float = option(0.0, "before every adapter, while training", at_least=0, at_most=1)
+    rank: int = option(8, "r: rank of each adapter", at_least=1, at_most=2**16)
+    lora_alpha: int = option(16, "α: the output of an adapter is scaled by α/r", at_least=1)
+    lora_dropout: float = option(0.0, "dropout on the input of each adapter in training", at_least=0, at_most=1)
     target_modules: str | None = option(
         None,
-        "regular expression over names of linear layers to adapt ('.': all); none: as PEFT for the architecture (query and "
-        "value of BERT and RoBERTa, c_attn of GPT-2), else all",
+        "regular expression for names of the linear layers to adapt ('.': all); none: PEFT's default for the "
+        "architecture (query and value for BERT and RoBERTa, c_attn for GPT-2), or all if it has none",
     )
     lora_learning_rate: float | None = option(
         None,
-        "of the adapters; none: 10·learning_rate, since adapters learn best at about ten times the rate of full fine-tuning",
+        "learning rate of the adapters; none: 10·learning_rate, because adapters learn best at about ten times "
+        "the learning rate of full fine-tuning",
         above=0,
     )
 
@@ -125,7 +126,9 @@ class LoRA(AdapterStrategy):
 class OLoRAOptions(AdapterOptions):
     """Adapters, and how far they must keep apart."""
 
-    orthogonality: float = option(0.5, "λ₁: strength of the penalty; the paper's is 0.5 for most tasks", at_least=0)
+    orthogonality: float = option(
+        0.5, "λ₁: weight of the orthogonality penalty; the paper: 0.5 for most tasks", at_least=0
+    )
 
 
 class OLoRA(AdapterStrategy):

@@ -21,7 +21,7 @@ class LoTTOOptions(RegionOptions):
     """Calibration, which is the fine-tuning, and sparse adaptation of the mask, which is the region."""
 
     sparsity: float = option(
-        0.1, "share of the graftable entries a task's mask may have; the paper: 0.1", above=0, at_most=1
+        0.1, "size of a task's mask, as a share of the graftable entries; the paper: 0.1", above=0, at_most=1
     )
 
 

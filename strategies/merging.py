@@ -93,14 +93,14 @@ def merged_graft(grafts: Sequence[Graft], theta_pre: Tensor, rule: Callable[[Ten
 class TaskArithmeticOptions(TaskwiseOptions):
     """Task arithmetic, with λ of Yadav et al. (2023, §4.2), where no validation rows choose it."""
 
-    weight: float = option(0.4, "λ, by which the sum of the task vectors is multiplied", above=0)
+    weight: float = option(0.4, "λ: factor on the sum of the task vectors", above=0)
 
 
 class TiesOptions(TaskwiseOptions):
     """TIES, with λ and k of Yadav et al. (2023, §4.2)."""
 
-    weight: float = option(1.0, "λ, by which the merged task vector is multiplied", above=0)
-    density: float = option(0.2, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
+    weight: float = option(1.0, "λ: factor on the merged task vector", above=0)
+    density: float = option(0.2, "k: share of the entries that each task vector keeps", above=0, at_most=1)
 
 
 class StitchOptions(TaskwiseOptions, LocalizationOptions):

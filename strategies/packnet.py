@@ -17,10 +17,12 @@ class PackNetOptions(LedgerOptions):
     """Training, pruning, retraining."""
 
     keep: float = option(
-        0.25, "share of each tensor's free entries a task keeps; the paper: 0.5 or 0.25", above=0, at_most=1
+        0.25, "share of each tensor's free entries that a task keeps; the paper: 0.5 or 0.25", above=0, at_most=1
     )
     region_steps: int | None = option(
-        None, "updates of retraining; none: half as many as before, as the authors' 10 epochs after 20", at_least=0
+        None,
+        "number of updates after pruning; none: half as many as before it, like the authors' 10 epochs after 20",
+        at_least=0,
     )
 
     def region_updates(self, full: int) -> int:

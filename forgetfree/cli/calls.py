@@ -119,7 +119,7 @@ def run(
     from forgetfree.jobs.run_directory import failures
 
     if out is None and resume:
-        raise UsageError("resume=True needs out. Give the directory to continue.")
+        raise UsageError("resume=True needs out. Give the directory of the run to resume.")
     for key in _IN_PYTHON.keys() & settings.keys():
         raise UsageError(f"{key} is {_IN_PYTHON[key]} in Python. Write {_IN_PYTHON[key]}=.")
     if data is not None:
@@ -163,7 +163,7 @@ def run(
             job = Job.of(config, "" if out is None else f" into {directory}")
         results = job.announced(execution)()
         if (failed := failures(results)) and results.scores.empty:
-            raise RunError(f"Nothing was finished. {failed[0]}")
+            raise RunError(f"No unit finished. {failed[0]}")
         for message in failed:
             tell(f"forgetfree: error: {message}")
         if out is None:
@@ -288,12 +288,13 @@ class Job:
 
         config = RunConfig.of(options, objects=objects)
         if run is None:
-            raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
+            raise UsageError("--without TASK needs the run that learned the task. Give it with --on RUN.")
         beside = {key: getattr(config, key) for key in OF_RUN if key in options and key not in ("stream", "out")}
         if wrong := [*config.unnamed, *(key for key in (*beside, *config.set) if key not in BESIDE_ON)]:
             raise UsageError(
-                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, from files, so that it equals one "
-                "that had all tasks from the start. Leave it out, or run the whole stream."
+                f"{wrong[0]} cannot be given with --on: the run continues with its own options, read from its files, "
+                "so that the result equals a run that had all tasks from the start. Leave it out, or run the whole "
+                "stream."
             )
         of_files = tasks_of_files(config.data) if "data" in options and without is None else ()
         out = Path(config.out or free_directory(Path(run).resolve().name))
@@ -329,10 +330,10 @@ def recipe_of(config: RunConfig) -> str:
                 told[key if told.get(key, value) == value else f"{name}.{key}"] = value
     if told:
         options = " ".join(f"{key}={value}" for key, value in told.items())
-        return f"Recipe of {config.model}: {options} (--set changes any of them)"
+        return f"Recipe of {config.model}: {options} (change any of them with --set)"
     if config.fine_tuned is None and not any(key.rpartition(".")[2] == "optimizer" for key in config.set):
         return (
-            f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "
-            "such as 1e-4, often needs fewer steps)"
+            f"No recipe for {config.model}: using the paper's options, with SGD (--set optimizer=adamw with a "
+            "learning rate such as 1e-4 often needs fewer steps)"
         )
     return ""

@@ -157,8 +157,8 @@ class ImportanceOptions(TrainingOptions):
 
     importance_rows: int | None = option(
         512,
-        "training rows that importances are taken from after each task, drawn by seed; each costs a forward and a backward "
-        "pass. none: all",
+        "number of training examples, drawn by seed, from which importances are estimated after each task; each "
+        "costs a forward and a backward pass; none: all",
         at_least=1,
     )
 

@@ -40,11 +40,14 @@ from forgetfree.training.training_options import LocalizationOptions, TrainingOp
 class RegionOptions(TrainingOptions):
     """Options of training a region that is chosen."""
 
-    region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
+    region_steps: int | None = option(
+        None, "number of updates of the region; none: as many as in fine-tuning", at_least=0
+    )
     region_rate_factor: float = option(
         1.0,
-        "the rate of a region is that of fine-tuning times this, with AdamW also times √(N/s) for s of N entries, so that an "
-        "update is as long as there; 3 lets each of few entries go further",
+        "learning rate of a region as a multiple of that in fine-tuning; with AdamW, it is also multiplied by "
+        "√(N/s) for s of N entries, so that the norm of an update stays the same; 3 lets each of the few entries "
+        "move further",
         above=0,
     )
 
@@ -71,7 +74,7 @@ class SkillOptions(LedgerOptions, LocalizationOptions):
     """Fine-tuning, then localizing, then training the region."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option(
-        "fine-tuned", "values the region is trained from; always θ_pre where region_from needs no θ_ft"
+        "fine-tuned", "initial values of the region; always those of θ_pre if region_from needs no θ_ft"
     )
 
 

@@ -203,13 +203,13 @@ CASES = [
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case("run sst2 --set seed=1", "Unknown option 'seed'. Did you mean '--seed'? Known: accumulation, "),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
-    Case("run sst2 --optimizer adamw", "--version, --without. An option without a flag is given by --set KEY=VALUE."),
+    Case("run sst2 --optimizer adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
     Case("run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is no option of lora. Strategies that have it: "),
     Case("run sst2 --held-out sst2", "--held-out sst2 is a task of the stream, which trains its texts. Give others."),
     Case("run sst2 --held-out qnli", "--held-out tells the loss of a causal language model on each next token, and"),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
-    Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
+    Case("run sst2 --resume", "--resume needs --out DIR. Give the directory of the run to resume.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
@@ -312,7 +312,7 @@ CASES = [
     ),
     # -- What is not there ---------------------------------------------------------------------------------
     *(
-        Case(line, " does not exist. Check the name, and the directory that you are in.")
+        Case(line, " does not exist. Check the name and the current directory.")
         for line in (
             "report nosuch",
             "predict runs/nosuch --deterministic x",
@@ -368,7 +368,7 @@ CASES = [
     Case("report run", "scores.csv is not the file that its unit made", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
     # -- predict -------------------------------------------------------------------------------------------
     Case("predict", "The following arguments are required: DIR.", bare=True),
-    Case("predict run x", "Several tasks may answer: qnli, sst2. Give one of them by --task.", bare=True),
+    Case("predict run x", "There are several tasks: qnli, sst2. Choose one with --task.", bare=True),
     Case(f"predict {STRATEGY} x", "run/grafting-continual/config.json cannot be read: No such file or directory.", 1),
     *(
         Case(
@@ -380,11 +380,11 @@ CASES = [
     ),
     Case(
         "predict run --keep id --text-column review --device tpu x",
-        "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet.",
+        "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet file.",
     ),
     Case(
         "predict run --file data/sst2/test.jsonl --keep label --csv",
-        "--keep label has the name of a column that predict writes. Rename it in data/sst2/test.jsonl.",
+        "--keep label is also the name of a column that predict writes. Rename it in data/sst2/test.jsonl.",
     ),
     Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
@@ -395,7 +395,7 @@ CASES = [
     ),
     Case(
         "predict run data/sst2/test.jsonl",
-        "'data/sst2/test.jsonl' is the name of a file, and a TEXT is itself classified.",
+        "'data/sst2/test.jsonl' is the name of a file, but TEXT arguments are classified themselves.",
     ),
     Case("predict run", "The texts on stdin are not in UTF-8: ", stdin=b"good\n\xff\n"),
     Case("predict run --task qnli", "Task 'qnli' reads pairs of texts", stdin=b"one\n"),
@@ -416,7 +416,10 @@ CASES = [
     Case("serve run --model nosuch/ --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
     Case("serve run --most-tokens 0", 'Invalid value "0" for --most-tokens. Must be >= 1.'),
-    Case("serve run --allow-host my.site --allow-origin my.site", "--allow-origin must be such as https://my.site or"),
+    Case(
+        "serve run --allow-host my.site --allow-origin my.site",
+        "--allow-origin must be an origin such as https://my.site or",
+    ),
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
     Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'? Known: show, verify."),

@@ -287,7 +287,7 @@ def test_a_strategy_that_fails_costs_no_results(asked: Json, capsys: Any) -> Non
     assert results.strategies == ["continual-ft"]
     assert "Failing, seed 0: It stopped with ZeroDivisionError: of its own" in capsys.readouterr().err
     assert "Failed and left out: Failing" in repr(results) and "(results" not in repr(results)
-    with pytest.raises(RunError, match=r"Nothing was finished\. Failing, seed 0: It stopped with ZeroDivisionError"):
+    with pytest.raises(RunError, match=r"No unit finished\. Failing, seed 0: It stopped with ZeroDivisionError"):
         forgetfree.run("sst2", **asked, strategies=[Failing])
     with pytest.raises(ZeroDivisionError):
         forgetfree.run("sst2", **asked, strategies=[Failing], debug=True)

@@ -310,7 +310,7 @@ def test_plain_flags_are_for_the_new_task_and_a_dry_run_says_what_is_trained(
     assert cli.main([*words, "--check"]) == 0
     units = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Unit: ")]
     assert len(units) == 2 and not out.exists()
-    assert "grafting-continual/seed-0, 6 updates" in units[0] and units[0].endswith("; carried over: qnli")
+    assert "grafting-continual/seed-0, 6 updates" in units[0] and units[0].endswith("; reused: qnli")
     assert "ewc/seed-0, 6 updates" in units[1] and "carried" not in units[1]  # 3 of each task
     assert cli.main(words) == 0
     assert Ledger.load(out / LEDGER).tasks == ["qnli", "billing"]
@@ -361,8 +361,8 @@ def test_what_cannot_be_learned_on_top_is_refused(
     for code, message, words in (
         (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
-        (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
-        (2, "--config has the options of a whole run", ("sst2", "--config", str(base))),
+        (2, "steps cannot be given with --on: the run continues with its own options", ("sst2", "--steps", "9")),
+        (2, "--config cannot be given with --on", ("sst2", "--config", str(base))),
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "'nowhere.csv' does not exist", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
@@ -372,7 +372,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
     assert cli.main(["run", "--on", str(base), "--out", str(out)]) == 2
     assert "Name a task, or give its file by --data" in capsys.readouterr().err
     assert cli.main(["run", "--without", "qnli"]) == 2
-    assert "Give it by --on RUN" in capsys.readouterr().err
+    assert "Give it with --on RUN" in capsys.readouterr().err
     shutil.copytree(base, tmp_path / "older")
     change_config(tmp_path / "older", lambda config: config["versions"].update(torch="1.0"))
     assert extend(tmp_path / "older", "sst2", out) == 0  # the earlier answers are the same, bit for bit
@@ -389,7 +389,7 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     forgetfree.run(on=tmp_path / "more", without="sst2", out=tmp_path / "less", progress=False)
     same(tmp_path / "less", base)
     for message, arguments in (
-        ("steps cannot be given with --on: a run goes on with its own options", {"on": base, "steps": 9}),
+        ("steps cannot be given with --on: the run continues with its own options", {"on": base, "steps": 9}),
         ("mask_steps cannot be given with --on", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
         ("--without qnli takes a task away, and sst2 would be learned", {"on": base, "without": "qnli"}),
