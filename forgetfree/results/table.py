@@ -73,7 +73,7 @@ def load_results(*paths: StrPath) -> Results:
         UsageError: there is no path.
     """
     if not paths:
-        raise UsageError("load_results needs at least one path. Give what forgetfree run wrote.")
+        raise UsageError("load_results needs at least one path. Give a directory that forgetfree run wrote.")
     return Results([read_run(Path(path)) for path in paths])
 
 
@@ -375,9 +375,7 @@ class Results:
         """
         answers, names = self._labelled(strategy, task, seed)
         if answers.compared[0].ndim > 1:
-            raise RunError(
-                f"Rows of task {task!r} have any number of labels, so none is taken for another. Use label_scores."
-            )
+            raise RunError(f"Task {task!r} is multi-label, so it has no confusion matrix. Use label_scores.")
         return confusion(answers, names)
 
     def plot(self, metric: str = SCORE) -> Figure:
@@ -437,7 +435,7 @@ class Results:
             return self._held[place]
         path = _file(run, kind)
         if not path.is_file():
-            raise RunError(f"There is no {kind} of {strategy} with seed {seed}. Take a strategy that keeps one.")
+            raise RunError(f"There is no {kind} of {strategy} with seed {seed}. Choose a strategy that stores one.")
         from forgetfree.ledger.graft import Graft
         from forgetfree.ledger.ledger import Ledger  # with torch, which scores do not need
 
@@ -456,7 +454,7 @@ class Results:
         self._check_strategy(strategy)
         runs = self.units[strategy]
         if seed not in runs:
-            raise RunError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, runs))}.")
+            raise RunError(f"{strategy} has no seed {seed}; its seeds are {', '.join(map(str, runs))}.")
         return runs[seed]
 
     def _check_strategy(self, strategy: str) -> None:
@@ -473,10 +471,11 @@ class Results:
         if task not in self.tasks:
             raise UnknownNameError("task in these results:", task, self.tasks)
         if not run.answers:
-            raise RunError("There are no answers beside these scores. Load the directory of a run.")
+            raise RunError("These scores come without predictions. Load the directory of a run.")
         if task not in run.probabilities or task not in run.labels:
             raise RunError(
-                f"Task {task!r} is not answered by labels of rows. Take another, or read its scores by matrix()."
+                f"The predictions for task {task!r} are not labels of rows. Choose another task, or read its "
+                "scores with matrix()."
             )
         return run.probabilities[task], run.labels[task]
 

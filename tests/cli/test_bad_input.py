@@ -363,9 +363,9 @@ CASES = [
     # -- report --------------------------------------------------------------------------------------------
     Case("report", "The following arguments are required: DIR."),
     Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, latex, markdown, rich."),
-    Case("report data", "data holds no results: it has no config.json. Give the directory that", 1),
+    Case("report data", "data contains no results: it has no config.json. Give the directory that", 1),
     Case("report run", "run/config.json is not valid JSON", 1, cut("run/config.json")),
-    Case("report run", "scores.csv is not the file that its unit made", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
+    Case("report run", "scores.csv is not the file that its unit wrote", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
     # -- predict -------------------------------------------------------------------------------------------
     Case("predict", "The following arguments are required: DIR.", bare=True),
     Case("predict run x", "There are several tasks: qnli, sst2. Choose one with --task.", bare=True),
@@ -399,7 +399,7 @@ CASES = [
     ),
     Case("predict run", "The texts on stdin are not in UTF-8: ", stdin=b"good\n\xff\n"),
     Case("predict run --task qnli", "Task 'qnli' reads pairs of texts", stdin=b"one\n"),
-    Case("predict run x", "ledger.safetensors is not the file that its unit made", 1, flip(LEDGER)),
+    Case("predict run x", "ledger.safetensors is not the file that its unit wrote", 1, flip(LEDGER)),
     Case("predict run --json --csv x", "--json and --csv are both given. Give one of them."),
     Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
     Case("predict run --file data", "data is of no known kind: expected a name that ends in .parquet, .jsonl,", 1),

@@ -124,7 +124,7 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     assert torch.equal(results.graft(0).region.indices, theirs.region.indices)
     pd.testing.assert_frame_equal(results.scores, forgetfree.load_results(tmp_path / "out").scores, check_exact=True)
     assert "bare-graft" in repr(results)
-    with pytest.raises(RunError, match=r"bare-graft has no seed 7: there are seeds 0\."):
+    with pytest.raises(RunError, match=r"bare-graft has no seed 7; its seeds are 0\."):
         results.graft(7)
 
 
@@ -234,7 +234,7 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
     for mine, other in zip(ours.records, theirs.records, strict=True):
         assert torch.equal(mine.owned.values, other.owned.values)
     assert repr(ours).startswith("Ledger(composition='union', owned_entries={'qnli': ")
-    with pytest.raises(RunError, match=r"no ledger of fine-tune with seed 3\. Take a strategy that keeps one\."):
+    with pytest.raises(RunError, match=r"no ledger of fine-tune with seed 3\. Choose a strategy that stores one\."):
         results.ledger("fine-tune", 3)
     with pytest.raises(UnknownNameError):
         results.ledger("wsn")

@@ -240,7 +240,7 @@ def test_answers_are_scored_compared_and_kept() -> None:
 
 def test_rows_that_somebody_put_together_have_no_texts() -> None:
     with pytest.raises(
-        MetricError, match=r"none were written for these rows, which a plugin or a caller put together\."
+        MetricError, match=r"no texts were generated for these rows, which a plugin or a caller put together\."
     ):
         answers([], []).score("exact_match")
 
@@ -259,11 +259,13 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
-    assert "Beside the scores, after the last task (in %; loss in nats a token" in report
+    assert "Other metrics after the last task (in %; loss in nats per token" in report
     assert "left out" not in report  # the answers that were kept are read again
-    shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
+    shown = report.partition("## Texts generated for first after the last task, with the first seed")[2].partition(
+        "##"
+    )[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")
-    assert (found_row(shown, "prompt")[0], found_row(shown, "right text")[0]) == (asked, right)
+    assert (found_row(shown, "prompt")[0], found_row(shown, "target")[0]) == (asked, right)
     assert all(f"| {name} |" in shown for name in ("continual-ft", "grafting-continual", "fine-tune"))
     loss = forgetfree.load_results(tmp_path / "out").matrix("continual-ft", metric="loss").mean(axis=1)
     for name, row in (("continual-ft", -1), ("the model before training", 0)):

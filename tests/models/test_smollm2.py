@@ -114,7 +114,7 @@ def test_what_is_fetched_is_found_by_its_name(
 
     before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
     assert cli.main(["fetch", "smollm2"]) == 0
-    assert "is there already" in capsys.readouterr().out
+    assert "is already there" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
 
 

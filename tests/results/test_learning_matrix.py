@@ -162,7 +162,7 @@ def test_what_is_missing_or_wrong_is_told() -> None:
     matrix.add("b", "b", 0.5)
     with pytest.raises(MetricError, match=r"no score of task 'a' after 'b'. Add it: matrix.add\(after='b', task='a'"):
         matrix.summary()
-    with pytest.raises(UsageError, match=r"score of task 'a' after 'a' already: 0\.5"):
+    with pytest.raises(UsageError, match=r"score of task 'a' after 'a' is already set: 0\.5"):
         matrix.add("a", "a", 0.6)
     for wrong in (math.nan, "0.5", None, 50.0):
         with pytest.raises(MetricError, match=r"must be a finite number in \[0, 1\], as accuracy is, got"):

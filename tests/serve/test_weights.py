@@ -131,7 +131,7 @@ def test_the_router_of_the_run_finds_the_task(
     said = [json.loads(line) for line in shown.out.splitlines()]
     assert "warning: 1 text longer than max_length=" in shown.err
     assert said[0]["cut_tokens"] > 0 == said[1]["cut_tokens"]
-    assert f"{said[0]['cut_tokens']} tokens cut off and not read" in shown.err
+    assert f"{said[0]['cut_tokens']} tokens cut off" in shown.err
     assert [set(each) - {"task", "label", "probability", "probabilities", "cut_tokens"} for each in said] == [
         {"text"},
         {"text_a", "text_b"},
