@@ -33,8 +33,8 @@ from forgetfree.training.training_options import TrainingOptions
 def _a_row_a_task(options: Any, stream: Stream) -> None:
     if options.mem_size < len(stream.tasks):  # Avalanche cannot join memories of no row
         raise OptionError(
-            f"replay shares its memory out over the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} tasks. "
-            f"Set mem_size={len(stream.tasks)} or more."
+            f"replay divides its memory among the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} "
+            f"tasks. Set mem_size={len(stream.tasks)} or more."
         )
 
 
@@ -53,13 +53,13 @@ def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
     labels = len({(task.label if apart else 0, group) for task in stream.tasks for group in {*task.train.targets}})
     if options.mem_size < labels:
         raise OptionError(
-            f"{name} shares its memory out over the labels of all tasks, got mem_size={options.mem_size} for {labels} labels. "
-            f"Set mem_size={labels} or more."
+            f"{name} divides its memory among the labels of all tasks, got mem_size={options.mem_size} for {labels} "
+            f"labels. Set mem_size={labels} or more."
         )
 
 
 def _der_fits(options: Any, stream: Stream) -> None:
-    one_label_a_row("der", "remembers one vector of logits a row", options, stream)
+    one_label_a_row("der", "stores one vector of logits per example", options, stream)
     _a_row_a_label("der", options, stream)
 
 
@@ -303,7 +303,7 @@ class _LwFPlugin(avalanche.LwFPlugin):
 class LwF(
     PluginStrategy,
     plugin=_LwFPlugin,
-    requires=partial(one_label_a_row, "lwf", "distils the old readouts' one answer to a row"),
+    requires=partial(one_label_a_row, "lwf", "distils one prediction of the old readouts per example"),
     alpha=option(1.0, "weight of the distillation", at_least=0),
     temperature=option(2.0, "temperature T of the softmax in the distillation", above=0),
 ):

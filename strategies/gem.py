@@ -83,8 +83,8 @@ def _a_sample_a_task(options: Any, stream: Stream) -> None:
     earlier = len(stream.tasks) - 1
     if options.sample_size < earlier:
         raise OptionError(
-            f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
-            f"{earlier} tasks. Set sample_size={earlier} or more."
+            f"agem divides sample_size among the earlier tasks, got {options.sample_size} for up to {earlier} tasks. "
+            f"Set sample_size={earlier} or more."
         )
 
 
@@ -102,11 +102,11 @@ class AGEM(
 
 
 def _quadprog(options: Any, stream: Stream) -> None:
-    one_label_a_row("gem", "cuts its memory by labels", options, stream)
+    one_label_a_row("gem", "divides its memory by labels", options, stream)
     if find_spec("quadprog") is None:  # Avalanche solves eq. 11 by it
         raise UsageError(
-            "gem solves a quadratic programme at each step, and its solver is not installed. Install it with: "
-            "pip install 'forgetfree[gem]'."
+            "gem solves a quadratic program at each step, but the solver is not installed. Install it with: pip "
+            "install 'forgetfree[gem]'."
         )
 
 

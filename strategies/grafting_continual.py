@@ -46,9 +46,7 @@ class GraftingContinual(RegionStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse compositions that contradict other options."""
         if options.composition == "alone" and options.final_union:
-            raise OptionError(
-                "composition=alone makes no union, and final_union answers with one. Leave one of them out."
-            )
+            raise OptionError("composition=alone makes no union, but final_union evaluates one. Leave one of them out.")
 
     def setup(self) -> None:
         """Open a ledger in which a task is inferred with the union of all regions up to its own, or with its own."""

@@ -80,7 +80,7 @@ class AdapterStrategy(ContinualStrategy):
         if not adapted:
             layers = linear_layers(backbone, space)
             raise OptionError(
-                f"{cls.__name__} adapts linear layers, and finds none to adapt in {type(backbone).__name__}"
+                f"{cls.__name__} adapts linear layers, but found none to adapt in {type(backbone).__name__}"
                 + (f" by target_modules={options.target_modules!r}" if layers else "")
                 + f". Its linear layers that may be trained: {', '.join(layers) or 'none'}. "
                 + ("Name some of them." if layers else "Use another strategy for this model.")
@@ -219,8 +219,8 @@ class TaskAdapters:
         """
         if any(record.task == task.name for record in self.records.values()):
             raise TaskError(
-                f"Task {task.name!r} has adapters already, and they are frozen. Give the same data under another name to "
-                "learn it again."
+                f"Task {task.name!r} already has adapters, which are frozen. To learn it again, give the same data "
+                "under another name."
             )
         strategy, options = self._strategy, self._strategy.options
         layers = targets(self._original, strategy.space, options.target_modules)
@@ -316,8 +316,8 @@ class TaskAdapters:
         if joint != self._joint:
             ways = {True: "all together (o-lora)", False: "each alone (lora)"}
             raise RunError(
-                f"The adapters in {path} act {ways[joint]}, and this strategy lets them act {ways[self._joint]}. Load them "
-                "into the strategy that saved them."
+                f"The adapters in {path} are used {ways[joint]}, but this strategy uses them {ways[self._joint]}. "
+                "Load them with the strategy that saved them."
             )
         tasks = tasks_named(strategy.stream, (record.task for record in records), path)
         for task, record in zip(tasks, records, strict=True):

@@ -384,13 +384,13 @@ class LedgerModel:
         ledger, composition = Ledger.load(path), self.ledger.composition
         if ledger.composition != composition:
             raise LedgerError(
-                f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
-                "Load it by the strategy that wrote it."
+                f"{path} has composition {ledger.composition}, but {type(strategy).__name__.lower()} needs "
+                f"{composition}. Load it with the strategy that wrote it."
             )
         if ledger.effect != "written":
             raise LedgerError(
-                f"{path} has tasks beside the weights, and a run writes into them: expected effect 'written', got "
-                f"{ledger.effect!r}. Go on with it by forgetfree.learning."
+                f"The tasks of {path} are stored beside the weights, but a run writes into the weights: expected "
+                f"effect 'written', got {ledger.effect!r}. Continue with forgetfree.learning."
             )
         check_binding(ledger, self._binding, str(path))
         check_definitions(ledger, {task.name: task.definition for task in strategy.stream.tasks}, "the stream")

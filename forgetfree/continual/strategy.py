@@ -260,8 +260,8 @@ class ContinualStrategy(StrategyTemplate):
     ) -> None:
         if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
             raise OptionError(
-                "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
-                "schedule to linear, constant or a function of the updates done, and warmup."
+                "LRSchedulerPlugin changes the learning rate of one optimizer, but every task has its own "
+                "optimizer. Set warmup, and schedule to linear, constant or a function of the number of updates."
             )
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
         options = options or recipe_options(type(self), stream.loaded.name)
@@ -391,9 +391,7 @@ class StreamAnswers:
         changed = self._changed(proved)
         if changed:
             names = ", ".join(each.name for each in changed)
-            self.broken.append(
-                f"forget_free: claimed as True, but learning {task.name} changed the answers for {names}"
-            )
+            self.broken.append(f"forget_free is True, but learning {task.name} changed the predictions for {names}")
         self.answers |= strategy.evaluate([each for each in wanted if each not in proved or each in changed])
         if self._claims:
             self.sampled |= self._answer_sample([task, *changed])

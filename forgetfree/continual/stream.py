@@ -63,8 +63,8 @@ class StreamModel(TaskModel, WithTaskLabels):
         model = cast(TaskModel, loaded.model)
         if fingerprint_of(model.backbone, anew=True) != loaded.fingerprint:
             raise UsageError(
-                f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
-                "strategy of an earlier stream. Load the model again for each stream."
+                f"The weights of {loaded.name!r} have changed since it was loaded, perhaps by a strategy on an "
+                "earlier stream. Load the model again for each stream."
             )
         if isinstance(model, ClassifierModel):
             return StreamClassifier(model.backbone, model.tokens, model.classes, graftable=model._graftable)
@@ -141,8 +141,8 @@ class Stream:
         """Raise ``RunError`` where the model belongs to another strategy by now."""
         if (other := vars(self._backbone)[_OWNER]) is not owner:
             raise RunError(
-                f"{owner.name} has lost its model to another strategy ({other.name}), which was made on the same stream later "
-                "and started from θ_pre. Give each strategy a stream of its own: stream.copy()."
+                f"{owner.name} has lost its model to another strategy ({other.name}), which was created later on the "
+                "same stream and started from θ_pre. Give each strategy its own stream: stream.copy()."
             )
 
     @cached_property
@@ -165,9 +165,9 @@ class Stream:
         candidates = [self._datasets["train"]] if training else [*self._datasets.values()]
         if place is None or not any(place < len(each) and each[place] is own.dataset for each in candidates):
             raise UsageError(
-                f"Experience {place} of the stream {getattr(own._origin_stream, 'name', None)!r} is none of this stream's "
-                f"own{' for training' if training else ''}: expected a whole experience of stream.benchmark, got other rows. "
-                "Give one of stream.benchmark.train_stream, or make a stream of the other benchmark."
+                f"Experience {place} of the stream {getattr(own._origin_stream, 'name', None)!r} does not belong to "
+                f"this stream{' for training' if training else ''}: expected a whole experience of stream.benchmark, "
+                "got other rows. Give one of stream.benchmark.train_stream, or make a stream of the other benchmark."
             )
         return self.tasks[place]
 
@@ -351,8 +351,9 @@ def benchmark_stream(
     if not {"train", "test"} <= parts.keys() or len(set(sizes.values())) > 1:
         got = ", ".join(f"{size} of {split}" for split, size in sizes.items()) or "none"
         raise UsageError(
-            "A benchmark needs a train and a test stream, and may have a valid stream, with as many experiences each, got "
-            f"{got}. Avalanche's benchmark_from_datasets(train=[…], test=[…]) makes one, with a data set for each task."
+            "A benchmark needs a train and a test stream, and optionally a valid stream, all with the same number "
+            f"of experiences, got {got}. Create one with Avalanche's benchmark_from_datasets(train=[…], test=[…]), "
+            "with one dataset per task."
         )
     train, test = parts["train"], parts["test"]
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
@@ -361,8 +362,8 @@ def benchmark_stream(
     largest = max(map(max, classes))
     if largest >= model.n_labels:
         raise UsageError(
-            f"The benchmark has labels up to {largest}, and the network reads out {model.n_labels}. Give it at least "
-            f"{largest + 1} outputs."
+            f"The benchmark has labels up to {largest}, but the network has {model.n_labels} outputs. Give it at "
+            f"least {largest + 1} outputs."
         )
     _check_reads_out(network, model, train[0].dataset)
     encoded = []
@@ -390,7 +391,7 @@ def _scenario_of(experiences: Sequence[Any], classes: list[tuple[int, ...]]) -> 
         return "task"
     if labels != [labels[0][:1]] * len(labels):
         raise UsageError(
-            f"The experiences have task labels {labels}, expected one each: 0, 1, 2, … in order, or the same for all."
+            f"The experiences have task labels {labels}, expected 0, 1, 2, … in order, or the same label for all."
         )
     return "domain" if len(set(classes)) == 1 else "class"
 
@@ -410,8 +411,8 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
         expected, features = network.eval()(x), model.backbone.eval()(x)
     except Exception as error:
         raise ModelError(
-            f"{type(network).__name__} cannot read rows of {x.dtype} and shape {tuple(x.shape[1:])}: {first_line(error)}. Give "
-            "rows of the dtype and shape that it takes."
+            f"{type(network).__name__} cannot process inputs of {x.dtype} and shape {tuple(x.shape[1:])}: "
+            f"{first_line(error)}. Give inputs of the dtype and shape that it expects."
         ) from error
     finally:
         network.train(mode)
@@ -420,6 +421,6 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
     fits = isinstance(features, Tensor) and features.shape[-1] == readout.in_features
     if not fits or not torch.allclose(readout.to(features.dtype)(features), expected, rtol=1e-3, atol=1e-5):
         raise ModelError(
-            f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
-            "layer as head=…, and leave out what follows, such as a softmax."
+            f"{type(network).__name__} does not end with the layer {model.head_name!r}: other operations follow it. "
+            "Pass the name of the last layer as head=…, and remove operations after it, such as a softmax."
         )

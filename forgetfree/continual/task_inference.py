@@ -67,8 +67,8 @@ def check_inference(options: TrainingOptions, stream: Stream) -> None:
     written = [task.name for task in stream.tasks if task.kind.answer == "text"]
     if written and inference_of(options, stream) == "router":
         raise OptionError(
-            f"task_inference=router goes by the entropy of labels, and {written[0]!r} is answered by texts. Use "
-            "task_inference=lda, which goes by the prompt."
+            f"task_inference=router uses the entropy of label predictions, but {written[0]!r} is a generation task. "
+            "Use task_inference=lda, which uses the prompt."
         )
 
 

@@ -218,7 +218,7 @@ class RunConfig(Options):
         placeholder="TEXTS|TASK",
     )
     out: Place = option("", "output directory (default: a new one in runs/)", group="How to run", placeholder="DIR")
-    objects: Any = option(NO_OBJECTS, "objects in the place of names, which no flag and no file can give")
+    objects: Any = option(NO_OBJECTS, "objects given instead of names, which flags and files cannot express")
     #: What is wrong with values, in whose place the defaults stand: `check` tells it with all else.
     _refused: ValidationError | None = PrivateAttr(None)
 
@@ -380,7 +380,7 @@ class RunConfig(Options):
         attempt = faults.attempt
         if again := first_twice(name.casefold() for name in self.strategy_names):
             same = [each for each in self.strategy if registry.strategy_name(each).casefold() == again]
-            faults.add(f"--strategy {' and '.join(same)} have one name. Give one another: NAME=MODULE:CLASS.")
+            faults.add(f"--strategy {' and '.join(same)} have the same name. Rename one of them: NAME=MODULE:CLASS.")
         named = zip(self.strategy_names, self.strategy, strict=True)
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
@@ -390,7 +390,9 @@ class RunConfig(Options):
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
         if self.held_out in self.names:
-            faults.add(f"--held-out {self.held_out} is a task of the stream, which trains its texts. Give others.")
+            faults.add(
+                f"--held-out {self.held_out} is a task of the stream, so its texts are trained on. Give other texts."
+            )
         options = self._options(classes, faults)
         common = attempt(lambda: self.common)
         if common is not None:
@@ -410,7 +412,7 @@ class RunConfig(Options):
                 continue
             key, field = name.replace("_", "-"), type(self).model_fields[name]
             if len({*value}) < len(value):
-                faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
+                faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each only once.")
             if not value and field.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         for named in self.kind:
@@ -425,12 +427,12 @@ class RunConfig(Options):
         """Add what does not go with a model that is fine-tuned already."""
         if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
             faults.add(
-                f"--fine-tuned is a model of one task, for {' and '.join(recipes.GRAFT)}, got {self.stream} and "
-                f"{', '.join(self.strategy_names)}. Leave it out, or the others."
+                f"--fine-tuned is the model of one task and needs {' and '.join(recipes.GRAFT)}, got {self.stream} "
+                f"and {', '.join(self.strategy_names)}. Leave --fine-tuned out, or the other names."
             )
         for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):
             if self.set.get(key, usual) not in (usual, str(usual)):
-                faults.add(f"{key}={self.set[key]} does not go with --fine-tuned. Leave it out.")
+                faults.add(f"{key}={self.set[key]} cannot be given with --fine-tuned. Leave it out.")
 
     def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
         """Return the options of each strategy; a fault that several of them have is added once."""
@@ -462,15 +464,15 @@ def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str,
     unfit = [name for each in config.metric if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
     if unfit and common.scenario == "class":
         faults.add(
-            f"scenario=class tells the labels of all tasks apart, which {' and '.join(OF_ALL_LABELS)} score, and --metric "
-            f"names {', '.join(unfit)}. Name one of these, or leave it out."
+            f"scenario=class predicts among the labels of all tasks, which only {' and '.join(OF_ALL_LABELS)} can "
+            f"score, but --metric names {', '.join(unfit)}. Name one of the former, or leave it out."
         )
     finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
     finding = {name: choice for name, choice in finding.items() if choice != "last"}
     if finding and common.scenario == "task":
         faults.add(
-            f"task_inference={min(finding.values())} is for streams that withhold the task, and {', '.join(finding)} would "
-            "be told it. Set scenario=class or scenario=domain, too."
+            f"task_inference={min(finding.values())} is for streams with unknown tasks, but {', '.join(finding)} "
+            "would be given the task. Also set scenario=class or scenario=domain."
         )
 
 
@@ -492,8 +494,8 @@ class Execution(Options):
         group="How to run",
         placeholder="NAME",
     )
-    progress: Any = option(None, "hears of all units, a Progress; none: silence")
-    debug: bool = option(False, "let an unexpected exception of a unit through, instead of going on with the others")
+    progress: Any = option(None, "a Progress that is notified about all units; none: silent")
+    debug: bool = option(False, "raise an unexpected exception of a unit instead of continuing with the other units")
 
     @field_validator("jobs", mode="before")
     @classmethod
@@ -520,7 +522,10 @@ class Execution(Options):
     def check_objects(self, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
         if (self.at_a_time > 1 or self.cluster) and objects:
-            raise UsageError(f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1.")
+            raise UsageError(
+                f"Worker processes load everything by name, but these were given as objects: {', '.join(objects)}. "
+                "Leave jobs at 1."
+            )
 
 
 #: From the start, in this process, in silence.
@@ -586,13 +591,13 @@ def _check_setting(key: str, known_of: Mapping[str, set[str]]) -> None:
     """Raise ``UsageError`` unless some strategy (or the run itself) has the option."""
     strategy, _, name = key.rpartition(".")
     if strategy and strategy not in known_of:
-        raise UnknownNameError("strategy in --set", strategy, known_of, "Add others by --strategy.")
+        raise UnknownNameError("strategy in --set", strategy, known_of, "Add others with --strategy.")
     known = known_of[strategy] if strategy else {*RunOptions.model_fields}.union(*known_of.values())
     if name not in known:
         ours = {each: registry.strategy(each).Options.model_fields for each in registry.STRATEGIES}
         if owners := [each for each, options in ours.items() if key in options]:
             raise UsageError(
-                f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "
-                f"--strategy, or leave {flag_of(key)} out."
+                f"{key!r} is not an option of {', '.join(known_of)}. Strategies with this option: "
+                f"{', '.join(owners)}. Add one with --strategy, or leave {flag_of(key)} out."
             )
         raise UnknownNameError("option", key, known, others={*OF_RUN, *(f"--{each}" for each in OF_RUN)} - {key})

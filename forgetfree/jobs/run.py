@@ -139,8 +139,8 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
     begun = load_run(out, REMEDY)
     if lacking := [each for each in begun.get("objects", ()) if each not in config.unnamed]:
         raise UsageError(
-            f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
-            "same call in Python, with resume=True."
+            f"{out} was started from Python with {', '.join(lacking)}, which a file cannot express. Resume it with "
+            "the same call in Python and resume=True."
         )
     merged_config(out, begun, {"run": as_json(config.section())})  # before anything is loaded
     return begun
@@ -242,7 +242,7 @@ def _cut_short(report: Report) -> Iterator[None]:
             report.write(ended=not isinstance(error, KeyboardInterrupt))  # figures take longer than a scheduler waits
         if isinstance(error, BrokenProcessPool):
             raise RunError(
-                "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
-                f"why). {holdings(report.out)} Add --jobs 1 to run one unit at a time."
+                "A worker process was killed, perhaps because it ran out of memory, or could not start (see the "
+                f"messages above). {holdings(report.out)} Add --jobs 1 to run one unit at a time."
             ) from error
         raise

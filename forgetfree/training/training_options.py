@@ -210,7 +210,7 @@ class LocalizationOptions(TrainingOptions):
     def _check_among(self) -> Self:
         if self.among == "free" and self.region_from == "mask":
             raise OptionError(
-                "region_from=mask seeks γ among all entries (C.3), and among=free is for the other ways. Set "
+                "region_from=mask searches γ among all entries (C.3), so it does not support among=free. Set "
                 "region_from=movement, or leave among out."
             )
         return self
@@ -276,9 +276,9 @@ def check_optimizer(optimizer: object) -> None:
     if isinstance(optimizer, Optimizer):
         name = type(optimizer).__name__
         raise OptionError(
-            f"optimizer={name}(…) holds the parameters of one model, and every task gets an optimiser of its own, over what "
-            f"the strategy trains. Give a function that makes it: Options(optimizer=lambda parameters: torch.optim.{name}("
-            "parameters, lr=0.01))."
+            f"optimizer={name}(…) holds the parameters of one model, but every task gets its own optimizer, for the "
+            "parameters that the strategy trains. Give a function that creates it: Options(optimizer=lambda "
+            f"parameters: torch.optim.{name}(parameters, lr=0.01))."
         )
 
 
@@ -306,7 +306,7 @@ def build_optimizer(function: Function, groups: list[dict[str, Any]]) -> torch.o
     others = sum(id(each) not in handed for group in made.param_groups for each in group["params"])
     if others:
         raise OptionError(
-            f"optimizer={name} took {others} parameters that are not to be trained. Make it of the parameters that the "
-            "function is given, and of no others."
+            f"optimizer={name} contains {others} parameters that must not be trained. Create it from the parameters "
+            "that the function is given, and from no others."
         )
     return made

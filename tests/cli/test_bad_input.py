@@ -186,7 +186,7 @@ CASES = [
     ),
     Case(
         "run sst2,ag_news --set scenario=class --metric sst2=f1",
-        "scenario=class tells the labels of all tasks apart, which accuracy and macro_f1 score, and --metric names f1.",
+        "scenario=class predicts among the labels of all tasks, which only accuracy and macro_f1 can score, but --metric names f1.",
     ),
     *(
         case
@@ -205,12 +205,17 @@ CASES = [
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --optimizer adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
-    Case("run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is no option of lora. Strategies that have it: "),
-    Case("run sst2 --held-out sst2", "--held-out sst2 is a task of the stream, which trains its texts. Give others."),
-    Case("run sst2 --held-out qnli", "--held-out tells the loss of a causal language model on each next token, and"),
+    Case(
+        "run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is not an option of lora. Strategies with this option: "
+    ),
+    Case(
+        "run sst2 --held-out sst2",
+        "--held-out sst2 is a task of the stream, so its texts are trained on. Give other texts.",
+    ),
+    Case("run sst2 --held-out qnli", "--held-out measures a causal language model's loss on the next token, which"),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory of the run to resume.", bare=True),
-    Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
+    Case("run sst2 --out run", "--out 'run' is not empty: it contains config.json, "),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
     ),
@@ -221,19 +226,19 @@ CASES = [
     Case("graft sst2 --set optimizer=nowhere:made", "'nowhere:made' cannot be imported: No module named 'nowhere'."),
     Case(
         "run sst2 --set ewc.ewc_lambda=1",
-        "Unknown strategy in --set 'ewc'. Known: grafting-continual. Add others by --strategy.",
+        "Unknown strategy in --set 'ewc'. Known: grafting-continual. Add others with --strategy.",
     ),
     Case(
         "run sst2 --config x.toml",
         "--batch-size and --set batch_size=3 are both given. Leave one of them out.",
         change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
     ),
-    Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
+    Case("graft sst2 --set cache=c --fine-tuned model", "cache=c cannot be given with --fine-tuned"),
     Case(
         "run sst2 --readout linear --set task_inference=router",
-        "task_inference=router is for streams that withhold the task",
+        "task_inference=router is for streams with unknown tasks",
     ),
-    Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs, and this runs on the CPU"),
+    Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs; on this run's device, the CPU"),
     Case("run sst2 --set graftable=(", "graftable must be a regular expression, got '('"),
     Case("run sst2 --set graftable=nosuch", "No graftable tensor in BertModel: expected at least one name matching", 1),
     Case(f"run sst2 --seed {'9' * 400}", "--seed must be below 9,223,372,036,854,775,808, got 9999999999"),
@@ -269,7 +274,8 @@ CASES = [
     ),
     # -- run: resuming -------------------------------------------------------------------------------------
     Case(
-        "run qnli --out run --resume", "--resume needs the configuration that run was begun with; these differ: stream"
+        "run qnli --out run --resume",
+        "--resume needs the configuration that run was started with; these differ: stream",
     ),
     Case(
         "run qnli,sst2 --out run --resume",
@@ -301,7 +307,7 @@ CASES = [
         "--fine-tuned 'nosuch' is no model. Expected a directory in Hugging Face layout",
     ),
     Case("graft sst2 --fine-tuned model", "--fine-tuned 'model' is BertModel without a head"),
-    Case("graft sst2 --out graft", "--out 'graft' is not empty: it holds bare-graft, config.json"),
+    Case("graft sst2 --out graft", "--out 'graft' is not empty: it contains bare-graft, config.json"),
     *(Case(f"{job} --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
     *(
         case
@@ -345,7 +351,7 @@ CASES = [
             ("--jobs 0", "--jobs must be auto, ray or at least 1, got 0."),
             (
                 "--resume --out nosuch",
-                "There is nothing to resume in 'nosuch'. Give the --out that was begun, or leave",
+                "There is nothing to resume in 'nosuch'. Give the --out of the run to resume, or leave",
             ),
             ("--resume --resume", "--resume is given twice. Give it once."),
             ("--steps 0", "steps must be at least 1, got 0."),
@@ -514,7 +520,7 @@ def test_bad_input_ends_in_one_paragraph(
         "Unknown task",
         "Expected one task",
     )
-    is_at_once = case.message.startswith(at_once) or " is not empty: it holds " in case.message
+    is_at_once = case.message.startswith(at_once) or " is not empty: it contains " in case.message
     assert start == 0 or not is_at_once, "it is told before anything else"
     first, *more = lines[start:]
     if more:  # several faults, one a line

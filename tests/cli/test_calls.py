@@ -132,7 +132,11 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     ("wrong", "line", "message"),
     [
         ({"strategies": ["grafting"]}, ["--strategy", "grafting"], "Unknown strategy 'grafting'"),
-        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "--seed names the same seed twice: 1, 1. Give each once."),
+        (
+            {"seeds": [1, 1]},
+            ["--seed", "1", "--seed", "1"],
+            "--seed names the same seed twice: 1, 1. Give each only once.",
+        ),
         ({"learning_rat": 1.0}, ["--set", "learning_rat=1.0"], "Did you mean 'learning_rate'?"),
         ({"optimizer": "torch.optim:Sgd"}, ["--set", "optimizer=torch.optim:Sgd"], "cannot be imported: module"),
         (
@@ -310,9 +314,9 @@ def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
     ]
     assert config["run"]["set"]["optimizer"] == config["options"]["Naive"]["optimizer"] == f"{here}.make"
     assert cli.main(["run", "--config", str(out / "config.json"), "--out", str(tmp_path / "again")]) == 2
-    assert "cannot be repeated from this file alone: the run was called from Python" in capsys.readouterr().err
+    assert "cannot be repeated from this file alone, because it was started from Python" in capsys.readouterr().err
     assert cli.main(["run", "sst2", *words(asked, "--strategy", "continual-ft", "--resume", "--out", str(out))]) == 2
-    assert "was begun from Python with the strategy Naive (a class), optimizer=" in capsys.readouterr().err
+    assert "was started from Python with the strategy Naive (a class), optimizer=" in capsys.readouterr().err
     longer = forgetfree.run("sst2", **call, out=out, resume=True, seeds=[0, 1])
     assert longer.matrix("Naive").equals(first.matrix("Naive")) and longer.matrix("Naive", 1).shape == (2, 1)
 

@@ -456,7 +456,7 @@ def test_a_run_of_another_version_is_resumed_with_a_note(tiny_cli: Tiny, tmp_pat
     change_config(out, lambda config: config["versions"].update(forgetfree="0.2.0"))
     capsys.readouterr()
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--seed", "0", "--seed", "1", "--resume")) == 0
-    expected = f"note: forgetfree (was 0.2.0, is {__version__}) changed since {out} was begun"
+    expected = f"note: forgetfree (was 0.2.0, is {__version__}) changed since {out} was started"
     assert expected in capsys.readouterr().err
 
 
@@ -465,13 +465,13 @@ def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, 
     out = tmp_path / "out"
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
     said = capsys.readouterr()
-    assert "Going on" not in said.err and "one task" in said.out and "After the last task" in said.out
+    assert "Resuming" not in said.err and "one task" in said.out and "After the last task" in said.out
     assert "Time per phase" not in said.out and "Time per phase" in (out / "report.md").read_text()
     before = (out / "results.json").read_bytes()
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--resume")) == 0
     assert (out / "results.json").read_bytes() == before
     said = capsys.readouterr()
-    assert f"Going on in {out}; " in said.err
+    assert f"Resuming {out}; " in said.err
     assert "After the last task" in said.out
 
 

@@ -124,7 +124,7 @@ def test_names_that_are_typed_are_those_of_the_disk_in_either_form_of_unicode(
         assert row["task"] == typed and row[typed] == row["text"]
     assert call("export", typed, "--task", there, "--out", "model-of-its-own") == 0
     assert call("run", "--on", typed, "--without", there, "--out", "less") == 1
-    assert f"learned nothing but '{typed}'" in capsys.readouterr().err
+    assert f"learned only '{typed}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

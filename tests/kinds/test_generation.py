@@ -348,7 +348,7 @@ def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path
     bert = families.write("Bert", tmp_path / "bert")
     with pytest.raises(ModelError, match="'generate' needs a causal language model or an encoder-decoder"):
         run(data, bert, tmp_path / "out", "grafting-continual")
-    with pytest.raises(UsageError, match="task_inference=router goes by the entropy of labels"):
+    with pytest.raises(UsageError, match="task_inference=router uses the entropy of label predictions"):
         run(data, model, tmp_path / "out", "grafting-continual", scenario="class", task_inference="router")
 
 

@@ -184,7 +184,7 @@ def test_metrics_of_what_is_there_do_not_change() -> None:
     assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)
 
 
-CLAIM = "forget_free: claimed as True, but learning b changed the answers for a"
+CLAIM = "forget_free is True, but learning b changed the predictions for a"
 
 
 def results_with(ece: Any, matrix: Any = LOWER) -> Json:
@@ -197,7 +197,7 @@ def test_results_go_through_files_tables_and_reports(tmp_path: Path) -> None:
         for format in ("markdown", "rich", "html", "json"):
             text = render(table, format)
             assert "nan" not in text.lower()
-            assert "learning b changed the answers for a" in text.replace("\\", "")
+            assert "learning b changed the predictions for a" in text.replace("\\", "")
         matrix = table.matrix("grafting-continual")
         assert np.array_equal(np.isnan(matrix), np.triu(np.ones((4, 3), dtype=bool)))
         assert np.isnan(table.summary()["fwt", "mean"].item())

@@ -307,7 +307,11 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("grafting-continual", {"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no"),
+        (
+            "grafting-continual",
+            {"base_fraction": 0.0, "mask_steps": 0},
+            "base_fraction=0 with mask_steps=0 leaves the region empty",
+        ),
         ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
         ("merge-ties", {"density": 1e-9}, "leaves no entry"),
     ],

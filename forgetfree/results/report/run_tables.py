@@ -324,41 +324,48 @@ def _unit_of_scores(results: Results, percent: str = "in %") -> str:
 MEANINGS = {
     "F1": "F1 of label 1, or of entities for tagging",
     # How learned tasks are scored, see `forgetfree.continual.strategy`.
-    "forgetting": "the difference between a task's best score since it was learned and its final score; the mean over all tasks "
-    "but the last. If a strategy claims to forget nothing, 32 test rows of each learned task (8 for generation) are "
-    "predicted again after each later task, and the task is scored again only if a bit of these predictions changed",
+    "forgetting": "the difference between a task's best score since it was learned and its final score; the mean "
+    "over all tasks but the last. If a strategy claims to forget nothing, 32 test rows of each learned task (8 for "
+    "generation) are predicted again after each later task, and the task is scored again only if a bit of these "
+    "predictions changed",
     "BWT": "backward transfer: a task's final score minus its score right after it was learned; negative if tasks were "
     "forgotten",
     "ECE": "expected calibration error, in %: the mean difference between confidence and accuracy, in 15 bins; the "
     "mean over tasks",
-    "updates": "number of updates of the model's or a region's weights, over all tasks. Updates of the fine-tuned models that "
-    "the strategy uses are included, even if another strategy or run trained them; updates of mask scores are not",
-    CONSTANT: "the best score of any single answer that is given to every row; a model that has learned the task scores "
-    "higher",
-    "a bag of words": "logistic regression on TF-IDF features of the same training rows, for pairs also on the overlap of the two "
-    "texts; it does not use the model. The mean over seeds",
-    "a linear probe": "logistic regression on features of the frozen pre-trained model, on the same training rows; the mean over seeds",
+    "updates": "number of updates of the model's or a region's weights, over all tasks. Updates of the fine-tuned "
+    "models that the strategy uses are included, even if another strategy or run trained them; updates of mask "
+    "scores are not",
+    CONSTANT: "the best score of any single answer that is given to every row; a model that has learned the task "
+    "scores higher",
+    "a bag of words": "logistic regression on TF-IDF features of the same training rows, for pairs also on the "
+    "overlap of the two texts; it does not use the model. The mean over seeds",
+    "a linear probe": "logistic regression on features of the frozen pre-trained model, on the same training rows; "
+    "the mean over seeds",
     "a linear probe at the mean": "the same, on the mean of the features of all tokens",
-    "the most similar training row": "the target of the training row whose prompt is most similar (cosine of TF-IDF); the mean over seeds",
+    "the most similar training row": "the target of the training row whose prompt is most similar (cosine of "
+    "TF-IDF); the mean over seeds",
     UNTRAINED: "the pre-trained model without any training",
     "FWT": "forward transfer: a task's score just before it is learned minus its score before training",
-    "intransigence": "the score of a model fine-tuned on the task alone minus the task's score right after it was learned",
+    "intransigence": "the score of a model fine-tuned on the task alone minus the task's score right after it was "
+    "learned",
     "agreement": "the share of test rows with the same prediction as the model fine-tuned on the task alone",
     "(s)": "seconds over all tasks; the time for a fine-tuned model that several strategies share is counted for the "
     "strategy that trained it",
     "stored (bytes)": "stored besides the pre-trained model, to predict for all tasks and to learn the next one",
-    "95 % intervals": "in brackets: 95 % confidence intervals over seeds and test rows. The variance between seeds is estimated with "
-    "n - 1; the variance between rows comes from the part that all seeds share (Cochran and Cox). Without "
-    "predictions for single rows, an upper bound is used, which is mostly wider. Intervals are clipped to the range "
-    "of the score",
+    "95 % intervals": "in brackets: 95 % confidence intervals over seeds and test rows. The variance between seeds "
+    "is estimated with n - 1; the variance between rows comes from the part that all seeds share (Cochran and Cox). "
+    "Without predictions for single rows, an upper bound is used, which is mostly wider. Intervals are clipped to "
+    "the range of the score",
     "minus": "the difference of the averages on the same rows and seeds; undecided: the interval contains 0",
-    "Kept above the best baseline": "(score − baseline) / (score of fine-tune − baseline): the share of what fine-tuning learned. A task's baseline "
-    "is the best one in the table of scores; that of the average is their mean. Baselines are treated as exact. — "
-    "if fine-tune is not significantly above the baseline, or by fewer than 3 points, because such a share is noise",
-    "Learning matrix": "the scores of all tasks after each task. In HTML, a stronger tint means closer to the task's best score; no "
-    "tint means no better than a constant answer",
-    LOSS: "the mean cross-entropy per token of the targets, including the token that ends them; its exponential is the "
-    "perplexity",
-    "no task active": "empty if each task has its own model. With a task active: the mean over the models that predict for the tasks",
+    "Kept above the best baseline": "(score − baseline) / (score of fine-tune − baseline): the share of what "
+    "fine-tuning learned. A task's baseline is the best one in the table of scores; that of the average is their "
+    "mean. Baselines are treated as exact. — if fine-tune is not significantly above the baseline, or by fewer than "
+    "3 points, because such a share is noise",
+    "Learning matrix": "the scores of all tasks after each task. In HTML, a stronger tint means closer to the task's "
+    "best score; no tint means no better than a constant answer",
+    LOSS: "the mean cross-entropy per token of the targets, including the token that ends them; its exponential is "
+    "the perplexity",
+    "no task active": "empty if each task has its own model. With a task active: the mean over the models that "
+    "predict for the tasks",
     "word_accuracy": "the share of words with the correct tag",
 }
