@@ -69,7 +69,7 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
     finished = FinishedRun(run)
     if known := [task for task in tasks if task in finished.tasks]:
         raise TaskError(
-            f"{run} has already learned {known[0]}. To learn new data for it, give the task another name, such as "
+            f"{run} has already learned {known[0]!r}. To learn new data for it, give the task another name, such as "
             f"{known[0]}-2, by renaming the file or folder."
         )
     if without is not None and without not in finished.tasks:
@@ -94,7 +94,7 @@ def _check_name_of_file(data: Any, tasks: Sequence[str], finished: FinishedRun) 
     if len(held) == len(tasks) == 1 and held[0] != tasks[0]:
         raise TaskError(
             f"A file that is added to the tasks of {finished.directory} is a task with the file's name: expected "
-            f"{tasks[0]}, got {held[0]}. Name the task {held[0]}, or rename the file to {tasks[0]}."
+            f"{tasks[0]!r}, got {held[0]!r}. Name the task {held[0]}, or rename the file to {tasks[0]}."
         )
 
 

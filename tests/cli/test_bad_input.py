@@ -160,18 +160,16 @@ CASES = [
     ),
     Case("list tasks --verbose --json", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     # -- run: flags ----------------------------------------------------------------------------------------
-    Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
-    Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
+    Case("run", "No stream was given. data contains ag_news, qnli, sst2. Give task names with commas"),
+    Case("run --data demo", "No stream was given. Known: qnli-agnews-sst2"),
     Case(
         "run --data data/sst2",
         "data/sst2 holds one task, which may have any name without a comma or a slash. Give task names",
     ),
     Case("run sst2 --strategy lora --set rank=1000000000", "rank must be at most 65,536, got 1000000000."),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
-    Case("run sst2,sst2", "The stream names 'sst2' twice. Name each task once;"),
-    Case(
-        "run data/sst2", "'data/sst2' is a file or a directory, and no task. To read its rows, give --data data/sst2."
-    ),
+    Case("run sst2,sst2", "The stream names 'sst2' twice. Name each task only once;"),
+    Case("run data/sst2", "'data/sst2' is a file or a directory, not a task. To read its rows, give --data data/sst2."),
     Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
@@ -182,11 +180,13 @@ CASES = [
         "run sst2 --readout prompt", "The readout 'prompt' needs a masked language model, and 'model' is BertModel.", 1
     ),
     Case(
-        "run ag_news --metric f1", "--metric f1 does not fit task 'ag_news': metric must be 'accuracy' or 'macro_f1'", 1
+        "run ag_news --metric f1",
+        "--metric f1 cannot be used for task 'ag_news': metric must be 'accuracy' or 'macro_f1'",
+        1,
     ),
     Case(
         "run sst2,ag_news --set scenario=class --metric sst2=f1",
-        "scenario=class predicts among the labels of all tasks, which only accuracy and macro_f1 can score, but --metric names f1.",
+        "scenario=class predicts among the labels of all tasks, which only accuracy and macro_f1 can score, but --metric",
     ),
     *(
         case
@@ -200,7 +200,7 @@ CASES = [
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
         "The data directory 'nosuch.csv' does not exist.",
     ),
-    Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
+    Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "would both be the task 'train'"),
     Case("run sst2 --set seed=1", "Unknown option 'seed'. Did you mean '--seed'? Known: accumulation, "),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --optimizer adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
@@ -300,7 +300,7 @@ CASES = [
     Case("run sst2", "model/config.json is not valid JSON", 1, write("model/config.json", "{")),
     Case("run sst2", "Model 'model' cannot be loaded: ", 1, cut("model/model.safetensors")),
     # -- graft ---------------------------------------------------------------------------------------------
-    Case("graft", "No stream is given. data holds ag_news, qnli, sst2."),
+    Case("graft", "No stream was given. data contains ag_news, qnli, sst2."),
     Case("graft qnli,sst2", "Expected one task, got the 2 of 'qnli,sst2'"),
     Case(
         "graft sst2 --fine-tuned nosuch",
@@ -332,7 +332,7 @@ CASES = [
         )
     ),
     *(
-        Case(f"{command} sst2 --{column}-column phrase", f"no column 'phrase', which is named as {column}_column", 1)
+        Case(f"{command} sst2 --{column}-column phrase", f"no column 'phrase', which {column}_column names", 1)
         for command in ("run", "graft")
         for column in ("text", "label")
     ),
@@ -408,7 +408,7 @@ CASES = [
     Case("predict run x", "ledger.safetensors is not the file that its unit wrote", 1, flip(LEDGER)),
     Case("predict run --json --csv x", "--json and --csv are both given. Give one of them."),
     Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
-    Case("predict run --file data", "data is of no known kind: expected a name that ends in .parquet, .jsonl,", 1),
+    Case("predict run --file data", "data has an unknown format: expected a name that ends in .parquet, .jsonl,", 1),
     Case(
         "predict run --file x.jsonl", "row 1, column 'text': expected a text, got 5", 1, write("x.jsonl", '{"text": 5}')
     ),

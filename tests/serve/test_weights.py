@@ -400,7 +400,7 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
         assert (said["text_a"], said["text_b"]) == ("who", "it was")
     (tmp_path / "e.csv").write_text("review,sentiment\nwho,joyful\n")  # a label is no second text
     assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / "e.csv")]) == 1
-    assert "has the columns 'review', 'sentiment', and the task reads text_a and text_b" in capsys.readouterr().err
+    assert "has the columns 'review', 'sentiment', but the task reads text_a and text_b" in capsys.readouterr().err
 
 
 def test_a_stream_is_answered_line_by_line(finished_run: MakeRun, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
     assert HeldOutTexts.of(str(lines), "demo", loaded).note == ""
     with table.open("a") as file:
         file.write("{broken\n")
-    with pytest.raises(DataError, match=r"texts\.jsonl, row 5: expected a JSON object, .* --skip-bad-rows leaves such"):
+    with pytest.raises(DataError, match=r"texts\.jsonl, row 5: expected a JSON object, .* --skip-bad-rows skips such"):
         HeldOutTexts.of(str(table), "demo", loaded)
     note = HeldOutTexts.of(str(table), "demo", loaded, options=ReadOptions(skip_bad_rows=True)).note
     assert note == f"Rows of --held-out {table} were left out: no text of two tokens or more (2), no JSON object (1)."
@@ -148,13 +148,11 @@ def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, 
     good = [{"prompt": "film", "target": text} for text in ("great film", "a movie")]
     for split, more in (("train", []), ("validation", []), ("test", [{"prompt": "film", "target": "film " * 40}])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good, *more]))
-    with pytest.raises(DataError, match=r"test\.jsonl, row 3: .* --skip-bad-rows leaves such rows out"):
+    with pytest.raises(DataError, match=r"test\.jsonl, row 3: .* --skip-bad-rows skips such rows"):
         HeldOutTexts.of(str(folder), "demo", loaded)
     with (folder / "test.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "film", "target": ""}) + "\n")
-    with pytest.raises(
-        DataError, match=r"test\.jsonl, row 4, column 'target': expected .* --skip-bad-rows leaves such"
-    ):
+    with pytest.raises(DataError, match=r"test\.jsonl, row 4, column 'target': expected .* --skip-bad-rows skips such"):
         HeldOutTexts.of(str(folder), "demo", loaded)
     texts = HeldOutTexts.of(str(folder), "demo", loaded, options=ReadOptions(skip_bad_rows=True))
     assert (texts.counts["texts"], len(texts.texts)) == (2, 2)
