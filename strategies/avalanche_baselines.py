@@ -45,7 +45,7 @@ class Replay(
     mem_size=option(200, "number of stored examples, over all tasks together", at_least=1),
     batch_size_mem=option(8, "number of stored examples added to each batch", at_least=1),
 ):
-    """Experience replay: each batch comes with rows of earlier tasks (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
+    """Experience replay: add examples of earlier tasks to each batch (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
 
 
 def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
@@ -107,7 +107,7 @@ class GDumb(
 ):
     """GDumb: for each task, train θ_pre on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
 
-    The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
+    The memory is drawn after all examples of the task were seen (a reservoir per label); the paper fills it greedily.
     """
 
     Options = GDumbOptions
@@ -154,7 +154,7 @@ class DER(
     alpha=option(0.1, "weight of the distance to the stored logits", at_least=0),
     beta=option(0.5, "weight of the loss on stored labels; 0: DER; above 0: DER++", at_least=0),
 ):
-    """Dark experience replay: rehearse the logits the model once gave (Buzzega et al., 2020, §3).
+    """Dark experience replay: replay stored examples with their earlier logits (Buzzega et al., 2020, §3).
 
     Avalanche's asks the model for logits without task labels and stacks logits of unequal width. Here the memory names
     the task, and logits are filled up to the widest task's with the lowest number, which adds nothing to the distance.
@@ -190,7 +190,7 @@ class EWC(
 ):
     """Elastic weight consolidation: a quadratic penalty by Fisher information, one per task (Kirkpatrick et al., 2017, eq. 3).
 
-    As in Avalanche, λ stands without the paper's ½, and the Fisher information is that of the true labels, squared batch by
+    As in Avalanche, λ lacks the paper's factor ½, and the Fisher information is that of the true labels, squared batch by
     batch of ``batch_size`` rows: smaller than row by row, so λ is larger than in the paper.
     """
 
@@ -239,7 +239,7 @@ class SI(
     si_lambda=option(1.0, "λ: weight of the penalty, twice the paper's c; importances are at most 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):
-    """Synaptic intelligence: a penalty by each weight's share in the fall of the loss (Zenke et al., 2017, eqs. 4 and 5).
+    """Synaptic intelligence: a penalty by each weight's share in the decrease of the loss (Zenke et al., 2017, eqs. 4 and 5).
 
     As in Avalanche, the penalty is λ/2 where the paper has c, importances above 0.001 are cut to it (Maltoni & Lomonaco, 2019),
     and the path is that of the whole loss, penalty included; its gradients are clipped ones, where `max_gradient_norm` is set.
@@ -261,9 +261,9 @@ class MAS(
     lambda_reg=option(1.0, "λ: weight of the penalty", at_least=0),
     alpha=option(0.5, "weight of the importance from earlier tasks", at_least=0, at_most=1),
 ):
-    """Memory aware synapses: a penalty by how far the outputs move with a weight (Aljundi et al., 2018, §4).
+    """Memory aware synapses: a penalty weighted by the sensitivity of the outputs to each weight (Aljundi et al., 2018, §4).
 
-    As in Avalanche, gradients are those of a batch, not of a row, and importances are averaged over tasks by α, where the
+    As in Avalanche, gradients are those of a batch instead of an example, and importances are averaged over tasks with α; the
     paper adds them up.
     """
 
@@ -283,9 +283,9 @@ class RWalk(
     ewc_alpha=option(0.9, "α: weight of the newest Fisher information", at_least=0, at_most=1),
     delta_t=option(10, "number of steps between updates of the scores; at most the steps of a task", at_least=1),
 ):
-    """Riemannian walk: EWC's penalty and a path's, in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
+    """Riemannian walk: the penalties of EWC and of a path in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
 
-    As in Avalanche, the Fisher information is that of batches, not of rows.
+    As in Avalanche, the Fisher information is computed per batch, not per example.
 
     Avalanche divides scores by the largest: 0 by 0 where none was taken yet, and all weights are NaN from then on. So
     ``delta_t`` is cut to the steps of the task.
@@ -307,7 +307,7 @@ class LwF(
     alpha=option(1.0, "weight of the distillation", at_least=0),
     temperature=option(2.0, "temperature T of the softmax in the distillation", above=0),
 ):
-    """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3).
+    """Learning without forgetting: distil the old readouts' predictions on the new examples (Li & Hoiem, 2016, eqs. 2 and 3).
 
-    As in Avalanche, no steps train the new readout alone first, as the paper's warm-up does.
+    As in Avalanche, there are no initial steps that train the new readout alone, unlike the paper's warm-up.
     """

@@ -22,7 +22,7 @@ from forgetfree.training.encoded_task import EncodedTask
 class FineTune(ContinualStrategy):
     """Fine-tune θ_pre on each task alone and answer for each task with its own model (paper, table 4, row "FT").
 
-    Keeps a whole model per task: memory O(T·d). A task that is not learned yet is answered by θ_pre.
+    Stores a whole model per task: memory O(T·d). Before a task is learned, θ_pre predicts for it.
     """
 
     Options = TaskwiseOptions

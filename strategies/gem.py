@@ -1,4 +1,4 @@
-"""GEM and A-GEM, as Avalanche implements them: no step goes against the gradients of remembered rows."""
+"""GEM and A-GEM, as Avalanche implements them: updates that do not conflict with gradients on stored examples."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class AGEM(
     patterns_per_experience=option(64, "number of stored examples per task", at_least=1),
     sample_size=option(16, "number of stored examples for the reference gradient, in equal parts per task", at_least=1),
 ):
-    """Averaged gradient episodic memory: g loses its part against that on remembered rows (Chaudhry et al., 2019, eq. 11).
+    """Averaged gradient episodic memory: remove from g what conflicts with stored examples (Chaudhry et al., 2019, eq. 11).
 
-    Remembered rows are a random choice, but come in turn, where the paper draws them again at each step.
+    Stored examples are chosen at random and used in turn; the paper samples them anew at each step.
     """
 
 
@@ -117,4 +117,4 @@ class GEM(
     patterns_per_experience=option(16, "number of stored examples per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):
-    """Gradient episodic memory: g is projected so that no earlier task's loss rises (Lopez-Paz & Ranzato, 2017, eq. 11)."""
+    """Gradient episodic memory: project g so that no earlier task's loss increases (Lopez-Paz & Ranzato, 2017, eq. 11)."""

@@ -14,7 +14,7 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class GraftingOptions(SkillOptions):
-    """Grafting, and what is said at the end of the stream."""
+    """Options of grafting, and of the evaluation at the end of the stream."""
 
     composition: Literal["union", "alone", "auto"] = option(
         "union",
@@ -28,15 +28,15 @@ class GraftingOptions(SkillOptions):
 class GraftingContinual(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
-    Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
+    Each task is inferred with θ_pre and the union of the regions up to its own, so later tasks cannot change it.
     With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, each task after the first is
-    trained both ways, from one θ_ft and one γ, and what has the lower loss on validation rows
-    is recorded; of equal ones, the union. A task that stands alone leaves the union as it was. Plugins
-    meet the training on the union only.
+    trained both ways, from the same θ_ft and γ, and the version with the lower loss on validation rows
+    is recorded; if they are equal, the union. A task trained alone leaves the union unchanged. Plugins
+    are only called in the training on the union.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
-    starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, nothing but the readout
-    is trained. A task that is not learned yet is answered by the union of all regions so far.
+    starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
+    is trained. Before a task is learned, the union of all regions so far predicts for it.
     """
 
     Options = GraftingOptions
@@ -74,5 +74,5 @@ class GraftingContinual(RegionStrategy):
         return self.ledger_model.of(task)
 
     def extra_results(self) -> dict[str, Any]:
-        """Return the scores of the one final union on all tasks: what the union per task buys."""
+        """Return the scores of the final union on all tasks, to compare with the union per task."""
         return {"union": self.ledger_model.union_scores()} if self.options.final_union else {}

@@ -1,4 +1,4 @@
-"""LoRA and O-LoRA: low-rank adapters per task, beside a θ_pre that stays as it is, bit for bit."""
+"""LoRA and O-LoRA: low-rank adapters per task, on a θ_pre that never changes, bit for bit."""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ class AdapterStrategy(ContinualStrategy):
 
 
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
-    """Adapters, and a model per task."""
+    """Options of adapters with one model per task."""
 
 
 class LoRA(AdapterStrategy):
     """Low-rank adapters per task: W = W_pre + (α/r)·B·A, with W_pre frozen (Hu et al., 2021, arXiv:2106.09685, eq. 3).
 
-    The paper adapts one task; here each task of the stream gets adapters of its own on θ_pre and is answered by them, so
-    what other tasks do cannot reach it. A task that is not learned yet is answered by θ_pre. A task met again is refused.
-    The layers are PEFT's usual ones, as in the paper query and value.
+    The paper adapts to one task; here each task of the stream has its own adapters on θ_pre, which predict for it, so
+    other tasks cannot change it. Before a task is learned, θ_pre predicts for it. A task cannot be learned twice.
+    By default, PEFT's choice of layers is adapted: query and value, as in the paper.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
@@ -124,7 +124,7 @@ class LoRA(AdapterStrategy):
 
 
 class OLoRAOptions(AdapterOptions):
-    """Adapters, and how far they must keep apart."""
+    """Options of adapters with an orthogonality penalty."""
 
     orthogonality: float = option(
         0.5, "λ₁: weight of the orthogonality penalty; the paper: 0.5 for most tasks", at_least=0
@@ -136,9 +136,9 @@ class OLoRA(AdapterStrategy):
 
     L_orth is the sum of the squared entries of A_iᵀ·A_t, layer by layer (eq. 8; the authors' code takes their absolute
     values, and adds an ℓ2 norm of the new adapters that the paper does not mention: weight_decay has its place here).
-    Earlier adapters are frozen and act together with the new ones; all tasks are answered by W_pre + (α/r) Σ_i B_i·A_i with
-    all adapters so far (eq. 9, without merging them into W_pre). Later adapters do reach earlier tasks, so it forgets
-    little, not nothing. The readouts belong to their tasks; the paper generates label words instead.
+    Earlier adapters are frozen and used together with the new ones; all tasks are predicted with W_pre + (α/r) Σ_i B_i·A_i and
+    all adapters so far (eq. 9, without merging them into W_pre). Later adapters affect earlier tasks, so O-LoRA forgets
+    little, but not nothing. Each task has its own readout; the paper generates label words instead.
 
     The penalty's curvature is 2·λ₁·σ², with σ the largest singular value of the earlier A_i of a layer, stacked: SGD follows it
     only while the adapters' rate · λ₁ · σ² is below 1 (docs/baselines.md).

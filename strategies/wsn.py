@@ -1,4 +1,4 @@
-"""WSN: a mask per task, learned together with the weights it lets through (Kang et al., 2022)."""
+"""WSN: a mask per task, learned together with the weights that it selects (Kang et al., 2022)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class WSNOptions(LedgerOptions):
-    """Training weights and masks together."""
+    """Options of training weights and masks together."""
 
     capacity: float = option(
         0.1,

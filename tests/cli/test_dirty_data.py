@@ -172,7 +172,9 @@ def test_a_run_keeps_what_labels_are_read_as_also_on_top_of_another(tickets: lis
     assert section["map_label"] == [f"tickets:{each}" for each in MAPPED]
     ledgers = [Path(run) / "bitfit/seed-0/ledger.safetensors" for run in ("both", "again")]
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
-    with pytest.raises(TaskError, match=r"expected 'new', got 'tickets'\. Name the task tickets, or rename the file to new"):
+    with pytest.raises(
+        TaskError, match=r"expected 'new', got 'tickets'\. Name the task tickets, or rename the file to new"
+    ):
         forgetfree.run("new", data="tickets.json", on="one", out="third")
 
 

@@ -192,7 +192,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
     stream = tiny_stream("bert", "linear", stream="qnli,sst2")
     strategy = learn(make(name, stream))
     before, tensors = logits(strategy), everything(stream.model)
-    with pytest.raises(TaskError, match=r"'qnli' (is already in the ledger|has adapters already)"):
+    with pytest.raises(TaskError, match=r"'qnli' (is already in the ledger|already has adapters)"):
         strategy.train(next(iter(stream.benchmark.train_stream)))
     assert [task.name for task in strategy.learned] == ["qnli", "sst2"]
     assert_same(everything(stream.model), tensors)
