@@ -1,8 +1,8 @@
-"""The contract of a strategy on a ledger: each task trains a region that no later task can reach.
+"""Base class of strategies with a ledger: each task trains a region that no later task can change.
 
-Such a strategy says which region a task may train. The region minus what earlier tasks own is trained as one small vector and
+Such a strategy chooses a task's region. The region minus what earlier tasks own is trained as one small vector and
 recorded, and a task is answered with what the ledger's composition says. An author meets `RegionStrategy` and its options here;
-`LedgerModel` below is what the model holds when, and `forgetfree.continual.strategy` has the rest.
+`LedgerModel` below decides which weights the model holds at each moment; `forgetfree.continual.strategy` has the rest.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class SkillOptions(LedgerOptions, LocalizationOptions):
 
 
 class RegionStrategy(ContinualStrategy):
-    """Base of strategies on a ledger: `setup` opens the ledger, and `begin` returns a `region_training`.
+    """Base class of strategies with a ledger: `setup` opens the ledger, and `begin` returns a `region_training`.
 
-    Between tasks the model carries the union of all regions where tasks are answered with unions, else θ_pre.
+    Between tasks, the model holds the union of all regions if tasks are inferred with unions, else θ_pre.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LedgerOptions
@@ -93,18 +93,18 @@ class RegionStrategy(ContinualStrategy):
 
     @final
     def open_ledger(self, composition: Composition) -> None:
-        """Begin an empty ledger, which becomes what the strategy keeps.
+        """Create an empty ledger, which becomes the strategy's `storage`.
 
         Args:
-            composition: what a task is answered with: ``union``, ``alone``, ``selection`` or ``auto``, see `Ledger`.
+            composition: regions that a task is inferred with: ``union``, ``alone``, ``selection`` or ``auto``, see `Ledger`.
         """
         self.ledger_model = LedgerModel(self, composition)
 
     @final
     def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``, made of θ_pre and it alone, once for all who share the store; the model is as before.
+        """Return θ_ft of ``task``, trained from θ_pre on it alone, once per store; the model does not change.
 
-        Where `SkillOptions` choose γ at θ_pre, return θ_pre with a readout that is trained alone.
+        If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it.
         """
         options = self.options
         with self.ledger_model.base(union=False):
@@ -137,7 +137,7 @@ class RegionStrategy(ContinualStrategy):
         options: TrainingOptions | None = None,
         trained: Callable[[], TrainedParameters] | None = None,
     ) -> Training:
-        """Return the training of what no earlier task owns of γ, on top of the union, or of all of γ on θ_pre alone.
+        """Return the training of the entries of γ that no earlier task owns, on top of the union, or of all of γ on θ_pre.
 
         Args:
             task: the task.
