@@ -233,7 +233,7 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert cli.main(command.words(out)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("forgetfree: error: There is not enough memory: CUDA out of memory. ")
-    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
+    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out}." in said
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
@@ -365,7 +365,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
-    assert last.startswith(f"forgetfree: error: Interrupted. 0 of 2 units finished in {out}; ")
+    assert last.startswith(f"forgetfree: error: Interrupted. 0 of 2 units finished in {out}. ")
     assert last.endswith(f"To resume, repeat the command with --resume --out {out}.")
     assert not (out / LOCK).exists()
     with pytest.raises(ProcessLookupError):  # within twenty seconds, no worker is left
