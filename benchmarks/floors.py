@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from forgetfree.continual.stream import make_stream
+from forgetfree.core.readout import mean_of_tokens
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows, by_length, representative
@@ -23,7 +24,6 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.loading import load_model
-from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.floors import Floats, Integers, probe_answers, word_answers

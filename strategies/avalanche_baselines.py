@@ -164,7 +164,7 @@ class DER(
 
     def setup(self) -> None:
         """Make a memory that knows tasks."""
-        self.width = max(head.n_labels for head in self.model.heads)
+        self.width = max(self.stream.model.readout_of(task.label).n_labels for task in self.stream.tasks)
         self.storage_policy = _LogitsByTask(self.mem_size, adaptive_size=True)
         self.keep_beside(lambda: self.storage_policy)
 

@@ -104,7 +104,7 @@ class Bench:
         tokens = TokenLayout(pad)
         if readout == "generate":
             backbone.generation_config = plain_generation(tokenizer, tokens.pad, config)
-        model = TaskModel(backbone.eval(), tokens, readout, read_last=True)
+        model = TaskModel(backbone.eval(), tokens, readout, pooling="last")
         return LoadedModel(size, model, tokenizer, readout, size, 512)
 
     def rows(self, name: str, length: int, count: int = 64) -> TaskRows:

@@ -16,7 +16,6 @@ from benchmarks.speed.ledger_growth import ledger_of
 from forgetfree import LedgerSwitch, MixedBatchModel, registry
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.stream import make_stream
-from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.checkpoints import pack, unpack
@@ -70,7 +69,7 @@ def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
     model, space, test = single.model, single.space, single.task.test
     ledger = ledger_of(space, 8, max(8, len(space) // 10_000), composition)
     for name in ledger.tasks:
-        model.add_task(TaskHead(name, 2))
+        model.add_task(name, 2)
     model.to(bench.device)
     before = space.flatten(model.backbone)
     switch = LedgerSwitch(ledger, model.backbone, check=False)
@@ -166,7 +165,7 @@ def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
     model: Any = bench.llama("135 million", "generate", dtype).model
     draw, new = random.Random(0), 4 if bench.tiny else 24
     model.to(bench.device).eval()
-    model.add_task(TaskHead("story", 0))
+    model.add_task("story", 0)
     ids = range(10, 100)
     row, *others = [draw.choices(ids, k=length) for length in (40, 33, 47, 40, 52, 36, 61, 45)]
     states: list[Tensor] = []

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
 from forgetfree.ledger.graft import Graft
@@ -47,7 +46,7 @@ def mixed_model(loaded: LoadedModel, tasks: int, composition: Composition, prefi
         owned = ledger.free(region)
         values = space.gather(model.backbone, owned.indices) + 0.02 * torch.randn(len(owned), generator=generator)
         ledger.append(Record(task, region, Graft(owned, values), SPARSITY))
-        model.add_task(TaskHead(task, 2 + number % 3))
+        model.add_task(task, 2 + number % 3)
     return MixedBatchModel(model, LedgerSwitch(ledger, model.backbone, fingerprint=loaded.fingerprint), pad=loaded.pad)
 
 

@@ -108,7 +108,7 @@ class AvalancheStrategy(ContinualStrategy):
                 "can predict, but its memory of earlier tasks is not saved. Train it on the whole stream."
             )
         self.scope.enter_context(_around(self))
-        return self.everything(task, readout=self.model.readouts(), **changes)
+        return self.everything(task, readout=self.model.learned_readouts(), **changes)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""

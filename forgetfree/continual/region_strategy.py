@@ -396,12 +396,10 @@ class LedgerModel:
         check_definitions(ledger, {task.name: task.definition for task in strategy.stream.tasks}, "the stream")
         learned = tasks_named(strategy.stream, ledger.tasks, path)
         for task, record in zip(learned, ledger.records, strict=True):  # all of it, before anything is changed
-            readout = strategy.model.readout_module(task.label).state_dict()
-            expected, got = ({n: tuple(t.shape) for n, t in named.items()} for named in (readout, record.readout))
-            if expected != got:
+            if misfit := strategy.model.readout_of(task.label).misfit(record.readout):
                 raise LedgerError(
-                    f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
-                    "the model and scenario of its stream."
+                    f"{path}: the readout of task {record.task!r} does not fit: {misfit}. Load it with the model and scenario "
+                    "of its stream."
                 )
         with self.base(union=False):
             self._set(ledger)

@@ -23,7 +23,7 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.readout_model import ReadoutModel, TaskHead
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.examples import DatasetExamples, EncodedRows, OneLength
@@ -34,7 +34,7 @@ from forgetfree.errors import ModelError, RunError, UnknownNameError, UsageError
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.loading import LoadedModel, check_in_memory, load_model
 from forgetfree.models.state import ModelState
-from forgetfree.models.task_model import ClassifierModel, ModuleModel, TaskModel
+from forgetfree.models.task_model import ModuleModel, TaskModel
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
 from forgetfree.training.encoded_task import EncodedTask, encode_task, label_spaces
@@ -54,7 +54,7 @@ class StreamModel(TaskModel, WithTaskLabels):
     """A `TaskModel` that Avalanche knows as one with task labels."""
 
     @classmethod
-    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel | StreamClassifier:
+    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
         """Return a model on a loaded model's backbone that has no readouts so far.
 
         Raises:
@@ -66,21 +66,16 @@ class StreamModel(TaskModel, WithTaskLabels):
                 f"The weights of {loaded.name!r} have changed since it was loaded, perhaps by a strategy on an "
                 "earlier stream. Load the model again for each stream."
             )
-        if isinstance(model, ClassifierModel):
-            return StreamClassifier(model.backbone, model.tokens, model.classes, graftable=model._graftable)
         return cls(
             model.backbone,
             model.tokens,
             model.readout,
-            read_last=model.read_last,
-            dropout=model.dropout.p,
+            pooling=model.pooling,
+            head=model.head,
+            dropout=model.dropout,
             graftable=model._graftable,
             shared_readout=shared_readout,
         )
-
-
-class StreamClassifier(ClassifierModel, WithTaskLabels):
-    """A `ClassifierModel` that Avalanche knows as one with task labels."""
 
 
 class BenchmarkModel(ModuleModel, WithTaskLabels):
@@ -369,7 +364,7 @@ def benchmark_stream(
     encoded = []
     for position, experiences in enumerate(zip(train, parts.get("valid", train), test, strict=True)):
         called = f"experience-{position}"
-        label = model.add_task(TaskHead(called, model.n_labels))
+        label = model.add_task(called, model.n_labels)
         shown = position if scenario == "task" else 0
         rows = tuple(DatasetExamples(part.dataset, part.dataset.targets, shown) for part in experiences)
         definition = TaskDefinition(called, "single", tuple(map(str, classes[position])))
@@ -417,8 +412,8 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
     finally:
         network.train(mode)
         model.backbone.train(mode)
-    readout = model.make_linear(TaskHead("", model.n_labels), 0)
-    fits = isinstance(features, Tensor) and features.shape[-1] == readout.in_features
+    readout = model.make_layer("", model.n_labels, 0)
+    fits = isinstance(features, Tensor) and features.shape[-1] == model.hidden_size
     if not fits or not torch.allclose(readout.to(features.dtype)(features), expected, rtol=1e-3, atol=1e-5):
         raise ModelError(
             f"{type(network).__name__} does not end with the layer {model.head_name!r}: other operations follow it. "

@@ -188,7 +188,7 @@ def _by_last(strategy: Any) -> Iterator[Answer]:
                     rows = list(task.classes)
                     tensor[rows] = its_own[name][rows].to(tensor.device)
         seen = {label for task, _ in readouts for label in task.classes}
-        unseen = [label for label in range(strategy.model.heads[0].n_labels) if readouts and label not in seen]
+        unseen = [label for label in range(strategy.model.readout_of(0).n_labels) if readouts and label not in seen]
 
         def read(x: Tensor, labels: Any) -> Tensor:
             logits: Tensor = answer(x, labels)

@@ -330,7 +330,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
         kept = self.task.kind.collected(self.mb_output, self.mb_y)
-        self._collected.append((kept, self.mb_y, self._counts * self.model.heads[self.task.label].lines))
+        self._collected.append((kept, self.mb_y, self._counts * self.model.readout_of(self.task.label).lines))
         self._on_evaluated(len(self._collected), math.nan)
         super()._after_eval_iteration(**kwargs)
 

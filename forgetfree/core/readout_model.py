@@ -1,23 +1,24 @@
-"""A backbone, its body without the head, and readouts by task, for any kind of input."""
+"""A backbone, its body without the head, and a readout for each task, for any kind of input."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout import Pooling, Readout, empty_linear
 from forgetfree.display import counted
 from forgetfree.errors import OptionError, RegionError, TaskError
 from forgetfree.seeds import derive_seed
 
-#: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
+#: ``classifier`` is a head of transformers' own: no readout to choose, see `forgetfree.models.heads.Head`.
 ReadoutKind = Literal["linear", "mean", "prompt", "causal", "generate", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "mean", "prompt", "causal", "generate")
 #: Those that read the logits of label words; ``generate`` does where a task has labels.
@@ -36,35 +37,6 @@ class Current(Enum):
     """Stands in for task labels: the task in training or evaluation."""
 
     TASK = "current"
-
-
-@dataclass(frozen=True)
-class TaskHead:
-    """A task as a readout knows it.
-
-    Attributes:
-        name: the task's name.
-        n_labels: the number of its labels.
-        label_words: their ids; none for ``linear``, and none where texts are the answers: all of the vocabulary is then read.
-        yes_or_no: whether each label is a question of its own, so that a row has any number of them. Its logit z is then a
-            line (0, z), for no and yes: the cross-entropy of the lines is the binary cross-entropy of the labels.
-    """
-
-    name: str
-    n_labels: int
-    label_words: tuple[int, ...] = ()
-    yes_or_no: bool = False
-
-    @property
-    def lines(self) -> int:
-        """The number of lines of logits at a place that is read."""
-        return self.n_labels if self.yes_or_no else 1
-
-    def in_lines(self, logits: Tensor) -> Tensor:
-        """Return logits ``(n, n_labels)`` as the lines that labels are compared with, see `yes_or_no`."""
-        if not self.yes_or_no:
-            return logits
-        return torch.stack([torch.zeros_like(logits), logits], -1).flatten(0, 1)
 
 
 class ReadoutModel(nn.Module):
@@ -88,6 +60,10 @@ class ReadoutModel(nn.Module):
     writes_apart: bool = False
     #: The labels that a shared readout answers with, see `answering_with`; none: all.
     answered_labels: Sequence[int] | None = None
+    #: The states that linear layers read.
+    pooling: Pooling = "first"
+    #: For ``classifier``: the Hugging Face class that the readouts are heads of.
+    architecture: str = ""
 
     def __init__(
         self,
@@ -104,9 +80,9 @@ class ReadoutModel(nn.Module):
         self.backbone = backbone
         self.readout: ReadoutKind = readout
         self.shared_readout = shared_readout
-        self.heads: list[TaskHead] = []
-        self.linears = nn.ModuleDict()
-        self.dropout = nn.Dropout(dropout)
+        #: The readout of each task, by its task label.
+        self.readouts = nn.ModuleList()
+        self.dropout = dropout
 
     def prepared(self, x: Any) -> Any:
         """Return what the model reads of inputs ``x`` ``(B, …)``, on its device."""
@@ -117,8 +93,8 @@ class ReadoutModel(nn.Module):
         x, y, t = batch
         return self.prepared(x), y.to(next(self.parameters()).device), t
 
-    def features(self, x: Any) -> Tensor:
-        """Return what the readouts read, a row for each label: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
+    def features(self, x: Any) -> Any:
+        """Return what the readouts read, a row for each label: see `Readout.forward`."""
         raise NotImplementedError
 
     def pooled(self, x: Any, layer: int | None = None) -> Tensor:
@@ -128,7 +104,8 @@ class ReadoutModel(nn.Module):
             x: inputs ``(B, …)``.
             layer: the hidden layer that is read, where the model has such; default: the middle one.
         """
-        return self.features(x)
+        features: Tensor = self.features(x)
+        return features
 
     def example(self, rows: int) -> Tensor | None:
         """Return inputs ``(rows, …)`` that passes can be timed by; ``None`` where a model does not know what it reads."""
@@ -147,32 +124,45 @@ class ReadoutModel(nn.Module):
         """The width H of the hidden states."""
         raise NotImplementedError
 
-    def add_task(self, head: TaskHead, seed: int = 0) -> int:
+    def add_task(
+        self, name: str, n_labels: int, columns: Sequence[int] = (), seed: int = 0, *, yes_or_no: bool = False
+    ) -> int:
         """Add a task and return its task label: 0 for the first, 1 for the second, and so on.
 
-        The linear layer's weights are drawn by ``seed`` and the task's name, so they do not depend on the
-        stream.
-        """
-        if any(known.name == head.name for known in self.heads):
-            raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
-        key = self._key(len(self.heads))
-        if self.readout in LINEAR and key not in self.linears:
-            self.linears[key] = self.make_linear(head, seed).to(next(self.backbone.parameters()).device)
-        self.heads.append(head)
-        return len(self.heads) - 1
+        Args:
+            name: the task's name.
+            n_labels: the number of its labels.
+            columns: see `Readout`.
+            seed: with the name, of the first weights of a linear layer, so that they do not depend on the stream.
+            yes_or_no: see `Readout`.
 
-    def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
-        """Return an untrained linear layer for a task."""
-        # Its usual first weights would be drawn from the global generator, and so shift every later draw.
-        linear = nn.Linear(self.hidden_size, head.n_labels, device="meta").to_empty(device="cpu")
-        name = "shared" if self.shared_readout else head.name
+        Raises:
+            TaskError: the model has a task of this name.
+        """
+        if name in self.task_names:
+            raise TaskError(f"The model already reads out task {name!r}. Give the task another name.")
+        if self.shared_readout and self.readouts:
+            layer = self.readout_module(0)
+        else:
+            layer = self.make_layer("shared" if self.shared_readout else name, n_labels, seed)
+        readout = Readout(name, n_labels, layer, columns, self.pooling, self.dropout, yes_or_no).train(self.training)
+        self.readouts.append(readout.to(next(self.backbone.parameters()).device))
+        return len(self.readouts) - 1
+
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
+        """Return the untrained layer of a task's readout, see `Readout`."""
+        if self.readout not in LINEAR:
+            return nn.Module()
+        linear = empty_linear(self.hidden_size, n_labels)
         generator = torch.Generator().manual_seed(derive_seed(seed, "readout", name))
         nn.init.normal_(linear.weight, std=0.02, generator=generator)
         nn.init.zeros_(linear.bias)
         return linear
 
-    def _key(self, task: int) -> str:
-        return "shared" if self.shared_readout else str(task)
+    @property
+    def task_names(self) -> list[str]:
+        """The names of the tasks, by task label."""
+        return [cast(Readout, each).task for each in self.readouts]
 
     def task_label(self, name: str) -> int:
         """Return the task label for a name.
@@ -180,19 +170,27 @@ class ReadoutModel(nn.Module):
         Raises:
             TaskError: there is no such task.
         """
-        for label, head in enumerate(self.heads):
-            if head.name == name:
-                return label
-        known = ", ".join(head.name for head in self.heads)
-        raise TaskError(f"The model has no task {name!r}. It reads out: {known or 'none'}.")
+        if name in (known := self.task_names):
+            return known.index(name)
+        raise TaskError(f"The model has no task {name!r}. It reads out: {', '.join(known) or 'none'}.")
+
+    def readout_of(self, task: int) -> Readout:
+        """Return the readout of a task.
+
+        Raises:
+            TaskError: there is no such task label.
+        """
+        if not 0 <= task < len(self.readouts):
+            raise TaskError(f"The model has no task label {task}; it has {counted(len(self.readouts), 'task')}.")
+        return cast(Readout, self.readouts[task])
 
     def readout_module(self, task: int) -> nn.Module:
-        """Return the module that reads out task ``task``; it has no parameters for ``prompt`` and ``causal``."""
-        return self.linears[self._key(task)] if self.readout in LINEAR else nn.Module()
+        """Return the layer that reads out a task, see `Readout`; for label words, it has no parameters."""
+        return self.readout_of(task).layer
 
-    def readouts(self) -> list[nn.Parameter]:
-        """Return the parameters of all readouts, each once."""
-        return list(self.linears.parameters())
+    def learned_readouts(self) -> list[nn.Parameter]:
+        """Return the parameters of all readouts that are learned, each once; a head of transformers' own is not."""
+        return [] if self.readout == "classifier" else list(self.readouts.parameters())
 
     def forward(self, x: Any, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
         """Return the logits of the labels, float32.
@@ -205,7 +203,7 @@ class ReadoutModel(nn.Module):
         Returns:
             ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
             does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task. Where words are labelled, a row
-            has as many labels, and lines of logits, as `counts` says; where a row has several labels, as `TaskHead.lines` says.
+            has as many labels, and lines of logits, as `counts` says; where a row has several labels, as `Readout.lines` says.
 
         Raises:
             TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
@@ -214,7 +212,7 @@ class ReadoutModel(nn.Module):
         with autocast(self.precision, x.device.type), attention_for_training(x if isinstance(x, Tensor) else x.x):
             features = self.features(x)
             if task_labels is None:
-                tasks = [0] if self.shared_readout else range(len(self.heads))
+                tasks = [0] if self.shared_readout else range(len(self.readouts))
                 return {task: self.read(features, task).float() for task in tasks}
             if self.shared_readout:
                 logits = self.read(features, 0).float()
@@ -241,44 +239,35 @@ class ReadoutModel(nn.Module):
     def _current(self) -> int:
         if self.current_task is not None:
             return self.current_task
-        if len(self.heads) == 1:
+        if len(self.readouts) == 1:
             return 0
         raise TaskError(
-            f"The model has {len(self.heads)} readouts and no task is in training or evaluation: give task_labels, one of "
-            f"{', '.join(f'{label} ({head.name})' for label, head in enumerate(self.heads))}."
+            f"The model has {len(self.readouts)} readouts and no task is in training or evaluation: give task_labels, one of "
+            f"{', '.join(f'{label} ({name})' for label, name in enumerate(self.task_names))}."
         )
 
-    def _read_rows(self, features: Tensor, task_labels: Tensor) -> Tensor:
+    def _read_rows(self, features: Any, task_labels: Tensor) -> Tensor:
         tasks = sorted(set(task_labels.tolist()))
         if len(tasks) == 1:
             return self.read(features, tasks[0])
-        heads = {task: self._head(task) for task in tasks}
-        width = max(2 if head.yes_or_no else head.n_labels for head in heads.values())
-        logits = features.new_full((len(task_labels), width), LOWEST, dtype=torch.float32)
+        readouts = {task: self.readout_of(task) for task in tasks}
         task_of_place = task_labels
-        if any(head.yes_or_no for head in heads.values()):
+        if any(readout.yes_or_no for readout in readouts.values()):
             labels, first = task_labels.tolist(), [0]
-            while (after := first[-1] + heads[labels[first[-1]]].lines) < len(labels):
+            while (after := first[-1] + readouts[labels[first[-1]]].lines) < len(labels):
                 first.append(after)
             task_of_place = task_labels[first]
-        for task in tasks:
-            read, lines = self.read(features[task_of_place == task], task), task_labels == task
-            logits[lines, : read.shape[1]] = read.to(logits.dtype)
+        read = {task: self.read(features[task_of_place == task], task) for task in tasks}
+        width = max(each.shape[1] for each in read.values())
+        logits = torch.full((len(task_labels), width), LOWEST, device=read[tasks[0]].device)
+        for task, own in read.items():
+            logits[task_labels == task, : own.shape[1]] = own.to(logits.dtype)
         return logits
 
-    def read(self, features: Tensor, task: int) -> Tensor:
-        """Return the logits ``(B, n)`` of one task from `features`, in lines: see `TaskHead`."""
-        head = self._head(task)
-        if self.readout in LINEAR:
-            linear: Any = self.linears[self._key(task)]
-            logits: Tensor = linear(self.dropout(features).to(linear.weight.dtype))  # a backbone may be narrower
-            return head.in_lines(logits)
-        return features[:, list(head.label_words)] if head.label_words else features
-
-    def _head(self, task: int) -> TaskHead:
-        if not 0 <= task < len(self.heads):
-            raise TaskError(f"The model has no task label {task}; it has {counted(len(self.heads), 'task')}.")
-        return self.heads[task]
+    def read(self, features: Any, task: int) -> Tensor:
+        """Return the logits ``(B, n)`` of one task from `features`, in lines: see `Readout.in_lines`."""
+        readout = self.readout_of(task)
+        return readout.in_lines(readout(features))
 
     def space(self) -> ParameterSpace:
         """Return the space of the backbone's graftable entries, made once for the same names, shapes, dtypes and ties."""

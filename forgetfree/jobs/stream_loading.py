@@ -151,7 +151,7 @@ class StreamLoader:
     def answers_unlearned(self, model: ReadoutModel) -> bool:
         """Return whether tasks are answered before they are learned: where no readout of theirs has to be learned first."""
         upper = self.config.common.upper_triangle
-        return not model.readouts() if upper is None else upper
+        return not model.learned_readouts() if upper is None else upper
 
     def before_training(self, name: str, answers: StreamAnswers) -> dict[str, Answers]:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""

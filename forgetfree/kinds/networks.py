@@ -11,16 +11,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from forgetfree.core.parameters import load_tensors_
+from forgetfree.core.readout import Pooling, Readout, empty_linear
 from forgetfree.core.readout_model import BY_WORDS, body_of, body_prefix
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
-from forgetfree.models.heads import classifier_class, sequence_classifier
-from forgetfree.models.loading import LoadedModel, body_loader, plain_generation, reads_last
+from forgetfree.models.heads import classifier_class, linear_head, reads_alike, sequence_classifier
+from forgetfree.models.loading import LoadedModel, body_loader, plain_generation
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import explained, quiet
 
@@ -118,14 +119,14 @@ def naming_labels(config: Any, labels: tuple[str, ...]) -> Iterator[None]:
         config.id2label, config.label2id = before
 
 
-def check_linear(readout: Mapping[str, Tensor], labels: int, width: int) -> None:
-    """Raise ``GraftError`` unless a readout is a linear layer of this many labels, on states of this width."""
-    got = {name: tuple(tensor.shape) for name, tensor in readout.items()}
-    expected = {"weight": (labels, width), "bias": (labels,)}
-    if got != expected:
-        raise GraftError(
-            f"The graft's linear readout does not fit its task and model: expected {expected}, got {got}. Make the graft again."
-        )
+def linear_readout(parts: Parts, pooling: Pooling) -> Readout:
+    """Return the linear readout of a network; raise ``GraftError`` unless it fits the task's labels and the body's width."""
+    task, layer = parts.origin.task, empty_linear(parts.loaded.model.hidden_size, len(parts.origin.task.labels))
+    readout = Readout(task.name, layer.out_features, layer, pooling=pooling)
+    if misfit := readout.misfit(parts.readout):
+        raise GraftError(f"The graft's linear readout does not fit its task and model: {misfit}. Make the graft again.")
+    load_tensors_(layer, parts.readout)
+    return readout
 
 
 # -- One label a text ----------------------------------------------------------------------------------
@@ -139,17 +140,16 @@ def label_network(parts: Parts, *, several: bool = False) -> TaskNetwork:
     """
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, backbone, own = origin.task, loaded.model.backbone, loaded.tokenizer
-    if origin.readout in BY_WORDS:
+    if origin.binding.readout in BY_WORDS:
         name_labels_(backbone.config, ())
-        prompt = origin.readout == "prompt"
+        prompt = origin.binding.readout == "prompt"
         words = ", ".join(f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
         where = f"at the mask of {task.template!r}" if prompt else f"after {task.causal_template!r}"
         loader = "AutoModelForMaskedLM" if prompt else "AutoModelForCausalLM"
         return TaskNetwork(backbone, own, loader, f"the logits of label words {where} ({words})")
-    position = -1 if reads_last(config) else 0
-    network = tokenizer = None
-    if origin.readout != "mean":  # which no sequence classifier reads
-        network, tokenizer = _classifying(parts, position)
+    pooling, network, tokenizer = loaded.model.pooling, None, None
+    if pooling != "mean":  # which no sequence classifier reads
+        network, tokenizer = _classifying(parts)
     chosen = ", whose labels are those with a sigmoid above 0.5" if several else ""
     if network is not None:
         network.config.problem_type = f"{'multi' if several else 'single'}_label_classification"
@@ -157,14 +157,12 @@ def label_network(parts: Parts, *, several: bool = False) -> TaskNetwork:
         call = f'pipeline("text-classification", model={{}}, truncation=True{every})' if tokenizer else ""
         return TaskNetwork(network, tokenizer or own, SEQUENCE_CLASSIFIER, f"the model's head{chosen}", call)
     name_labels_(backbone.config, ())
-    where = (
-        "on the mean of all tokens" if origin.readout == "mean" else f"at the {'last' if position else 'first'} token"
-    )
+    where = "on the mean of all tokens" if pooling == "mean" else f"at the {pooling} token"
     loader = body_loader(config, loaded.name)
     return TaskNetwork(backbone, own, loader, f"the linear layer in {READOUT} {where}{chosen}", own_readout=True)
 
 
-def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
+def _classifying(parts: Parts) -> tuple[Any, Any]:
     """Return a sequence classifier, and the tokenizer by which the usual call reads as our encoder; either may be none."""
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, model = origin.task, cast(Any, loaded.model)
@@ -177,12 +175,12 @@ def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
     if hasattr(config, "use_mems_eval"):
         config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
     name_labels_(config, task.labels, origin.classes)
-    if origin.readout == "classifier":
+    if origin.binding.readout == "classifier":
         return _classifier(config, parts.body, parts.readout, origin), tokenizer
-    check_linear(parts.readout, len(task.labels), loaded.model.hidden_size)
+    readout = linear_readout(parts, model.pooling)
     if tokenizer is None:
         return None, None
-    return sequence_classifier(config, parts.body, parts.readout, inputs[:-1], position), tokenizer
+    return sequence_classifier(config, parts.body, readout, inputs[:-1]), tokenizer
 
 
 def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
@@ -203,16 +201,16 @@ def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tenso
 
 def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
     """Return the sequence classifier whose head is the readout, with the base model's body."""
-    kind = classifier_class(origin.architecture, config)
-    if origin.network:  # what the head computes is not in the base model's
-        set_network_(config, origin.network)
+    kind = classifier_class(origin.binding.architecture, config)
+    if origin.binding.network:  # what the head computes is not in the base model's
+        set_network_(config, origin.binding.network)
     network = kind(config).float().eval()
     own = network.state_dict()
     lacking = sorted(own.keys() - readout.keys() - {f"{body_prefix(network)}{name}" for name in body})
     unknown = sorted(name for name, tensor in readout.items() if name not in own or own[name].shape != tensor.shape)
     if lacking or unknown:
         raise GraftError(
-            f"The graft's readout is no head of this {origin.architecture}: "
+            f"The graft's readout is no head of this {origin.binding.architecture}: "
             f"{f'{lacking[0]!r} is not in it' if lacking else f'its {unknown[0]!r} does not fit'}. Give the model that the "
             "graft was made from."
         )
@@ -240,34 +238,28 @@ def tagging_network(parts: Parts) -> TaskNetwork:
     ids = encoder(Rows(("What was it ?",), (), ((0,) * 4,)))
     inputs = cast(Any, loaded.model).inputs(torch.tensor(ids, device="cpu"))
     name_labels_(parts.config, task.labels, parts.origin.classes)
-    check_linear(parts.readout, len(task.labels), loaded.model.hidden_size)
-    network = _token_classifier(parts.config, parts.body, parts.readout, inputs)
+    network = _token_classifier(parts, inputs)
     readout = "the model's head, at the first token of each word"
     call = 'pipeline("token-classification", model={}, aggregation_strategy="first")'
     return TaskNetwork(network, tokenizer_of(loaded, list(inputs)), TOKEN_CLASSIFIER, readout, call)
 
 
-def _token_classifier(
-    config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], row: Mapping[str, Tensor]
-) -> Any:
+def _token_classifier(parts: Parts, row: Mapping[str, Tensor]) -> Any:
     """Return the architecture's token classifier, which computes W h + b at each token: compared on a row ``(1, L)``."""
     import transformers
 
+    config, readout = parts.config, linear_readout(parts, "all")
     try:
         loader: Any = transformers.AutoModelForTokenClassification
         network = loader.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
     except ValueError as error:
         raise _refusal(config, "there is none") from error
-    inside = {*body_of(network).modules()}
-    heads = [module for module in network.modules() if isinstance(module, nn.Linear) and module not in inside]
-    lacking = body_of(network).load_state_dict(dict(body), strict=False).missing_keys
-    if lacking or len(heads) != 1 or heads[0].bias is None or heads[0].weight.shape != readout["weight"].shape:
+    _, head = linear_head(network) or ("", None)
+    if not _load_body(network, parts.body) or head is None or readout.misfit(head.state_dict()):
         raise _refusal(config, f"{type(network).__name__} has another head")
-    heads[0].load_state_dict(dict(readout))
-    with torch.no_grad():
-        expected = F.linear(body_of(network)(**row).last_hidden_state, readout["weight"], readout["bias"])
-        if not torch.equal(network(**row).logits, expected):
-            raise _refusal(config, f"{type(network).__name__} computes other logits")
+    load_tensors_(head, parts.readout)
+    if not reads_alike(readout, network, row):
+        raise _refusal(config, f"{type(network).__name__} computes other logits")
     return network
 
 

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from forgetfree import registry
 from forgetfree.core.fingerprint import body_fingerprint, fingerprint_of
 from forgetfree.core.parameters import ParameterSpace, check_buffers, persistent_buffers
-from forgetfree.core.readout_model import ReadoutKind, body_of
+from forgetfree.core.readout_model import body_of
 from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.hub_file import HubFile
 from forgetfree.json_file import check, checked
-from forgetfree.ledger.binding import Network, has_other_head, network_differences, network_of
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+from forgetfree.ledger.binding import Binding, has_other_head, network_differences, network_of
+from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
 FORMAT = "forgetfree.graft"
@@ -50,29 +50,20 @@ class GraftOrigin:
 
     Attributes:
         task: the task it was made for.
-        readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
         model: the base model's name, as the user gave it.
         fingerprint: that of the base model's body, see `forgetfree.core.fingerprint.body_fingerprint`.
         sparsity: the share of the space that its region was allowed.
-        architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
-        classes: the number of the head's class for each of the task's labels; for ``classifier`` only.
-        max_length: the longest row that was read, in tokens.
-        network: what the base model computes apart from its weights, see `forgetfree.ledger.binding.network_of`; for
-            ``classifier``, what the fine-tuned model computes. Empty if it is not known.
-        tokenizer: what its tokenizer does, see `forgetfree.ledger.binding.tokenizer_digest`; empty if it is not known.
+        binding: what else its answers depend on; for ``classifier``, of the fine-tuned model.
+        classes: for ``classifier``, the number of the head's class for each of the task's labels; empty: in their order.
         head: of a base model that is a language model, see `forgetfree.ledger.binding.head_digest`.
     """
 
     task: TaskDefinition
-    readout: ReadoutKind
     model: str
     fingerprint: str
     sparsity: Annotated[float, Field(ge=0, le=1)]
-    architecture: str = ""
+    binding: Binding
     classes: tuple[int, ...] = ()
-    max_length: Annotated[int, Field(ge=0)] = MAX_LENGTH
-    network: Network = ""
-    tokenizer: str = ""
     head: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
@@ -207,7 +198,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
             raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
         origin = self.origin
         # For a classifier, the network is the fine-tuned model's: its head may need another one than the base model's.
-        bound = origin is not None and origin.readout != "classifier" and origin.network
+        bound = origin is not None and origin.binding.readout != "classifier" and origin.binding.network
         if bound and (differ := network_differences(bound, network_of(body))):
             raise GraftError(
                 f"The graft belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json "

@@ -385,20 +385,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         if binding.readout in BY_WORDS and not binding.architecture and len(first) == 1 and not first <= IN_OWN_BODY:
             cut = len(min(first)) + 1
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
-        headed = binding.readout == "classifier"
-        origin = GraftOrigin(
-            record.definition,
-            binding.readout,
-            "",
-            self.fingerprint,
-            entries / len(space),
-            architecture=binding.architecture if headed else "",
-            classes=tuple(range(len(record.definition.labels))) if headed else (),
-            max_length=binding.max_length,
-            network=binding.network,
-            tokenizer=binding.tokenizer,
-            head=self.head,
-        )
+        share = entries / len(space)
+        origin = GraftOrigin(record.definition, "", self.fingerprint, share, binding, head=self.head)
         buffers = {name[cut:]: buffer for name, buffer in record.buffers.items()}
         return {"space": space, "readout": record.own_readout, "buffers": buffers, "origin": origin}
 

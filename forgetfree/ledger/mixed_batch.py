@@ -66,7 +66,6 @@ class MixedBatchModel:
         self._pad, self._smallest_group = pad, smallest_group
         self._corrections = Corrections(switch.ledger, model.backbone)
         self._changes: dict[int, Change | None] = {}
-        self._labels: dict[str, int] = {}
         self._proven: set[tuple[str, int]] = set()  # tasks, and the changes that they were corrected by
         self._exact: set[str] = set()  # tasks that corrections do not follow
 
@@ -91,9 +90,9 @@ class MixedBatchModel:
         groups: dict[str, list[int]] = {}
         for number, task in enumerate(tasks):
             groups.setdefault(task, []).append(number)
-        for task in groups.keys() - self._labels.keys():
+        for task in groups:
             self._ledger.position(task)
-            self._labels[task] = self._model.task_label(task)
+            self._model.task_label(task)
         answers: dict[int, Tensor] = {}
         with in_evaluation_mode(self._model):
             try:
@@ -194,7 +193,9 @@ class MixedBatchModel:
             )
         answers: dict[int, Tensor] = {}
         for task, numbers in groups.items():
-            logits = self._model.read(features[start : start + len(numbers)], self._labels[task]).float().cpu()
+            logits = (
+                self._model.read(features[start : start + len(numbers)], self._model.task_label(task)).float().cpu()
+            )
             answers |= zip(numbers, logits, strict=True)
             start += len(numbers)
         return answers

@@ -6,7 +6,6 @@ language models by label words; a token classifier by its linear layer at the fi
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,14 +17,15 @@ from torch import Tensor
 
 from forgetfree.core.families import POOLER, TEXT_ENCODER, UNSEEN_SETTINGS
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import persistent_buffers
-from forgetfree.core.readout_model import ReadoutKind, ReadoutModel, body_of
+from forgetfree.core.parameters import align_, persistent_buffers, tensors_of
+from forgetfree.core.readout_model import ReadoutKind, body_of
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.heads import Head, own_readout, reads_alike
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.model_files import read_config, read_weights, weight_files
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import ClassifierModel, head_names
+from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
 
 #: The part of an architecture's name that names its head, how that is read, and the class that loads it.
@@ -42,23 +42,18 @@ class FineTunedModel:
     Attributes:
         architecture: its Hugging Face class.
         fingerprint: that of all its weights.
-        loaded: the pre-trained model with the fine-tuned model's readout; that may be its classification head.
-        model: the fine-tuned model, with all its own tensors.
-        head: the tensors of a linear readout, in the order of the task's labels; empty for other readouts.
+        loaded: the pre-trained model, with the kind of readout that the fine-tuned one has.
+        theta: θ_ft, ``(N,)``.
+        head: the tensors of the readout: of a linear one in the order of the task's labels; empty where label words are read.
         left_out: tensors that differ and are neither graftable nor of the head. A graft does not have them.
     """
 
     architecture: str
     fingerprint: str
     loaded: LoadedModel
-    model: ReadoutModel
+    theta: Tensor
     head: Mapping[str, Tensor]
     left_out: tuple[str, ...]
-
-    @property
-    def theta(self) -> Tensor:
-        """θ_ft, ``(N,)``."""
-        return self.model.space().flatten(self.model.backbone)
 
     def put_into(self, store: StateStore, key: str, pre: ModelState) -> None:
         """Put θ_ft and its readout into a store of fine-tuned models, as the one of a key.
@@ -115,8 +110,8 @@ def load_fine_tuned(
     config = read_config(directory, directory)
     # Label words need no classes; what the labels tell comes before any weight is loaded.
     classes = label_order(config.id2label, task, directory) if kind in ("classifier", "linear") else ()
-    own = "linear" if kind == "classifier" else kind
-    loaded = load_model(model, own, graftable=graftable, max_length=max_length, tasks=[task])
+    as_body = "linear" if kind == "classifier" else kind
+    loaded = load_model(model, as_body, graftable=graftable, max_length=max_length, tasks=[task])
     backbone, missing = read_weights(directory, loader, directory)
     if missing:
         raise ModelError(
@@ -139,20 +134,30 @@ def load_fine_tuned(
         for name, tensor in tensors.items()
         if not (name in graftable_names or re.search(POOLER, name) or torch.equal(tensor, others[name]))
     )
-    if kind == "classifier":
+    theta, head = space.flatten(body), dict[str, Tensor]()
+    if classes:
+        head = _head_apart(backbone, loaded.tokenizer, directory)
+    if kind == "linear":
+        head = {name: tensor[list(classes)] for name, tensor in head.items()}
+    elif kind == "classifier":
         tokens: Any = loaded.model.tokens
-        tuned: ReadoutModel = ClassifierModel(backbone, tokens, classes, graftable=graftable)
-        # The pooler, which is the head's, stays the fine-tuned one.
-        pre_trained = copy.deepcopy(tuned)
-        body_of(pre_trained).load_state_dict(pre.state_dict(), strict=False)
-        loaded = replace(
-            loaded, model=pre_trained, readout="classifier", fingerprint=fingerprint_of(pre_trained.backbone)
+        tuned = TaskModel(body, tokens, "classifier", head=Head(architecture, classes, head), graftable=graftable)
+        body.load_state_dict(pre.state_dict(), strict=False)  # all but the pooler, which is the head's
+        loaded = replace(loaded, model=tuned, readout="classifier", fingerprint=fingerprint_of(body))
+    return FineTunedModel(architecture, fingerprint, loaded, theta, head, left_out)
+
+
+def _head_apart(backbone: Any, tokenizer: Any, directory: str) -> dict[str, Tensor]:
+    """Return the tensors of a fine-tuned classifier's head, see `own_readout`; raise ``UsageError`` if it has none."""
+    align_(backbone)  # as what is apart from it: elsewhere in memory the last bits may be others
+    own = own_readout(backbone)
+    if own is None or not reads_alike(own, backbone, tokenizer("What is it?", return_tensors="pt")):
+        raise UsageError(
+            f"The head of {directory!r} is not read from the body's last hidden states alone, or labels words by more than one "
+            "linear layer, so no graft of the body can be read by it. Save the model as another …ForSequenceClassification or "
+            "…ForTokenClassification."
         )
-        return FineTunedModel(architecture, fingerprint, loaded, tuned, {}, left_out)
-    head = _linear_head(backbone, classes, loaded.model.hidden_size, directory) if classes else {}
-    tuned = copy.deepcopy(loaded.model)
-    tuned.backbone.load_state_dict(body.state_dict(), strict=False)
-    return FineTunedModel(architecture, fingerprint, loaded, tuned, head, left_out)
+    return tensors_of(own.layer)
 
 
 def _check_same_body(pre: Any, other: Any, model: str, directory: str) -> None:
@@ -227,19 +232,3 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
         f"--fine-tuned {directory!r} is {architectures or 'a model'} without a head, so nothing says how it answers. Save it "
         "with the head it was fine-tuned with: as …ForSequenceClassification, …ForMaskedLM or …ForCausalLM."
     )
-
-
-def _linear_head(backbone: Any, order: tuple[int, ...], width: int, directory: str) -> dict[str, Tensor]:
-    """Return the linear layer ``(n, width)`` outside a body, with rows in the order of the task's labels."""
-    state = backbone.state_dict()
-    named = {name: state[name] for name in head_names(backbone)}
-    layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in layer.items()}
-    if len(named) != 2 or shapes != {"weight": (len(order), width), "bias": (len(order),)}:
-        layers = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
-        raise UsageError(
-            f"The head of {directory!r} is not one linear layer on its body, of shape ({len(order)}, {width}): it has {layers}"
-            ". Save the model as …ForSequenceClassification."
-        )
-    rows = list(order)
-    return {"weight": layer["weight"][rows].clone(), "bias": layer["bias"][rows].clone()}

@@ -1,9 +1,8 @@
 """Heads of transformers' sequence classifiers: apart from their bodies, and made to answer as a linear readout does.
 
-One body answers for tasks with a head each (`HeadModel`). A head is the classifier itself, in which a stand-in gives hidden
-states that are there already. So it computes what the classifier does, to the bit, whatever that is: layers, a pooler of the
-body, which token is read. And a linear readout becomes the head of a classifier, whose usual call then answers as the readout
-does (`sequence_classifier`).
+A head apart from its body is the classifier itself, in which a stand-in gives hidden states that are there already. So it
+computes what the classifier does, to the bit, whatever that is: layers, a pooler of the body, which token is read. And a linear
+readout becomes the head of a classifier, whose usual call then answers as the readout does (`sequence_classifier`).
 """
 
 from __future__ import annotations
@@ -11,46 +10,39 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from forgetfree.core.families import CLASSIFIER_SETTINGS, POOLER
-from forgetfree.core.readout_model import TaskHead, body_of
+from forgetfree.core.parameters import load_tensors_
+from forgetfree.core.readout import Readout
+from forgetfree.core.readout_model import body_of, body_prefix
 from forgetfree.errors import ModelError
-from forgetfree.models.task_model import TaskModel, head_names
-from forgetfree.models.token_inputs import TokenInputs, TokenLayout
 
 
 @dataclass(frozen=True)
-class HiddenRows:
-    """A batch as heads read it.
+class Head:
+    """What the heads of a model's tasks are of, where they are those of transformers' classifiers.
 
     Attributes:
-        hidden: the body's last hidden states ``(B, L, H)``.
-        ids: token ids ``(B, L)``.
-        mask: 1 at tokens, 0 at padding ``(B, L)``.
+        architecture: the classifier's class, such as ``BertForSequenceClassification``.
+        classes: the number of the class of each of the task's labels; empty: in their order.
+        tensors: of a head that is there already, by their names in the classifier; empty: each task has its own to load.
     """
 
-    hidden: Tensor
-    ids: Tensor
-    mask: Tensor | None
-
-    def __len__(self) -> int:
-        return len(self.hidden)
-
-    def __getitem__(self, rows: Any) -> HiddenRows:
-        return HiddenRows(self.hidden[rows], self.ids[rows], None if self.mask is None else self.mask[rows])
+    architecture: str
+    classes: tuple[int, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def make_head(architecture: str, config: Any, labels: int, pad: int | None) -> nn.Module:
-    """Return one of transformers' classifiers with a stand-in for its body; its tensors are still empty.
+    """Return the head of one of transformers' classifiers, the layer of a `Readout`; its tensors are still to be loaded.
 
     Args:
-        architecture: the classifier's class, such as ``BertForSequenceClassification``.
+        architecture: the classifier's class.
         config: the configuration of the body.
         labels: how many outputs it has.
         pad: the token that fills short rows; none: there are no such rows.
@@ -67,29 +59,17 @@ def make_head(architecture: str, config: Any, labels: int, pad: int | None) -> n
     return head
 
 
-def read_head(head: Any, rows: HiddenRows) -> Tensor:
-    """Return the logits ``(B, n)`` of a head that `make_head` returned."""
-    stand_in = head.base_model
-    stand_in.hidden = rows.hidden
-    try:
-        logits: Tensor = head(input_ids=rows.ids, attention_mask=rows.mask).logits
-    finally:
-        stand_in.hidden = None
-    return logits
-
-
 class _StandIn(nn.Module):
-    """Stands for the body in a classifier."""
+    """Stands for the body in a classifier: the hidden states are those that it is given as embeddings."""
 
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.pooler = getattr(body, "pooler", None)
         self._activation = getattr(body, "pooler_activation", None)  # of ALBERT, whose pooler is a linear layer
-        self.hidden: Tensor | None = None
 
-    def forward(self, *_: Any, **__: Any) -> _Output:
-        hidden, pooled = self.hidden, None
-        if self.pooler is not None and hidden is not None:
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
+        hidden, pooled = inputs_embeds, None
+        if self.pooler is not None:
             pooled = self.pooler(hidden) if self._activation is None else self._activation(self.pooler(hidden[:, 0]))
         return _Output((hidden, pooled))
 
@@ -123,39 +103,39 @@ def classifier_class(architecture: str, config: Any) -> Any:
     return kind
 
 
-class HeadModel(TaskModel):
-    """A body with a head of transformers' own for each task.
+def head_names(model: nn.Module) -> list[str]:
+    """Return the names of a Hugging Face model's tensors that lie outside its body, and of the body's pooler."""
+    prefix = body_prefix(model)
+    return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]
 
-    Args:
-        backbone: the body.
-        tokens: the special ids of its tokenizer.
-        architecture: the class that the heads are of.
-    """
 
-    def __init__(self, backbone: nn.Module, tokens: TokenLayout, architecture: str) -> None:
-        super().__init__(backbone, tokens, "classifier")
-        self.architecture = architecture
+def linear_head(model: nn.Module) -> tuple[str, nn.Linear] | None:
+    """Return the linear layer that is the whole head of a token classifier, with its name; ``None`` for other heads."""
+    names = sorted({name.rpartition(".")[0] for name in head_names(model)})
+    if len(names) != 1 or not type(model).__name__.endswith("ForTokenClassification"):
+        return None
+    head = model.get_submodule(names[0])
+    return (names[0], head) if isinstance(head, nn.Linear) and head.bias is not None else None
 
-    def add_task(self, head: TaskHead, seed: int = 0) -> int:
-        """Add a task, whose head is empty until its tensors are loaded, and return its task label."""
-        label, body = super().add_task(head, seed), next(self.backbone.parameters())
-        module = make_head(self.architecture, self.backbone.config, head.n_labels, self.tokens.pad)
-        self.linears[self._key(label)] = module.to(body.device, body.dtype)
-        return label
 
-    def readout_module(self, task: int) -> nn.Module:
-        """Return the task's head."""
-        return self.linears[self._key(task)]
+def own_readout(model: Any) -> Readout | None:
+    """Return a Hugging Face classifier's own readout, apart from its body; ``None`` for a head of words that is not linear."""
+    architecture, labels = type(model).__name__, model.config.num_labels
+    if architecture.endswith("ForTokenClassification"):
+        found = linear_head(model)
+        return None if found is None else Readout("", labels, found[1], pooling="all")
+    body: Any = body_of(model)
+    head = make_head(architecture, body.config, labels, model.config.pad_token_id).to(body.device, body.dtype)
+    load_tensors_(head, model.state_dict())
+    return Readout("", labels, head)
 
-    def features(self, x: Tensor | TokenInputs) -> Any:
-        """Return what heads read: `HiddenRows`."""
-        inputs = self.prepared(x)
-        hidden = self.backbone(**self._arguments(inputs)).last_hidden_state
-        return HiddenRows(hidden, inputs.named["input_ids"], inputs.mask)
 
-    def read(self, features: Any, task: int) -> Tensor:
-        """Return the logits ``(B, n)`` of one task."""
-        return self._head(task).in_lines(read_head(self.linears[self._key(task)], features))
+@torch.no_grad()
+def reads_alike(readout: Readout, model: Any, row: Mapping[str, Tensor]) -> bool:
+    """Return whether a readout, apart from the body, computes the logits of a Hugging Face model on a row, to the bit."""
+    hidden = body_of(model)(**row).last_hidden_state
+    logits = readout.logits(hidden, row["input_ids"], row.get("attention_mask"))
+    return torch.equal(logits, model(**row).logits)
 
 
 # -- A linear readout as a head --------------------------------------------------------------------------------
@@ -169,11 +149,10 @@ TOLERANCE = 1e-4
 def sequence_classifier(
     config: Any,
     body: Mapping[str, Tensor],
-    readout: Mapping[str, Tensor],
+    readout: Readout,
     rows: Sequence[Mapping[str, Tensor]],
-    position: int,
 ) -> Any:
-    """Return the architecture's sequence classifier with ``readout`` inside, or ``None`` if it cannot hold it.
+    """Return the architecture's sequence classifier with a linear readout inside, or ``None`` if it cannot hold it.
 
     The readout is u = W h + b, on the hidden state h of the first token (of XLNet, the last). The heads of
     encoders' sequence classifiers stand on the same h, and compute one of two things:
@@ -190,9 +169,8 @@ def sequence_classifier(
     Args:
         config: the model's configuration, with the task's labels; for ModernBERT, its settings of the head are changed.
         body: the body's tensors; there may be more.
-        readout: ``weight`` ``(n, H)`` and ``bias`` ``(n,)``.
+        readout: on the first token or the last.
         rows: what the model is called with, one row ``(1, L)`` each, to measure by.
-        position: of the token that the readout is on: 0, or −1 for causal models.
     """
     import transformers
 
@@ -209,12 +187,11 @@ def sequence_classifier(
     if not all(re.search(POOLER, name) for name in lacking) or len(linears) != 2:
         return None
     inner, outer = linears
-    if inner.bias is None or inner.out_features < 2 * len(readout["bias"]) + 2:
+    if inner.bias is None or inner.out_features < 2 * readout.n_labels + 2:
         return None
     with torch.no_grad():
-        hidden = torch.cat([body_of(network)(**row).last_hidden_state[:, position] for row in rows])
-        expected = F.linear(hidden, readout["weight"], readout["bias"])
-        _fill_layers(inner, outer, readout, normalized=len(layers) > 2)
+        expected = torch.cat([readout.logits(body_of(network)(**row).last_hidden_state) for row in rows])
+        _fill_layers(inner, outer, readout.layer, normalized=len(layers) > 2)
         got = network(**rows[0]).logits
         outer.weight.mul_((got * expected[:1]).sum() / got.square().sum())
         got = torch.cat([network(**row).logits for row in rows])
@@ -227,14 +204,14 @@ def _head_modules(network: nn.Module) -> list[nn.Module]:
     return [network.get_submodule(name) for name in names]
 
 
-def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tensor], *, normalized: bool) -> None:
+def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Any, *, normalized: bool) -> None:
     """Fill U with εW and −εW, and V with their difference."""
-    n = len(readout["bias"])
+    n = len(readout.bias)
     for parameter in (*inner.parameters(), *outer.parameters()):
         parameter.zero_()
     for sign, rows in ((1, slice(0, n)), (-1, slice(n, 2 * n))):
-        inner.weight[rows] = sign * EPSILON * readout["weight"]
-        inner.bias[rows] = sign * EPSILON * readout["bias"]
+        inner.weight[rows] = sign * EPSILON * readout.weight
+        inner.bias[rows] = sign * EPSILON * readout.bias
         outer.weight[:, rows] = sign * torch.eye(n, device="cpu")
     if normalized:
         inner.bias[2 * n], inner.bias[2 * n + 1] = 1.0, -1.0

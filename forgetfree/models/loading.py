@@ -25,11 +25,12 @@ from forgetfree.core.families import (
     positions_of,
 )
 from forgetfree.core.fingerprint import fingerprint_of
-from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.parameters import ParameterSpace, load_tensors_
+from forgetfree.core.readout import Pooling, Readout, empty_linear
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, ReadoutKind, ReadoutModel
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.display import listed
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import LedgerError, ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.models.location import locate
@@ -98,17 +99,18 @@ def body_loader(config: Any, name: str) -> str:
     return ENCODER_DECODERS.get(config.model_type, "AutoModel")
 
 
-def reads_last(config: Any) -> bool:
-    """Return whether a linear readout reads a row's last token rather than its first.
+def pooling_of(readout: ReadoutKind, config: Any) -> Pooling:
+    """Return the states that a linear layer reads: the mean by ``mean``, else a row's first or last.
 
-    It does where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
+    It is the last where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
     encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = config.model_type
     causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in _masked_kinds()
-    return causal or language_model(config) == "causal" or _is_decoder(config) or kind in ENCODER_DECODERS
+    last = causal or language_model(config) == "causal" or _is_decoder(config) or kind in ENCODER_DECODERS
+    return "mean" if readout == "mean" else "last" if last else "first"
 
 
 def _is_decoder(config: Any) -> bool:
@@ -197,7 +199,8 @@ class LoadedModel:
     def binding(self) -> Binding:
         """Return what answers depend on besides weights."""
         max_length = 0 if self.tokenizer is None else self.max_length
-        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length)
+        network, architecture = network_of(self.model.backbone), self.model.architecture
+        return Binding(network, self.tokenizer_digest, self.readout, max_length, architecture)
 
     @property
     def pad(self) -> int:
@@ -212,13 +215,22 @@ class LoadedModel:
         task_encoder: Encoder = kind.encoder(task, self)
         return task_encoder
 
-    def head(self, task: TaskDefinition) -> TaskHead:
-        """Return the readout of ``task`` in this model's vocabulary."""
-        kind, words = registry.kind(task.kind), list[int]()
+    def add_task(self, task: TaskDefinition, seed: int = 0, *, width: int | None = None) -> int:
+        """Add a task's readout to the model, and return its task label.
+
+        Args:
+            task: the task.
+            seed: of the first weights.
+            width: the number of logits, where they are of other tasks' labels, too; default: that of the task's.
+        """
+        kind, columns = registry.kind(task.kind), list[int]()
         if self.readout in BY_WORDS:
             kind.check_readout(task, self.readout)
-            words = label_word_ids(self.tokenizer, task.label_words, task.name)
-        return TaskHead(task.name, kind.outputs(task, self), tuple(words), kind.answer == "labels")
+            columns = label_word_ids(self.tokenizer, task.label_words, task.name)
+        elif (head := getattr(self.model, "head", None)) is not None:
+            columns = head.classes
+        outputs = width or kind.outputs(task, self)
+        return self.model.add_task(task.name, outputs, columns, seed, yes_or_no=kind.answer == "labels")
 
     @property
     def writes_apart(self) -> bool:
@@ -264,7 +276,7 @@ def load_model(
     max_length: int | None = None,
     dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
-    architecture: str = "",
+    binding: Binding | None = None,
     quantised: bool = False,
 ) -> LoadedModel:
     """Load a pre-trained model.
@@ -283,7 +295,7 @@ def load_model(
             ``tasks``.
         dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
         tasks: that it is to learn; ``auto`` looks at their label words.
-        architecture: for the readout ``classifier``, the class that its heads are of.
+        binding: says readout and maximum length in place of ``readout`` and ``max_length``, and of which class heads are.
         quantised: whether the files' weights may be quantised.
 
     Raises:
@@ -291,6 +303,9 @@ def load_model(
         ModelError: the model is damaged, or has no head for the readout; or a part of one in memory is frozen, and
             ``graftable`` does not say what to train.
     """
+    architecture = ""
+    if binding is not None:
+        readout, max_length, architecture = binding.readout, binding.max_length, binding.architecture
     headed = readout == "classifier" and bool(architecture)
     if readout not in ("auto", *READOUTS) and not headed:
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
@@ -315,16 +330,13 @@ def load_model(
     )
     if kind == "generate":
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
+    pooling, dropout, head = pooling_of(kind, config), head_dropout(config), None
     if headed:
-        from forgetfree.models.heads import HeadModel, classifier_class
+        from forgetfree.models.heads import Head, classifier_class
 
         classifier_class(architecture, backbone.config)
-        model: TaskModel = HeadModel(backbone, tokens, architecture)
-        kind = "classifier"
-    else:
-        model = TaskModel(
-            backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
-        )
+        kind, head = "classifier", Head(architecture)
+    model = TaskModel(backbone, tokens, kind, pooling=pooling, head=head, dropout=dropout, graftable=graftable)
     return LoadedModel(called, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
@@ -337,10 +349,40 @@ def load_bound(name: str, ledger: Ledger) -> LoadedModel:
         name: see `load_model`.
         ledger: says in which dtype; for tasks beside the weights, these may be quantised.
     """
-    how: dict[str, Any] = {"dtype": ledger.dtype or dtype_of(ledger.space), "quantised": ledger.effect == "beside"}
-    if (binding := ledger.binding) is None:
-        return load_model(name, **how)
-    return load_model(name, binding.readout, max_length=binding.max_length, architecture=binding.architecture, **how)
+    dtype: Any = ledger.dtype or dtype_of(ledger.space)
+    return load_model(name, binding=ledger.binding, dtype=dtype, quantised=ledger.effect == "beside")
+
+
+def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
+    """Return the readout of a ledger's task, with the tensors that its record keeps, for the body of a configuration.
+
+    Raises:
+        LedgerError: the record does not say how the task is read.
+    """
+    record, binding = ledger.records[ledger.position(task)], ledger.binding or Binding("")
+    tensors, definition = record.own_readout, record.definition
+    if "weight" in tensors:
+        labels, width = tensors["weight"].shape
+        words = definition is not None and registry.kind(definition.kind).answer == "tags"
+        pooling = "all" if words else pooling_of(binding.readout, config)
+        readout = Readout(task, labels, empty_linear(width, labels), pooling=pooling)
+    elif binding.readout == "classifier" and definition is not None:
+        from forgetfree.models.heads import make_head
+
+        labels = len(definition.labels)
+        readout = Readout(task, labels, make_head(binding.architecture, config, labels, config.pad_token_id))
+    else:
+        raise LedgerError(missing_definition(task))
+    load_tensors_(readout.layer, tensors)
+    return readout
+
+
+def missing_definition(task: str) -> str:
+    """Return the sentence on a task whose record does not say what it is."""
+    return (
+        f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
+        "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
+    )
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class ModelState:
     @classmethod
     def of(cls, model: ReadoutModel, tasks: Iterable[str] | None = None) -> ModelState:
         """Return what ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
-        names = [head.name for head in model.heads] if tasks is None else list(tasks)
+        names = model.task_names if tasks is None else list(tasks)
         if model.shared_readout:
             readouts = dict.fromkeys(names, tensors_of(model.readout_module(0)))
         else:

@@ -11,30 +11,32 @@ Five readouts of language models (paper, §3; what is frozen: A.1; prompts: A.2)
   each word's first token;
 - ``mean``: the same layer on the mean of all tokens' hidden states, special ones included.
 
-A model that was fine-tuned elsewhere may have one more, its own head: `ClassifierModel`. What a model needs besides token ids,
-such as the attention mask, follows from them: see
-`forgetfree.models.token_inputs`.
+A classifier that was trained elsewhere has one more, ``classifier``: its own head, see `forgetfree.models.heads.Head`. What a
+model needs besides token ids, such as the attention mask, follows from them: see `forgetfree.models.token_inputs`.
 
-``prompt``, ``causal`` and ``generate`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
+``prompt``, ``causal`` and ``generate`` add no tensor. Linear layers and heads belong to their tasks, and so to the ledger.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.families import LM_HEADS, POOLER, attention_of, hidden_size_of, positions_of
-from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, TaskHead, body_of, body_prefix
+from forgetfree.core.families import LM_HEADS, attention_of, hidden_size_of, positions_of
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, load_tensors_
+from forgetfree.core.readout import HiddenRows, Pooling, mean_of_tokens
+from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel, body_of
 from forgetfree.core.trained import Batch
 from forgetfree.errors import ModelError
 from forgetfree.models.token_inputs import TokenInputs, TokenLayout, moved_together
+
+if TYPE_CHECKING:
+    from forgetfree.models.heads import Head
 
 #: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
 _EXAMPLE, _LONG_EXAMPLE = 32, 256
@@ -46,8 +48,9 @@ class TaskModel(ReadoutModel):
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
-        readout: one of the five.
-        read_last: whether ``linear`` reads the last token rather than the first.
+        readout: one of the six.
+        pooling: the states that linear layers read.
+        head: for ``classifier``: what the tasks' heads are of.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
     """
@@ -58,14 +61,16 @@ class TaskModel(ReadoutModel):
         tokens: TokenLayout,
         readout: ReadoutKind,
         *,
-        read_last: bool = False,
+        pooling: Pooling = "first",
+        head: Head | None = None,
         dropout: float = 0.1,
         graftable: str | None = None,
         shared_readout: bool = False,
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
-        self.tokens, self.read_last = tokens, read_last
-        last = read_last or readout in ("causal", "generate")
+        self.tokens, self.pooling, self.head = tokens, pooling, head
+        self.architecture = head.architecture if head else ""
+        last = pooling == "last" or readout in ("causal", "generate")
         self._position = tokens.last if last else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked
@@ -75,6 +80,17 @@ class TaskModel(ReadoutModel):
     def hidden_size(self) -> int:
         """The width of the hidden states."""
         return hidden_size_of(self.backbone.config)
+
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
+        """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
+        if self.head is None:
+            return super().make_layer(name, n_labels, seed)
+        from forgetfree.models.heads import make_head
+
+        layer = make_head(self.head.architecture, self.backbone.config, n_labels, self.tokens.pad)
+        if self.head.tensors:
+            load_tensors_(layer, self.head.tensors)
+        return layer.to(next(self.backbone.parameters()).dtype)
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
         """Return the arguments for the backbone, where ``x`` is."""
@@ -236,14 +252,15 @@ class TaskModel(ReadoutModel):
         at = texts[1].flatten().nonzero().squeeze(1)
         return TokenInputs(x, self._by_name(prompts, texts), at, False)
 
-    def features(self, x: Tensor | TokenInputs) -> Tensor:
-        """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
+    def features(self, x: Tensor | TokenInputs) -> Any:
+        """Return what the readouts read, see `Readout.forward`."""
         inputs = self.prepared(x)
         named = self._arguments(inputs)
-        if self.readout == "mean":
-            return mean_of_tokens(self.backbone(**named).last_hidden_state, inputs.mask)
-        if self.readout == "linear":
-            return _read(self.backbone(**named).last_hidden_state, inputs)
+        if self.readout not in BY_WORDS:
+            hidden = self.backbone(**named).last_hidden_state
+            if self.readout == "classifier":
+                return HiddenRows(hidden, inputs.named["input_ids"], inputs.mask)
+            return mean_of_tokens(hidden, inputs.mask) if self.pooling == "mean" else _read(hidden, inputs)
         body, head = (self.backbone, None) if self.writes_apart else _body_and_head(self.backbone)
         if head is None:  # the head cannot be called alone: compute all positions, then take one
             return _read(self.backbone(**named).logits, inputs)
@@ -255,62 +272,11 @@ def _read(states: Tensor, inputs: TokenInputs) -> Tensor:
     return states.flatten(0, 1).index_select(0, inputs.at)
 
 
-def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the hidden states ``(B, L, H)`` of each row's tokens, without padding: ``(B, H)``."""
-    wide = hidden.to(at_least_float32(hidden.dtype))  # the sum of many tokens may not fit into half precision
-    weights = mask.to(wide.dtype).unsqueeze(-1)
-    return ((wide * weights).sum(1) / weights.sum(1)).to(hidden.dtype)
-
-
 def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
     """Return the encoder, and its LM head if that is one module from hidden states to logits."""
     config: Any = backbone.config
     head = getattr(backbone, LM_HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]
-
-
-class ClassifierModel(TaskModel):
-    """A Hugging Face ``…ForSequenceClassification``, read by its own head, which does not change.
-
-    Args:
-        backbone: body and head.
-        tokens: the special ids of its tokenizer.
-        classes: the number of the head's class for each of the task's labels.
-        graftable: see `ReadoutModel`.
-    """
-
-    def __init__(
-        self, backbone: nn.Module, tokens: TokenLayout, classes: Sequence[int], *, graftable: str | None = None
-    ) -> None:
-        super().__init__(backbone, tokens, "classifier", graftable=graftable)
-        self.classes = tuple(classes)
-        config: Any = backbone.config
-        config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
-
-    def features(self, x: Tensor | TokenInputs) -> Tensor:
-        """Return the head's logits ``(B, C)``."""
-        logits: Tensor = self.backbone(**self._arguments(self.prepared(x))).logits
-        return logits
-
-    def read(self, features: Tensor, task: int) -> Tensor:
-        """Return the logits ``(B, n)`` in the order of the task's labels."""
-        return self._head(task).in_lines(features[:, list(self.classes)])
-
-    @property
-    def architecture(self) -> str:
-        """The name of the Hugging Face class."""
-        return type(self.backbone).__name__
-
-    def head_tensors(self) -> dict[str, Tensor]:
-        """Return copies of the head's tensors, by their names in the backbone: what a pre-trained body lacks."""
-        named = self.backbone.state_dict(keep_vars=True)
-        return {name: named[name].detach().cpu().clone() for name in head_names(self.backbone)}
-
-
-def head_names(model: nn.Module) -> list[str]:
-    """Return the names of a Hugging Face model's tensors that lie outside its body, and of the body's pooler."""
-    prefix = body_prefix(model)
-    return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]
 
 
 # -- Networks without tokens, such as Avalanche's own models -------------------------------------------------
@@ -362,7 +328,7 @@ class ModuleModel(ReadoutModel):
         """The width of every readout: the network's own."""
         return self._head_layer[0].out_features
 
-    def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
+    def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
         """Return a copy of the network's own layer, untrained; in float32 at least, so that no small step is rounded away."""
         layer = self._head_layer[0]
         return copy.deepcopy(layer).to(at_least_float32(layer.weight.dtype))

@@ -20,7 +20,6 @@ from forgetfree.files import StrPath, check_empty, new_directory, write_atomical
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import READOUT, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Parts, TaskNetwork
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.heads import HeadModel
 from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
@@ -78,12 +77,11 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             "that `forgetfree graft` or SingleTask.graft made."
         )
     check_empty(Path(out))
-    readout = "linear" if origin.readout == "classifier" else origin.readout
-    loaded = load_model(model, readout, max_length=origin.max_length, dtype=dtype_of(space))
+    bound, loaded = origin.binding, load_model(model, binding=origin.binding, dtype=dtype_of(space))
     graft.apply_(loaded.model)
-    if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
+    if bound.tokenizer and bound.tokenizer != loaded.tokenizer_digest:
         raise GraftError(
-            f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
+            f"The graft was made with another tokenizer than model {model!r} has: expected {bound.tokenizer[:12]}, got "
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
     origin = replace(origin, model=model)
@@ -120,16 +118,14 @@ def export_task(
     """
     definition, loaded = predictor.definition(task), predictor.loaded
     check_empty(Path(out))
-    origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
-    if isinstance(loaded.model, HeadModel):
-        classes = tuple(range(len(definition.labels)))
-        origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
+    binding = replace(loaded.binding(), network="")  # which the model that is written says itself
+    origin = GraftOrigin(definition, loaded.name, "", 0.0, binding)
     weights = predictor.weights
     if isinstance(weights, LedgerWeights) and weights.ledger.effect == "beside":
         with predictor.lock:
             if not merge:
                 write_beside(loaded, weights.ledger, definition.name, Path(out))
-                kind = getattr(loaded.model, "architecture", "") or type(loaded.model.backbone).__name__
+                kind = loaded.model.architecture or type(loaded.model.backbone).__name__
                 note = f"the base is as it was, and {LEDGER} is beside it; --merge writes a plain model."
                 return WrittenModel(Path(out), kind, kind, note=note)
             with merged(loaded, weights.ledger, definition.name) as plain:
@@ -269,7 +265,7 @@ def model_card(
         **({"learned by": _code(strategy)} if strategy else {}),
         "class": f"`{made.loader}`",
         "readout": _shown(made.readout),
-        "rows": f"{origin.max_length:,} tokens at most, those of an answer included",
+        "rows": f"{origin.binding.max_length:,} tokens at most, those of an answer included",
         **{name: _shown(fact) for name, fact in said.items()},
         "licence": f"`{licence}`, that of the base model" if licence else "not known: the base model's card names none",
     }

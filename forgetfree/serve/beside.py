@@ -96,10 +96,8 @@ def merged(loaded: LoadedModel, ledger: Ledger, task: str) -> Iterator[LoadedMod
         with quiet(transformers):
             plain_model(backbone).save_pretrained(directory)
             loaded.tokenizer.save_pretrained(directory)
-        architecture = getattr(loaded.model, "architecture", "")
         dtype: Any = str(backbone.dtype).removeprefix("torch.")
-        how: dict[str, Any] = {"max_length": loaded.max_length, "dtype": dtype, "architecture": architecture}
-        plain = load_model(directory, loaded.readout, **how)
+        plain = load_model(directory, binding=loaded.binding(), dtype=dtype)
         add_(part_named(plain.model, ledger.space), ledger, task)
         yield plain
 

@@ -24,10 +24,10 @@ from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, Text, check_texts, kind_of, text_rows
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
-from forgetfree.models.loading import LoadedModel, load_bound, load_model
+from forgetfree.models.loading import LoadedModel, load_bound, load_model, missing_definition
 from forgetfree.registry import WEIGHTS
 from forgetfree.serve.source import Source
-from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition
+from forgetfree.serve.weights import LedgerWeights, TaskWeights
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import predict, share_of_entropy
 from forgetfree.training.task_features import TaskFeatures
@@ -135,10 +135,8 @@ class Predictor:
             ledger = Ledger.load(source.file)
             loaded = load_bound(source.model, ledger)
         else:
-            assert source.binding is not None
-            readout, length = source.binding.readout, source.binding.max_length
             options: dict[str, Any] = {"graftable": source.graftable, "dtype": source.dtype}
-            loaded = load_model(source.model, readout, max_length=length, **options)
+            loaded = load_model(source.model, binding=source.binding, **options)
         loaded.model.to(find_device(device))
         features = None
         if source.task_inference == "lda":  # the model holds θ_pre now
@@ -386,17 +384,14 @@ class Predictor:
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""
         definition, model = self.tasks[task], self.loaded.model
-        if any(head.name == task for head in model.heads):
+        if task in model.task_names:
             return model.task_label(task)
         stored = self.weights.readout(task)
-        label = model.add_task(self.loaded.head(definition))
-        readout = model.readout_module(label)
-        expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
-        got = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-        if expected != got:
+        label = self.loaded.add_task(definition)
+        if misfit := model.readout_of(label).misfit(stored):
             raise LedgerError(
-                f"The ledger's readout of task {task!r} does not fit the model: expected {expected}, got {got}. "
-                "Load the model and readout the stream was trained with."
+                f"The ledger's readout of task {task!r} does not fit the model: {misfit}. Load the model and readout the "
+                "stream was trained with."
             )
-        load_tensors_(readout, stored)
+        load_tensors_(model.readout_module(label), stored)
         return label

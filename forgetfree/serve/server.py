@@ -164,8 +164,10 @@ def application(
         """Say that the server answers."""
         return {"status": "ok", "version": __version__}
 
-    writing = [name for name, task in predictor.tasks.items() if kind_of(task).answer == "text"]
-    if not writing:
+    def writing() -> list[str]:
+        return [name for name, task in predictor.tasks.items() if kind_of(task).answer == "text"]
+
+    if not writing():
         return app
 
     @app.get("/v1/models")
@@ -173,7 +175,7 @@ def application(
         """List the tasks that write, as models."""
         return {
             "object": "list",
-            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in writing],
+            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in writing()],
         }
 
     @app.post("/v1/chat/completions")

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, body_of, in_evaluation_mode
-from forgetfree.errors import LedgerError, RunError, UsageError
+from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath
-from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import naming_labels
 from forgetfree.ledger.ledger import Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch, refusing_steps
-from forgetfree.models.heads import HiddenRows, make_head, read_head
-from forgetfree.models.loading import reads_last
-from forgetfree.models.task_model import mean_of_tokens
+from forgetfree.models.loading import readout_of
 from forgetfree.results.run_folder import LEDGER, check_own
 from forgetfree.serve.source import saved_file
-from forgetfree.serve.weights import missing_definition
-
-#: From hidden states ``(B, L, H)``, token ids and attention mask to logits.
-Logits = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class TaskSwitch:
@@ -105,7 +96,7 @@ class TaskSwitch:
 
     def _reader(self, record: Record) -> Any:
         """Return a hook that puts the logits of a task into the model's output: of the row, or at all its positions."""
-        logits = self._head(record) if self._readout == "classifier" else self._linear(record)
+        readout = readout_of(self.ledger, record.task, self._model.config)
 
         def read(model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> Any:
             hidden, self._hidden = self._hidden, None
@@ -114,49 +105,13 @@ class TaskSwitch:
                     "The model returned a tuple, expected an output with names. Leave out return_dict=False."
                 )
             ids, mask = args[0] if args else inputs.get("input_ids"), inputs.get("attention_mask")
-            output["logits"] = logits(hidden, ids, mask)
+            if ids is None and self._readout == "classifier":
+                raise UsageError("The head reads input_ids, too, and the model was called without. Give them.")
+            dtype = hidden.dtype if self._readout == "classifier" else None
+            output["logits"] = readout.to(hidden.device, dtype).logits(hidden, ids, mask)
             return output
 
         return read
-
-    def _head(self, record: Record) -> Logits:
-        """Return what reads hidden states by a head of transformers' own."""
-        binding, config = self.ledger.binding, self._model.config
-        if binding is None or (definition := record.definition) is None:
-            raise LedgerError(missing_definition(record.task))
-        head = make_head(binding.architecture, config, len(definition.labels), config.pad_token_id)
-        load_tensors_(head, record.own_readout)
-
-        def logits(hidden: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
-            if ids is None:
-                raise UsageError("The head reads input_ids, too, and the model was called without. Give them.")
-            return read_head(head.to(hidden.device, hidden.dtype), HiddenRows(hidden, ids, mask))
-
-        return logits
-
-    def _linear(self, record: Record) -> Logits:
-        """Return what reads hidden states by a linear readout."""
-        if "weight" not in (tensors := record.own_readout):
-            raise LedgerError(missing_definition(record.task))
-        labels, width = tensors["weight"].shape
-        # Its usual first weights would be drawn from the caller's generator.
-        device = next(self._body.parameters()).device
-        readout = nn.Linear(width, labels, device="meta").to_empty(device=device)
-        load_tensors_(readout, tensors)
-        last = reads_last(self._model.config)
-        every_token = record.definition is not None and kind_of(record.definition).answer == "tags"
-
-        def logits(hidden: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
-            if self._readout == "mean":
-                ones = torch.ones(hidden.shape[:2], device=hidden.device)
-                hidden = mean_of_tokens(hidden, ones if mask is None else mask)
-            elif not every_token:
-                rows = torch.arange(len(hidden), device=hidden.device)
-                hidden = hidden[rows, _last(mask, hidden) if last else torch.zeros_like(rows)]
-            read: Tensor = readout.to(hidden.device)(hidden.to(readout.weight.dtype))
-            return read
-
-        return logits
 
 
 def _file_of(place: Path) -> Path:
@@ -170,10 +125,3 @@ def _file_of(place: Path) -> Path:
             f"{place} holds no ledger, but {file.name} of {file.parts[-3]}. Answer from it by Predictor.of_run."
         )
     return file
-
-
-def _last(mask: Tensor | None, hidden: Tensor) -> Tensor:
-    """Return the position of each row's last token: ``(B,)``."""
-    if mask is None:
-        return torch.full((len(hidden),), hidden.shape[1] - 1, device=hidden.device)
-    return mask.shape[1] - 1 - mask.long().flip(1).argmax(1)

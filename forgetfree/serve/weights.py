@@ -23,7 +23,7 @@ from forgetfree.json_file import read_json
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.ledger import Ledger, rows_of
 from forgetfree.ledger.switch import LedgerSwitch, check_binding
-from forgetfree.models.loading import LoadedModel
+from forgetfree.models.loading import LoadedModel, missing_definition
 from forgetfree.models.state import ModelState, StateStore, check_keys, load_checkpoint
 from forgetfree.results.run_folder import check_own
 from forgetfree.serve.source import Source
@@ -121,14 +121,6 @@ class LedgerWeights(TaskWeights):
         """Switch the model to the task; it holds θ_pre again afterwards."""
         with self.switch.task(task):
             yield
-
-
-def missing_definition(task: str) -> str:
-    """Return the sentence on a task whose record does not say what it is."""
-    return (
-        f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
-        "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
-    )
 
 
 class ModelWeights(RunWeights):

@@ -163,7 +163,7 @@ def check_answers(run: Trial, faults: Breaches, where: str = "") -> None:
     """Check that every test row of every task has a row of finite logits, and that something was learned."""
     stream: Stream = run.strategy.stream
     labelled = [task for task in stream.tasks if task.kind.answer == "label"]
-    expected = {task.name: (len(task.test), stream.model.heads[task.label].n_labels) for task in labelled}
+    expected = {task.name: (len(task.test), stream.model.readout_of(task.label).n_labels) for task in labelled}
     for seen in run.looks.values():
         shapes = {name: tuple(seen.logits[name].shape) for name in expected if name in seen.logits}
         if shapes != expected:

@@ -6,25 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from forgetfree import registry
 from forgetfree.core.families import TEXT_ENCODER, positions_of
 from forgetfree.core.linear_layers import is_quantised
-from forgetfree.core.parameters import load_tensors_
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
-from forgetfree.display import listed
 from forgetfree.errors import LedgerError, UsageError, nearest
 from forgetfree.kinds.kind import Kind
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
-from forgetfree.models.heads import HiddenRows, make_head, read_head
+from forgetfree.models.heads import head_names, own_readout, reads_alike
 from forgetfree.models.loading import body_loader, usual_max_length
 from forgetfree.models.model_files import check_weights
-from forgetfree.models.task_model import head_names
 from forgetfree.tasks import TaskDefinition
 
 
@@ -79,17 +75,15 @@ def meaning_of(
     if not isinstance(length, int) or length < 2:
         raise UsageError(f"max_length must be a number of tokens from 2 on, got {length!r}.")
     length = min(length, positions_of(model))
-    readout: ReadoutKind = "generate"
+    readout: ReadoutKind = "generate" if of_task.answer == "text" else "classifier"
+    check_weights(model, [], tokenizer, readout, name)
     head: dict[str, str] = {}
     if of_task.answer == "text":
         if not hasattr(model, "can_generate") or not model.can_generate():
             raise UsageError(f"kind={kind!r} needs a model that writes texts, and {name} does not. Give …ForCausalLM.")
         PromptEncoder(tokenizer, definition, length, closed=bool(model.config.is_encoder_decoder))
     else:
-        readout, head = _head_of(model, definition, of_task)
-    check_weights(model, [], tokenizer, readout, name)
-    if head:
-        _check_head(model, body, head, len(definition.labels), tokenizer)
+        readout, head = _head_of(model, definition, of_task, tokenizer)
     digest = tokenizer_digest(tokenizer, chats=readout == "generate")
     now = Binding(network_of(body), digest, readout, length, name)
     differ = []
@@ -122,8 +116,12 @@ def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Ma
     return definition
 
 
-def _head_of(model: Any, definition: TaskDefinition, kind: Kind) -> tuple[ReadoutKind, dict[str, str]]:
-    """Return how labels are read of a classifier of transformers, and the tensors of its head: see `Meaning`."""
+def _head_of(model: Any, definition: TaskDefinition, kind: Kind, tokenizer: Any) -> tuple[ReadoutKind, dict[str, str]]:
+    """Return how labels are read of a classifier of transformers, and the tensors of its head: see `Meaning`.
+
+    Raises:
+        UsageError: the model is no such classifier, or its head, apart from the body, does not compute its logits to the bit.
+    """
     name, count = type(model).__name__, len(definition.labels)
     words = kind.answer == "tags"
     if not name.endswith("ForTokenClassification" if words else "ForSequenceClassification"):
@@ -141,44 +139,27 @@ def _head_of(model: Any, definition: TaskDefinition, kind: Kind) -> tuple[Readou
             f"The head of {name} reads the decoder, and of the type {model.config.model_type!r} the encoder alone is read. "
             "Leave labels= and tokenizer= out."
         )
-    if not words:
-        return "classifier", {each: each for each in head_names(model)}
-    if (place := word_head(model)) is None:
+    names = head_names(model)
+    layers = {each.rpartition(".")[0] for each in names} & dict(model.named_modules()).keys()
+    check_heads({each: model.get_submodule(each) for each in sorted(layers)})
+    if (readout := own_readout(model)) is None:
         raise UsageError(f"The head of {name} is not one linear layer. Leave labels= and tokenizer= out.")
-    return "linear", {each: f"{place}.{each}" for each in ("weight", "bias")}
-
-
-def word_head(model: nn.Module) -> str | None:
-    """Return the name of the linear layer that is the head of a token classifier, if it is one."""
-    names = sorted({name.rpartition(".")[0] for name in head_names(model)})
-    head = model.get_submodule(names[0]) if len(names) == 1 else None
-    is_linear = isinstance(head, nn.Linear) and head.bias is not None
-    return names[0] if is_linear and type(model).__name__.endswith("ForTokenClassification") else None
-
-
-@torch.no_grad()
-def _check_head(model: Any, body: Any, head: Mapping[str, str], count: int, tokenizer: Any) -> None:
-    """Raise ``UsageError`` unless the head, apart from the body, computes the model's logits, to the bit."""
-    state, name = model.state_dict(), type(model).__name__
-    tensors = {own: state[there] for own, there in head.items()}
-    layers = {there.rpartition(".")[0] for there in head.values()} & dict(model.named_modules()).keys()
-    if packed := sorted(name for name in layers if is_quantised(model.get_submodule(name))):
-        raise UsageError(
-            f"The head of {name} has layers that are quantised, so it cannot be kept with the task: {listed(packed)}. Load the "
-            f"model with these as they are: BitsAndBytesConfig(…, llm_int8_skip_modules={packed!r})."
-        )
-    row = tokenizer("What is it?", return_tensors="pt").to(body.device)
     with trainable(model, []):
         model.eval()
-        hidden, expected = body(**row).last_hidden_state, model(**row).logits
-    if "weight" in tensors:
-        got = nn.functional.linear(hidden, tensors["weight"], tensors["bias"])
-    else:
-        apart = make_head(name, body.config, count, model.config.pad_token_id).to(body.device, body.dtype)
-        load_tensors_(apart, tensors)
-        got = read_head(apart, HiddenRows(hidden, row["input_ids"], row.get("attention_mask")))
-    if not torch.equal(got, expected):
+        alike = reads_alike(readout, model, tokenizer("What is it?", return_tensors="pt").to(model.device))
+    if not alike:
         raise UsageError(
             f"The head of {name} computes something else apart from its body, so nothing but the model itself can answer by "
             "it. Leave labels= and tokenizer= out."
+        )
+    return ("linear" if words else "classifier"), {each.rpartition(".")[2] if words else each: each for each in names}
+
+
+def check_heads(heads: Mapping[str, nn.Module]) -> None:
+    """Raise ``UsageError`` where a head is quantised."""
+    if packed := [name for name, head in heads.items() if is_quantised(head)]:
+        raise UsageError(
+            f"The head {packed[0]!r} is quantised, so it cannot be trained, and of a new model it holds random numbers. Load "
+            f"the model with the head as it is: BitsAndBytesConfig(…, llm_int8_skip_modules={packed!r}), or TorchAoConfig(…, "
+            f"modules_to_not_convert={packed!r})."
         )

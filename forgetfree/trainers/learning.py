@@ -27,9 +27,10 @@ from forgetfree.ledger.binding import head_digest
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Effect, Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_weights, has_weights
+from forgetfree.models.heads import linear_head
 from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion
-from forgetfree.trainers.definition import meaning_of, word_head
+from forgetfree.trainers.definition import check_heads, meaning_of
 
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
@@ -406,7 +407,7 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
         if child is not body and any(id(each) not in inside for each in child.parameters())
     }
     if names is None and not (model is body or output is not None):
-        _check_heads(outside)
+        check_heads(outside)
         trained = any(each.requires_grad for each in model.parameters())
         heads = {
             name: head
@@ -426,18 +427,8 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
                 f"{nearest(name, outside)} Of the body, a task trains its region."
             )
     heads = {name: modules[name] for name in names}
-    _check_heads(heads)
+    check_heads(heads)
     return heads
-
-
-def _check_heads(heads: Mapping[str, nn.Module]) -> None:
-    """Raise ``UsageError`` where a head is quantised."""
-    if packed := [name for name, head in heads.items() if is_quantised(head)]:
-        raise UsageError(
-            f"The head {packed[0]!r} is quantised, so it cannot be trained, and of a new model it holds random numbers. Load "
-            f"the model with the head as it is: BitsAndBytesConfig(…, llm_int8_skip_modules={packed!r}), or TorchAoConfig(…, "
-            f"modules_to_not_convert={packed!r})."
-        )
 
 
 def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
@@ -448,12 +439,12 @@ def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
     """
     readout, own = dict(record.own_readout), model.state_dict()
     if "weight" in readout:  # of words, or of a run
-        if (place := word_head(model)) is None:
+        if (found := linear_head(model)) is None:
             raise LedgerError(
                 f"Task {record.task!r} is read by a linear layer of its own, which this {type(model).__name__} has no place "
                 "for. Answer by forgetfree.TaskSwitch(ledger, model)."
             )
-        readout = {f"{place}.{name}": tensor for name, tensor in readout.items()}
+        readout = {f"{found[0]}.{name}": tensor for name, tensor in readout.items()}
     for name, tensor in readout.items():
         if name not in own:
             raise LedgerError(

@@ -111,8 +111,7 @@ def encode_task(
     """
     definition, train = rows.task, sampled(rows, shots, seed)
     kind = kind_of(definition)
-    head = loaded.head(definition)
-    label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
+    label = loaded.add_task(definition, seed, width=labels.width)
     encoder = loaded.encoder(definition)
 
     def encode(part: Rows) -> EncodedRows:
@@ -231,7 +230,7 @@ def predict(
         precision: of forward passes.
         collected: what is returned in place of the logits of a batch, from these and its labels.
     """
-    lines = model.heads[rows.task].lines
+    lines = model.readout_of(rows.task).lines
     return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision, lines)
 
 

@@ -41,7 +41,6 @@ from forgetfree.ledger.binding import head_digest, network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -356,27 +355,17 @@ class SingleTask:
             sparsity: the share of the space that the region was allowed.
         """
         backbone, task, loaded = self.model.backbone, self.task.definition, self.loaded
-        readout = fine_tuned.readouts[task.name]
-        origin = GraftOrigin(
-            task,
-            loaded.readout,
-            loaded.name,
-            body_fingerprint(backbone),
-            sparsity,
-            max_length=loaded.max_length,
-            network=network_of(body_of(backbone)),
-            tokenizer=loaded.tokenizer_digest,
-            head=head_digest(backbone),
-        )
-        if isinstance(self.model, ClassifierModel):
-            readout = self.model.head_tensors()
-            origin = replace(origin, architecture=self.model.architecture, classes=self.model.classes)
+        binding = replace(loaded.binding(), network=network_of(body_of(backbone)))
+        classes = self.model.readout_of(self.task.label).columns if binding.architecture else ()
+        fingerprint, head = body_fingerprint(backbone), head_digest(backbone)
+        origin = GraftOrigin(task, loaded.name, fingerprint, sparsity, binding, classes, head)
         changed = {
             name.removeprefix(body_prefix(backbone)): buffer
             for name, buffer in fine_tuned.buffers.items()
             if not torch.equal(buffer, self.pre.buffers[name])
         }
         values = fine_tuned.theta[region.indices]
+        readout = fine_tuned.readouts[task.name]
         return Graft(region, values, body_space(backbone, self.space), readout, changed, origin)
 
     @contextmanager
@@ -451,7 +440,7 @@ def fine_tuned_key(
     content = {
         "model": loaded.fingerprint,
         "readout": model.readout,
-        "label words": model.heads[task.label].label_words,
+        "label words": model.readout_of(task.label).columns,
         "tokens": repr(getattr(model, "tokens", None)),
         "head": checksum(pre.readouts[task.name]),
         "rows": task.train.digest,

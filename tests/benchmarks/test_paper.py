@@ -175,7 +175,7 @@ def test_another_setting_other_data_or_another_model_are_refused(
         ("where", ["--set", "sparsity=0.3"], "--set sparsity is what this experiment looks at."),
         ("optimizers", ["--set", "optimizer=adamw"], "--set optimizer is what this experiment looks at."),
         ("where", ["--sparsity", "0.2"], "where looks at one of sparsities, got 0.1, 0.2. Give one."),
-        ("where", ["--task", "sst22"], "Unknown task 'sst22'"),
+        ("where", ["--task", "sst22"], "Unknown stream or task 'sst22'"),
         ("where", ["--data", "/nowhere"], "/nowhere"),
         ("where", ["--model", "nothing"], "Unknown model 'nothing'"),
         ("ood", ["--task", "ag_news"], "Unknown source for ood"),

@@ -30,7 +30,6 @@ from forgetfree.jobs.config import RunConfig
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
-from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
@@ -162,13 +161,13 @@ def test_the_models_recipe_counts_and_gives_way(monkeypatch: Any) -> None:
 
 def test_a_graft_knows_how_far_its_rows_were_read(graft: GraftCommand, tmp_path: Path, capsys: Any) -> None:
     out = graft("--set", "max_length=10")
-    assert saved(out).origin.max_length == 10
+    assert saved(out).origin.binding.max_length == 10
     assert json.loads((out / "config.json").read_text())["model"]["max_length"] == 10
     assert cli.main(["apply", str(out), "--out", str(tmp_path / "model")]) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert len(tokenizer("a film " * 20, truncation=True)["input_ids"]) == 10
     longer = graft("--set", "max_length=4000")
-    assert saved(longer).origin.max_length == tiny.POSITIONS  # as far as the model reads
+    assert saved(longer).origin.binding.max_length == tiny.POSITIONS  # as far as the model reads
 
 
 # -- Fine-tuned elsewhere --------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def test_a_sequence_classifier_is_read_by_its_own_head(
     assert set(file.readout) == {f"bert.pooler.dense.{p}" for p in ("weight", "bias")} | {
         f"classifier.{p}" for p in ("weight", "bias")
     }
-    assert (file.origin.architecture, list(file.origin.classes)) == ("BertForSequenceClassification", [1, 0])
+    assert (file.origin.binding.architecture, list(file.origin.classes)) == ("BertForSequenceClassification", [1, 0])
     given = AutoModelForSequenceClassification.from_pretrained(tmp_path / "given").eval()
     given.bert.embeddings.load_state_dict(bert.embeddings.state_dict())
     reference = answers_of(given, tokenizer, graft.data, [1, 0])
@@ -258,7 +257,7 @@ def test_what_apply_writes_is_taken_back(
     out = graft("--fine-tuned", str(tmp_path / "whole"), "--sparsity", "1", "--set", "mask_steps=0", **how)
     again = saved(out)
     assert again.region == saved(made).region and torch.equal(again.values, saved(made).values)
-    assert again.origin.readout == readout
+    assert again.origin.binding.readout == readout
     for strategy in ("fine-tune", "bare-graft"):
         assert figures(out, strategy)[:2] == pytest.approx(figures(made, "bare-graft")[:2], abs=1e-6)
     assert cli.main(["apply", str(out), "--out", str(tmp_path / "twice")]) == 0
@@ -285,11 +284,8 @@ def test_the_pre_trained_row_has_no_tensor_of_the_fine_tuned_body(
 ) -> None:
     moved(classifier(bert, LABELS), everything=True).save_pretrained(tmp_path)
     found = load_fine_tuned(str(tmp_path), str(graft.directory("bert")), load_task("sst2", str(graft.data)).task)
-    assert isinstance(found.loaded.model, ClassifierModel) and isinstance(found.model, ClassifierModel)
     for name, tensor in bert.state_dict().items():
-        assert torch.equal(found.loaded.model.backbone.bert.state_dict()[name], tensor)
-    for name, tensor in found.model.head_tensors().items():
-        assert torch.equal(found.loaded.model.head_tensors()[name], tensor)
+        assert torch.equal(found.loaded.model.backbone.state_dict()[name], tensor)
     assert len(found.left_out) == sum(name.startswith("embeddings.") for name, _ in bert.named_parameters())
 
 

@@ -144,7 +144,7 @@ def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path
     task = tagged_task("people", PEOPLE, train=160)
     loaded = load_model(str(model_directory("bert")), "linear")
     held = Graft.load(graft / "bare-graft/seed-0/graft.safetensors")
-    label = loaded.model.add_task(loaded.head(task.task))
+    label = loaded.add_task(task.task)
     loaded.model.readout_module(label).load_state_dict(dict(held.readout))
     held.apply_(loaded.model)
     found = 0

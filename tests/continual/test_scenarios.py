@@ -43,14 +43,14 @@ def test_class_numbers_the_labels_of_all_tasks_in_a_row(tiny_stream: MakeStream)
     for task in stream.tasks:
         for rows in (task.train, task.validation, task.test):
             assert set(rows.labels.tolist()) == set(task.classes)
-    assert [head.n_labels for head in stream.model.heads] == [8, 8, 8]
-    assert list(stream.model.linears) == ["shared"]
+    assert [readout.n_labels for readout in stream.model.readouts] == [8, 8, 8]
+    assert len({stream.model.readout_module(task) for task in range(3)}) == 1
 
 
 def test_domain_shares_the_labels(tiny_stream: MakeStream) -> None:
     stream = text_stream(tiny_stream, "domain")
     assert [task.classes for task in stream.tasks] == [(0, 1), (0, 1)]
-    assert list(stream.model.linears) == ["shared"]
+    assert len({stream.model.readout_module(task) for task in range(2)}) == 1
 
 
 @pytest.mark.parametrize(("scenario", "kind"), [("class", "text"), ("domain", "conv")])
@@ -102,7 +102,7 @@ def test_each_label_is_read_by_the_last_task_that_has_it(
     found = logits(strategy)
     for task in stream.tasks:
         read = features(strategy, tasks[-1], task.test)
-        for label in range(stream.model.heads[0].n_labels):
+        for label in range(stream.model.readout_of(0).n_labels):
             having = [position for position, each in enumerate(tasks) if label in each.classes]
             if not having:
                 assert bool((found[task.name][:, label] == LOWEST).all())

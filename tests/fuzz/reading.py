@@ -123,13 +123,11 @@ def sound_graft(graft: Graft, path: Path) -> None:
     assert finite([graft.values, *graft.readout.values(), *graft.buffers.values()])
     if graft.origin is not None:
         origin = graft.origin
-        assert is_definition(origin.task) and origin.readout in get_args(ReadoutKind)
-        assert 0 <= origin.sparsity <= 1 and type(origin.max_length) is int and origin.max_length > 0
-        assert all(
-            isinstance(each, str) for each in (origin.model, origin.fingerprint, origin.tokenizer, origin.network)
-        )
+        assert is_definition(origin.task) and 0 <= origin.sparsity <= 1
+        assert all(isinstance(each, str) for each in (origin.model, origin.fingerprint, origin.head))
         assert sorted(origin.classes) == list(range(len(origin.classes)))
-        assert not origin.network or isinstance(json.loads(origin.network), dict)
+        if origin.binding.network:
+            sound_binding(origin.binding)
     graft.save(path)
     assert bits(Graft.load(path)) == bits(graft)
 

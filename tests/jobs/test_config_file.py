@@ -197,8 +197,8 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     ),
     "a kind that is none": (
         of_task(kind="triple"),
-        "tasks[0]: kind must be one of single, pair, tokens, generation, messages, classification, "
-        "tagging, multi-label, got 'triple'",
+        "tasks[0]: kind must be one of single, pair, tokens, generation, messages, classification, tagging, multi-label, "
+        "got 'triple'",
     ),
     "a run without options": (lambda config: config["run"].pop("set"), "run.set is missing"),
     "data of another type": (lambda config: config.update(data=[]), "data must be an object, got []"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 #: What may be: neither grows unseen.
-MOST_FRAMES, MOST_FILES = 13, 94
+MOST_FRAMES, MOST_FILES = 13, 95
 PROBE = """
 import json, os, sys, traceback
 from pathlib import Path

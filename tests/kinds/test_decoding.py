@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from forgetfree.core.families import positions_of
-from forgetfree.core.readout_model import TaskHead, evaluating
+from forgetfree.core.readout_model import evaluating
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
@@ -51,7 +51,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedMo
     def load(family: str) -> LoadedModel:
         if family not in made:
             made[family] = load_model(str(families.write(family, tmp_path_factory.mktemp(family))), "generate")
-            made[family].model.add_task(made[family].head(task()))
+            made[family].add_task(task())
         return made[family]
 
     return load
@@ -64,7 +64,7 @@ def task(**fields: Any) -> TaskDefinition:
 def prompts(loaded: LoadedModel, count: int = 6) -> list[list[int]]:
     """Prompts of one token and more, of ids that are no special token."""
     draw = random.Random(0)
-    ids = [i for i in range(loaded.head(task()).n_labels) if i not in loaded.tokenizer.all_special_ids]
+    ids = [i for i in range(len(loaded.tokenizer)) if i not in loaded.tokenizer.all_special_ids]
     return [[draw.choice(ids) for _ in range(draw.choice([1, 2, 5, 9]))] for _ in range(count)]
 
 
@@ -126,7 +126,7 @@ def test_a_long_row_changes_no_positions_of_another(tmp_path: Path) -> None:
     config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **factors}
     (directory / "config.json").write_text(json.dumps(config))
     model = load_model(str(directory), "generate")
-    model.model.add_task(model.head(task()))
+    model.add_task(task())
     rows = [*prompts(model, 3), list(range(20, 29)), list(range(20, 34))]
     model.model.eval()
     expected = [slow(model, row) for row in rows]
@@ -194,7 +194,7 @@ def model_of(family: str, dtype: torch.dtype) -> TaskModel:
     backbone = made[family]().to(dtype).eval()
     backbone.generation_config.eos_token_id = None
     model = TaskModel(backbone, TokenLayout(0), "generate")
-    model.add_task(TaskHead("own", 2048))
+    model.add_task("own", 2048)
     return model
 
 
@@ -324,7 +324,7 @@ def test_temperature_and_penalties_of_a_model_do_not_count(tmp_path: Path) -> No
     )
     other = load_model(str(directory), "generate")
     for each in (plain, other):
-        each.model.add_task(each.head(task()))
+        each.add_task(task())
     assert written(plain, prompts(plain)) == written(other, prompts(other))
 
 

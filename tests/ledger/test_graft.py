@@ -21,6 +21,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import body_of, body_space
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
+from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin, find_graft
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
@@ -37,7 +38,7 @@ def graft_of(backbone: nn.Module, entries: int = 60, **changes: Any) -> Graft:
     space = body_space(backbone, ParameterSpace.of(backbone))
     region = Region.of(torch.linspace(0, len(space) - 1, entries).long())
     values = torch.randn(len(region), generator=torch.Generator().manual_seed(3))
-    origin = GraftOrigin(TASK, "linear", "some/model", body_fingerprint(backbone), 0.01)
+    origin = GraftOrigin(TASK, "some/model", body_fingerprint(backbone), 0.01, Binding(""))
     readout = {"weight": torch.randn(2, tiny.HIDDEN), "bias": torch.tensor([1e-40, -0.0])}
     return replace(Graft(region, values, space, readout, {}, origin), **changes)
 
@@ -73,7 +74,8 @@ def test_saving_and_loading_lose_nothing(graft: Graft, file: Path) -> None:
     assert list(loaded.readout) == ["bias", "weight"]
     assert all(same_bits(loaded.readout[name], graft.readout[name]) for name in graft.readout)
     assert graft.origin is not None
-    origin = replace(graft.origin, readout="classifier", architecture="BertForSequenceClassification", classes=(1, 0))
+    bound = Binding("{}", readout="classifier", architecture="BertForSequenceClassification")
+    origin = replace(graft.origin, binding=bound, classes=(1, 0))
     replace(graft, origin=origin).save(file)
     assert Graft.load(file).origin == origin
     assert [path.name for path in file.parent.iterdir()] == ["graft.safetensors"]  # no temporary file is left

@@ -12,7 +12,7 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.readout_model import ReadoutModel, TaskHead
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.errors import TaskError, UsageError
 from forgetfree.ledger.graft import Graft
@@ -45,7 +45,8 @@ def ledger_of(
         values = space.gather(model.backbone, owned.indices)
         values = values + torch.randn(len(owned), generator=generator).to(values) * (1e-5 if task in small else 1)
         ledger.append(Record(task, region, Graft(owned, values), 0.1, alone=alone, **changes.get(task, {})))
-        model.add_task(TaskHead(task, 2 + number % 3, label_words=(7, 9, 11, 13)[: 2 + number % 3]), seed=number)
+        words = (7, 9, 11, 13)[: 2 + number % 3] if model.readout == "prompt" else ()
+        model.add_task(task, 2 + number % 3, words, seed=number)
     return ledger
 
 
@@ -241,7 +242,7 @@ def test_the_ledger_may_grow_meanwhile(loaded: LoadedModel) -> None:
     mixed.answer(rows_of(loaded, list("ab")), list("ab"))
     owned = ledger.free(Region.of([1, 2, 3]))
     ledger.append(Record("new", Region.of([1, 2, 3]), Graft(owned, torch.full((len(owned),), 2.0)), 0.1))
-    loaded.model.add_task(TaskHead("new", 2))
+    loaded.model.add_task("new", 2)
     tasks = ["new", "a", "e"]
     rows = rows_of(loaded, tasks)
     assert close(mixed.answer(rows, tasks), expected(loaded.model, ledger, rows, tasks, loaded.pad))

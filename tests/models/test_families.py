@@ -72,7 +72,7 @@ def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: s
     loaded = load_model(str(directory(name)), readout)
     assert loaded.readout == (readout if readout == "linear" else FAMILIES[name].readout)
     model, space = loaded.model, loaded.model.space()
-    label = model.add_task(loaded.head(TASK))
+    label = loaded.add_task(TASK)
     model.eval()(encoded(loaded, "the film was lovely", "a dull story"), label).square().sum().backward()
     parameters = zip(space.tensors, space.parameters(model.backbone), strict=True)
     assert [spec.name for spec, parameter in parameters if parameter.grad is None] == []
@@ -89,7 +89,7 @@ def test_masks_are_what_transformers_makes_of_plain_ones_on_a_gpu_too(directory:
     """Of padded rows and of full ones."""
     loaded = load_model(str(directory(name)), readout)
     model: Any = loaded.model.eval()
-    label = model.add_task(loaded.head(TASK))
+    label = loaded.add_task(TASK)
     for texts in (("the film was lovely", "a dull story"), ("the film was lovely",)):
         x = encoded(loaded, *texts)
         ours = model(x, label)
@@ -118,7 +118,7 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
     x = encoded(loaded, "the film " * 200, "a dull story")
     assert x.shape == (2, loaded.max_length)
     with torch.no_grad():
-        assert bool(loaded.model.eval()(x, loaded.model.add_task(loaded.head(TASK))).isfinite().all())
+        assert bool(loaded.model.eval()(x, loaded.add_task(TASK)).isfinite().all())
 
 
 def test_one_file_names_families() -> None:

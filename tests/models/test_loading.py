@@ -38,16 +38,16 @@ def message(name: str | Path, readout: str = "auto", kind: type[Exception] = Mod
 def test_the_readout_follows_from_what_the_model_has(model_directory: ModelDirectory, kind: str, readout: str) -> None:
     loaded = load_model(str(model_directory(kind)))
     assert loaded.readout == loaded.model.readout == readout
-    assert loaded.model.heads == []
+    assert loaded.model.task_names == []
     assert all(p.dtype == torch.float32 for p in loaded.model.parameters())
 
 
 def test_the_dropout_is_that_of_the_models_own_classifier(copy: ModelDirectory) -> None:
     directory = copy("bert")
     change_config(directory, classifier_dropout=0.25)
-    assert load_model(str(directory)).model.dropout.p == 0.25
+    assert load_model(str(directory)).model.dropout == 0.25
     change_config(directory, classifier_dropout=None, hidden_dropout_prob=0.0)
-    assert load_model(str(directory)).model.dropout.p == 0.0
+    assert load_model(str(directory)).model.dropout == 0.0
 
 
 # -- Faults ----------------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ def test_a_task_without_label_words_needs_the_linear_readout(
     loaded = load_model(str(model_directory(kind)))
     name = "template" if readout == "prompt" else "causal_template"
     expected = rf"the readout {readout!r}: label_words must be as many as labels.*{name} must hold each of {{text}}"
-    for read in (loaded.head, loaded.encoder):
+    for read in (loaded.add_task, loaded.encoder):
         with pytest.raises(UsageError, match=expected):
             read(task)
     loaded = load_model(str(model_directory(kind)), "linear")
-    assert loaded.head(task).n_labels == 2
+    assert loaded.model.readout_of(loaded.add_task(task)).n_labels == 2
     assert len(loaded.encoder(task)(Rows(("the film",), (), (0,)))) == 1

@@ -7,7 +7,6 @@ import small_vision as vision
 import torch
 from torch import nn
 
-from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError
 from forgetfree.models.task_model import ModuleModel
 
@@ -20,19 +19,19 @@ def test_every_readout_starts_as_the_networks_own(kind: str, shared: bool) -> No
     network = vision.network(kind).eval()
     model = ModuleModel(network, shared_readout=shared).eval()
     for name in ("one", "two"):
-        model.add_task(TaskHead(name, model.n_labels))
+        model.add_task(name, model.n_labels)
     with torch.no_grad():
         for task in (0, 1, torch.tensor([0, 1, 0, 1, 1])):
             assert torch.allclose(model(X, task), network(X))
-    assert len(model.linears) == (1 if shared else 2)
+    assert len({model.readout_module(task) for task in range(2)}) == (1 if shared else 2)
     assert (model.hidden_size, model.n_labels) == ({"mlp": 24, "conv": 128}[kind], 10)
 
 
 def test_the_readouts_of_a_network_in_half_precision_are_float32() -> None:
     network = vision.network("mlp").bfloat16().eval()
     model = ModuleModel(network).eval()
-    model.add_task(TaskHead("one", model.n_labels))
-    assert {parameter.dtype for parameter in model.linears.parameters()} == {torch.float32}
+    model.add_task("one", model.n_labels)
+    assert {parameter.dtype for parameter in model.readouts.parameters()} == {torch.float32}
     x = X.bfloat16()
     with torch.no_grad():
         assert torch.allclose(model(x, 0), network(x).float(), atol=0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import transformers
 from tiny import TASK
 from tokenizers import processors
 
-from forgetfree.core.parameters import load_tensors_
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
@@ -191,12 +191,11 @@ def test_a_fine_tuned_classifier_of_barts_is_read_by_its_head(tmp_path: Path, da
         model.model.decoder.layers[1].fc2.weight.add_(0.1)
     model.save_pretrained(given)
     found = load_fine_tuned(str(given), str(base), rows.task)
-    load_tensors_(found.model.readout_module(found.model.add_task(found.loaded.head(rows.task))), found.head)
     bench = SingleTask.of(found.loaded, rows, shots=4)
     x = bench.task.test.batch(range(4))[0]
-    with torch.no_grad():
+    with torch.no_grad(), bench.holding(replace(bench.pre, theta=found.theta)):
         expected = model.eval()(x, attention_mask=x.ne(model.config.pad_token_id).long()).logits
-        torch.testing.assert_close(found.model.eval()(x, 0), expected)
+        torch.testing.assert_close(bench.model.eval()(x, 0), expected)
 
 
 def test_a_fine_tuned_classifier_of_t5s_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from torch.nn import functional as F
 
+from forgetfree.core.parameters import load_tensors_
+from forgetfree.core.readout import Readout
 from forgetfree.core.readout_model import body_of
 from forgetfree.models.heads import TOLERANCE, sequence_classifier
 
@@ -39,10 +40,12 @@ def body_with(family: str) -> Any:
     return body
 
 
-def readout_of(hidden: Tensor, labels: int, largest: float) -> dict[str, Tensor]:
+def readout_of(hidden: Tensor, labels: int, largest: float) -> Readout:
     """A random readout with logits up to ``largest``, half of that from the bias."""
     weight, bias = torch.randn(labels, WIDTH), torch.linspace(-largest / 2, largest / 2, labels)
-    return {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias}
+    readout = Readout("", labels, torch.nn.Linear(WIDTH, labels))
+    load_tensors_(readout.layer, {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias})
+    return readout
 
 
 @pytest.mark.sampled("DistilBert-2", "ModernBert-2")
@@ -55,8 +58,8 @@ def test_logits_come_through(family: str, labels: int) -> None:
     hidden = body(x).last_hidden_state[:, 0]
     readout = readout_of(hidden, labels, 10.0)
     rows = [{"input_ids": x[:1, :7]}, {"input_ids": x[1:2]}]
-    network = sequence_classifier(config_of(family, labels), body.state_dict(), readout, rows, 0)
-    expected = F.linear(hidden, **readout)
+    network = sequence_classifier(config_of(family, labels), body.state_dict(), readout, rows)
+    expected = readout(hidden)
     assert expected.abs().max() > 8
     for logits in (network(x).logits, torch.cat([network(row[None]).logits for row in x])):
         assert torch.allclose(logits, expected, rtol=0, atol=TOLERANCE)
@@ -68,8 +71,8 @@ def test_logits_come_through(family: str, labels: int) -> None:
 def test_more_labels_than_the_head_is_wide_for_have_no_place() -> None:
     body, x = body_with("Bert"), torch.randint(5, 90, (1, 9))
     for labels in (WIDTH // 2 - 1, WIDTH // 2):
-        readout = {"weight": torch.randn(labels, WIDTH), "bias": torch.randn(labels)}
-        network = sequence_classifier(config_of("Bert", labels), body.state_dict(), readout, [{"input_ids": x}], 0)
+        readout = Readout("", labels, torch.nn.Linear(WIDTH, labels))
+        network = sequence_classifier(config_of("Bert", labels), body.state_dict(), readout, [{"input_ids": x}])
         assert (network is None) == (labels == WIDTH // 2)
 
 
@@ -79,6 +82,8 @@ def test_a_head_on_another_token_than_the_readouts_is_not_used() -> None:
     config = transformers.XLNetConfig(vocab_size=90, d_model=WIDTH, n_layer=1, n_head=2, d_inner=16, num_labels=2)
     torch.manual_seed(0)
     body, x = transformers.AutoModel.from_config(config).eval(), torch.randint(5, 90, (1, 9))
-    readout = {"weight": torch.randn(2, WIDTH), "bias": torch.randn(2)}
-    assert sequence_classifier(config, body.state_dict(), readout, [{"input_ids": x}], 0) is None
-    assert sequence_classifier(config, body.state_dict(), readout, [{"input_ids": x}], -1) is not None
+    layer = torch.nn.Linear(WIDTH, 2)
+    for pooling, holds in (("first", False), ("last", True)):
+        readout = Readout("", 2, layer, pooling=pooling)  # type: ignore[arg-type]
+        network = sequence_classifier(config, body.state_dict(), readout, [{"input_ids": x}])
+        assert (network is not None) == holds

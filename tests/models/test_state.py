@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from forgetfree.core.parameters import tensors_of
-from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel
@@ -27,7 +26,7 @@ def model() -> TaskModel:
     backbone.register_buffer("scratch", torch.tensor([7.0]), persistent=False)
     model = TaskModel(backbone, TokenLayout(tokenizer.pad_token_id), "linear")
     for name, labels in (("first", 2), ("second", 3)):
-        model.add_task(TaskHead(name, labels))
+        model.add_task(name, labels)
     return model
 
 
@@ -63,7 +62,7 @@ def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) ->
     """Its readout has no tensor, but it is still a task."""
     backbone, tokenizer = tiny.build("bert-mlm")
     model = TaskModel(backbone, TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id), "prompt")
-    model.add_task(TaskHead("words", 2, (7, 8)))
+    model.add_task("words", 2, (7, 8))
     store = StateStore(tmp_path)
     store.put("key", ModelState.of(model))
     state = store.get("key")

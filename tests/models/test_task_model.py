@@ -9,13 +9,14 @@ import tiny
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import TaskError
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.token_inputs import TokenLayout
 
-SINGLE = TaskHead("first", 2)
-TRIPLE = TaskHead("second", 3)
+#: Tasks, as `add_task` is given them.
+Task = tuple[Any, ...]
+SINGLE: Task = ("first", 2)
+TRIPLE: Task = ("second", 3)
 TEXTS = ["the film was great .", "story", "who was it ? the river and the city were bright"]
 
 
@@ -24,13 +25,13 @@ def layout(tokenizer: Any, *, types: bool) -> TokenLayout:
     return TokenLayout(pad, tokenizer.mask_token_id, tokenizer.sep_token_id if types else None)
 
 
-def make(kind: str, readout: str, *heads: TaskHead, causal: bool = False) -> tuple[TaskModel, Any]:
+def make(kind: str, readout: str, *tasks: Task, causal: bool = False) -> tuple[TaskModel, Any]:
     """A model of `tiny.KINDS` in evaluation mode, and its tokenizer."""
     backbone, tokenizer = tiny.build(kind)
     tokens = layout(tokenizer, types=kind.startswith("bert"))
-    model = TaskModel(backbone, tokens, readout, read_last=causal)  # type: ignore[arg-type]
-    for head in heads:
-        model.add_task(head)
+    model = TaskModel(backbone, tokens, readout, pooling="last" if causal else "first")  # type: ignore[arg-type]
+    for task in tasks:
+        model.add_task(*task)
     return model.eval(), tokenizer
 
 
@@ -56,7 +57,7 @@ def test_linear_reads_the_first_token_or_the_last_of_a_causal_model(kind: str, p
     assert torch.equal(got, model(x, torch.zeros(len(x), dtype=torch.int64)))  # a number, or one for each row
     for row, text in zip(got, TEXTS, strict=True):
         hidden = model.backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state
-        close(row, model.linears["0"](hidden[0, position]))
+        close(row, model.readouts[0](hidden[0, position]))
 
 
 @torch.no_grad()
@@ -70,7 +71,7 @@ def test_linear_reads_pairs_with_their_token_types() -> None:
 @pytest.mark.parametrize("kind", ["bert-mlm", "roberta-mlm"])
 @torch.no_grad()
 def test_prompt_reads_the_label_words_at_the_mask(kind: str) -> None:
-    model, tokenizer = make(kind, "prompt", TaskHead("first", 2, (11, 7)))
+    model, tokenizer = make(kind, "prompt", ("first", 2, (11, 7)))
     texts = [f"{text} it was {tokenizer.mask_token} ." for text in TEXTS]
     got = model(batch(tokenizer, texts), 0)
     for row, text in zip(got, texts, strict=True):
@@ -81,7 +82,7 @@ def test_prompt_reads_the_label_words_at_the_mask(kind: str) -> None:
 
 @torch.no_grad()
 def test_causal_reads_the_label_words_after_the_last_token() -> None:
-    model, tokenizer = make("gpt2-lm", "causal", TaskHead("first", 3, (9, 3, 12)))
+    model, tokenizer = make("gpt2-lm", "causal", ("first", 3, (9, 3, 12)))
     got = model(batch(tokenizer, TEXTS), 0)
     for row, text in zip(got, TEXTS, strict=True):
         close(row, model.backbone(**tokenizer(text, return_tensors="pt")).logits[0, -1, [9, 3, 12]])
@@ -107,7 +108,7 @@ def test_a_head_whose_logits_the_model_caps_is_read_with_the_cap() -> None:
     )
     backbone = Gemma2ForCausalLM(config).eval()
     model = TaskModel(backbone, TokenLayout(pad=0), "causal").eval()
-    model.add_task(TaskHead("first", 3, (9, 3, 12)))
+    model.add_task("first", 3, (9, 3, 12))
     x = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
     close(model(x, 0)[0], backbone(input_ids=x[:1]).logits[0, -1, [9, 3, 12]])
     close(model(x, 0)[1], backbone(input_ids=x[1:, :2]).logits[0, -1, [9, 3, 12]])
@@ -130,8 +131,8 @@ def test_padding_changes_no_logits_of_an_empty_text() -> None:
 @torch.no_grad()
 def test_a_mixed_batch_answers_every_row_for_its_own_task(readout: str) -> None:
     kind = "bert" if readout == "linear" else "bert-mlm"
-    heads = (TaskHead("first", 2, (8, 9)), TaskHead("second", 3, (10, 11, 12)))
-    model, tokenizer = make(kind, readout, *heads)
+    tasks = (SINGLE, TRIPLE) if readout == "linear" else (("first", 2, (8, 9)), ("second", 3, (10, 11, 12)))
+    model, tokenizer = make(kind, readout, *tasks)
     x = batch(tokenizer, [f"{text} [MASK]" for text in TEXTS])
     got = model(x, torch.tensor([1, 0, 1]))
     assert got.shape == (3, 3)
@@ -153,15 +154,15 @@ def test_a_mixed_batch_in_half_precision_stays_finite() -> None:
 
 
 def test_a_readout_depends_on_its_seed_and_name_and_not_on_the_stream() -> None:
-    def weight(*heads: TaskHead, seed: int = 0) -> Tensor:
+    def weight(*tasks: Task, seed: int = 0) -> Tensor:
         model, _ = make("bert", "linear")
-        for head in heads:
-            model.add_task(head, seed)
-        return model.linears[str(len(heads) - 1)].weight  # type: ignore[return-value]
+        for name, labels in tasks:
+            model.add_task(name, labels, seed=seed)
+        return model.readout_module(len(tasks) - 1).weight  # type: ignore[return-value]
 
     assert torch.equal(weight(SINGLE), weight(TRIPLE, SINGLE))
     assert not torch.equal(weight(SINGLE), weight(SINGLE, seed=1))
-    assert not torch.equal(weight(SINGLE), weight(TaskHead("other", 2)))
+    assert not torch.equal(weight(SINGLE), weight(("other", 2)))
 
 
 @pytest.mark.parametrize("task", [-1, 1])

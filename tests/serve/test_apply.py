@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     refused(own.graft, tmp_path / "none", out, UsageError, "The model directory .* does not exist")
     refused(replace(own.graft, origin=None), own.model, out, GraftError, "does not say for which task")
     refused(replace(own.graft, readout={}), own.model, out, GraftError, "linear readout does not fit")
-    prompt = replace(own.graft, origin=replace(origin, readout="prompt"))
+    prompt = replace(own.graft, origin=replace(origin, binding=replace(origin.binding, readout="prompt")))
     refused(prompt, own.model, out, ModelError, "needs a masked language model")
     for architecture, error, match in (
         ("NoSuchForSequenceClassification", ModelError, "does not have"),
@@ -210,7 +210,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
         ("GPT2ForSequenceClassification", ModelError, "the model is of type 'bert'"),
         ("BertForSequenceClassification", GraftError, "is no head of this .*: 'classifier.bias' is not in it"),
     ):
-        other = replace(own.graft, origin=replace(origin, readout="classifier", architecture=architecture))
+        bound = replace(origin.binding, readout="classifier", architecture=architecture)
+        other = replace(own.graft, origin=replace(origin, binding=bound))
         refused(other, own.model, out, error, match)
     out.mkdir()
     (out / "held").touch()

@@ -13,9 +13,9 @@ from compared import run_logits
 from safetensors.torch import load_file
 
 from forgetfree import Predictor, TaskSwitch, cli
+from forgetfree.core.readout import mean_of_tokens
 from forgetfree.data.sources import load_tasks
 from forgetfree.models.loading import load_model
-from forgetfree.models.task_model import mean_of_tokens
 
 MakeRun = Callable[..., Path]
 MEAN = ("--readout", "mean")

@@ -152,7 +152,7 @@ def fresh(tiny_stream: MakeStream, scenario: str) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    trained = {id(p) for p in (*model.space().parameters(model.backbone), *model.readouts())}
+    trained = {id(p) for p in (*model.space().parameters(model.backbone), *model.learned_readouts())}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
     assert any(not parameter.requires_grad for parameter in model.parameters())  # embeddings are frozen

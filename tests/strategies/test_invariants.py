@@ -78,7 +78,7 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
         # Nothing else moves, at any update: WSN's mask wanders while it is learned, over weight matrices alone.
         assert len(moved) > 0 and len(record.owned.region) > 0
         assert len(Region.from_mask(watch.moved & ~matrices) if name == "wsn" else moved - record.owned.region) == 0
-        own = {f"linears.{label}.weight", f"linears.{label}.bias"} if readout == "linear" else set()
+        own = {f"readouts.{label}.layer.{name}" for name in ("weight", "bias")} if readout == "linear" else set()
         assert watch.moved_tensors(strategy) == own
         # Who owns what.
         if LEDGERS[name] == "alone":
@@ -102,7 +102,7 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
 
     strategy.ledger_model._switch.to(0)
     after = everything(stream.model)
-    assert_same(*({k: v for k, v in each.items() if not k.startswith("linears.")} for each in (after, before)))
+    assert_same(*({k: v for k, v in each.items() if not k.startswith("readouts.")} for each in (after, before)))
 
     # Beside plugins, gradients are taken in another way: so there is one here, too.
     resumed = make(name, tiny_stream(kind, readout), plugins=[Watch()], **how)

@@ -51,7 +51,7 @@ def test_adapters_add_their_scaled_products_to_the_weight(tiny_stream: MakeStrea
             with torch.no_grad():
                 weight = plain.model.backbone.get_submodule(layer).weight
                 weight.add_(product.T if kind == "gpt2-lm" else product)
-    plain.model.linears.load_state_dict(stream.model.linears.state_dict())
+    plain.model.readouts.load_state_dict(stream.model.readouts.state_dict())
     x, _, t = plain.tasks[1].test.batch(range(16))
     with torch.no_grad():
         by_hand = plain.model.eval()(x, t)

@@ -308,7 +308,7 @@ class CannotLoad(Plain):
 
 @told(
     "scenario=class: save and load: expected a new strategy to answer as the saved one did, got others, the answers for "
-    "qnli, ag_news (tensors that differ: linears.shared.weight, linears.shared.bias)."
+    "qnli, ag_news (tensors that differ: readouts.0.layer.weight, readouts.0.layer.bias)."
 )
 class Forgetful(Plain):
     """Its `load` does not say which tasks it can answer, so that their readouts are not found."""
@@ -399,8 +399,8 @@ class CountsTestLabels(Plain):
 
 
 @told(
-    "readouts: expected learning ag_news to leave the readout that answers qnli, got linears.0.weight, linears.0.bias "
-    "moved. Look at begin(), commit() and answering()"
+    "readouts: expected learning ag_news to leave the readout that answers qnli, got "
+    "readouts.0.layer.weight, readouts.0.layer.bias moved. Look at begin(), commit() and answering()"
 )
 class MovesAnotherReadout(Plain):
     """That of the first task, once it has learned the second."""
@@ -412,12 +412,12 @@ class MovesAnotherReadout(Plain):
                 parameter.mul_(0.5)
 
 
-@told("scenario=class: two tasks trained and evaluated: expected no error, got KeyError")
+@told("scenario=class: two tasks trained and evaluated: expected no error, got IndexError")
 class NeedsTheTask(Plain):
-    """Looks for a readout by the task."""
+    """Looks for a layer of each task's own, with its weight and bias."""
 
     def answering(self, task: Any) -> Any:
-        _ = self.model.linears[str(task.label)]
+        _ = (tensors := self.model.learned_readouts()) and tensors[2 * task.label]
         return nullcontext()
 
 

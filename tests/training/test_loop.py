@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
+from forgetfree.core.readout_model import attention_for_training, autocast
 from forgetfree.core.trained import Reading, WholeTensors
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
@@ -38,7 +38,7 @@ def load(directory: Path, readout: str) -> TaskModel:
     model = load_model(str(directory), readout).model
     words = [(5, 6), (7, 8)] if readout != "linear" else [(), ()]
     for name, label_words in zip(("other", "task"), words, strict=True):
-        model.add_task(TaskHead(name, 2, label_words))
+        model.add_task(name, 2, label_words)
     return model
 
 
@@ -186,7 +186,7 @@ def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, m
     fine_tune(bert, rows, options, steps=7, seed=3, on_step=lambda step, loss: losses.append(loss))
 
     twin = load(model_directory("bert"), "linear").eval()
-    trained = [*twin.space().parameters(twin.backbone), *twin.linears["1"].parameters()]
+    trained = [*twin.space().parameters(twin.backbone), *twin.readouts[1].parameters()]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
     for i, batch in enumerate(plan(rows.lengths, options, 7, 3)):
         x, y, _ = rows.batch(batch)
@@ -207,7 +207,7 @@ def test_only_layers_and_the_tasks_readout_move(model: TaskModel) -> None:
     options = TrainingOptions(optimizer="momentum", learning_rate=0.05, weight_decay=0.1, batch_size=4)
     fine_tune(model, rows, options, steps=3, seed=0)
     moved = {name for name, tensor in state(model).items() if not torch.equal(tensor, before[name])}
-    own = {"linears.1.weight", "linears.1.bias"} if model.readout == "linear" else set()
+    own = {"readouts.1.layer.weight", "readouts.1.layer.bias"} if model.readout == "linear" else set()
     assert moved == graftable | own
 
 
@@ -267,7 +267,7 @@ def test_in_half_precision_the_weights_stay_float32_and_near(
 
 def test_a_loss_that_is_not_finite_stops_training_with_the_remedy(bert: TaskModel) -> None:
     with torch.no_grad():
-        bert.linears["1"].weight[0, 0] = float("nan")
+        bert.readout_module(1).weight[0, 0] = float("nan")
     with pytest.raises(TrainingError, match=r"became nan at step 1\. Lower the learning rate"):
         fine_tune(bert, rows_for(bert), TrainingOptions(batch_size=4), steps=2, seed=0)
     assert all(p.requires_grad for p in bert.parameters())
