@@ -44,7 +44,7 @@ def test_rows_in_memory_are_encoded_as_those_of_a_file(
     two = load_stream(["b", "a"], data={"a": ROWS, "b": ROWS[::-1]}, text_column="sentence", **common)
     assert two.name == "b,a" and [task.name for task in two.tasks] == ["b", "a"]
     load_stream(data={"mood": ROWS}, **common | {"shots": 1000})
-    assert "note: Task 'mood' has " in (told := capsys.readouterr().err) and "fewer than --shots 1000: all of" in told
+    assert "note: Task 'mood' has " in (told := capsys.readouterr().err) and "fewer than --shots 1000: using" in told
 
 
 @pytest.mark.parametrize(("kind", "auto"), [("bert", AutoModelForMaskedLM), ("bert", AutoModel)])
