@@ -4,7 +4,7 @@
 
     <!-- made of: claims movement -->
     <!-- made of: figures movement -->
-    <!-- made of: report main-job,main-job-alone: Kept above the floor -->
+    <!-- made of: report main-job,main-job-alone: Kept above the best baseline -->
     <!-- made of: averages standard-2,standard-3 -->
     <!-- made of: paper claims -->
     <!-- made of: coverage -->

@@ -93,7 +93,7 @@ MODELS: dict[str, ModelEntry] = {
         on_hub=False,
     ),
     "smollm2": ModelEntry(
-        "SmolLM2-135M-Instruct, a chat model that forgetfree fetch smollm2 gets (135 M parameters, causal)",
+        "SmolLM2-135M-Instruct, a chat model, downloaded by forgetfree fetch smollm2 (135 M parameters, causal)",
         recipe={
             "optimizer": "adamw",
             "learning_rate": 3e-5,

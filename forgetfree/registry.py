@@ -60,89 +60,128 @@ class Entry:
 
 
 STRATEGIES: dict[str, Entry] = {
-    "fine-tune": Entry("forgetfree.strategies.fine_tune:FineTune", "a separate model per task: the reference"),
+    "fine-tune": Entry("forgetfree.strategies.fine_tune:FineTune", "one model per task: the reference"),
     "continual-ft": Entry(
-        "forgetfree.strategies.continual_ft:ContinualFT", "naive: train everything on each task in turn"
+        "forgetfree.strategies.continual_ft:ContinualFT", "naive: fine-tunes one model on each task in turn"
     ),
     "grafting-continual": Entry(
         "forgetfree.strategies.grafting_continual:GraftingContinual",
-        "a tiny region per task, trained once and then frozen (Panigrahi et al., 2023)",
+        "trains a tiny region per task and then freezes it (Panigrahi et al., 2023)",
     ),
     "graft-retrain": Entry(
-        "forgetfree.strategies.graft_retrain:GraftRetrain", "a region per task, retrained from θ_pre"
+        "forgetfree.strategies.graft_retrain:GraftRetrain",
+        "fine-tunes, finds a region per task and trains it again from θ_pre",
     ),
     "bare-graft": Entry(
-        "forgetfree.strategies.bare_graft:BareGraft", "a region per task with fine-tuning's values, not trained further"
+        "forgetfree.strategies.bare_graft:BareGraft",
+        "a region per task, with the values from fine-tuning and no further training",
     ),
-    "packnet": Entry("forgetfree.strategies.packnet:PackNet", "train what is free, keep a share, release the rest"),
-    "wsn": Entry("forgetfree.strategies.wsn:WSN", "a mask per task, learned with the weights (winning sub-networks)"),
+    "packnet": Entry(
+        "forgetfree.strategies.packnet:PackNet",
+        "trains all free entries, keeps a share of them for the task and resets the rest (PackNet)",
+    ),
+    "wsn": Entry(
+        "forgetfree.strategies.wsn:WSN", "learns a mask per task together with the weights (winning subnetworks)"
+    ),
     "lotto": Entry(
         "forgetfree.strategies.lotto:LoTTO",
-        "one model, in which each task trains a mask of entries that are free (LoTTO)",
+        "one model, in which each task trains a mask of free entries (LoTTO)",
     ),
-    "bitfit": Entry("forgetfree.strategies.bitfit:BitFit", "the biases alone, each task its own"),
-    "lora": Entry("forgetfree.strategies.lora:LoRA", "low-rank adapters per task, each on θ_pre alone (LoRA)"),
-    "o-lora": Entry("forgetfree.strategies.lora:OLoRA", "low-rank adapters on top of each other, kept orthogonal"),
+    "bitfit": Entry("forgetfree.strategies.bitfit:BitFit", "trains only the biases, separately for each task (BitFit)"),
+    "lora": Entry(
+        "forgetfree.strategies.lora:LoRA", "low-rank adapters per task, trained independently on θ_pre (LoRA)"
+    ),
+    "o-lora": Entry(
+        "forgetfree.strategies.lora:OLoRA", "low-rank adapters of all tasks, summed and kept orthogonal (O-LoRA)"
+    ),
     "merge-task-arithmetic": Entry(
-        "forgetfree.strategies.merging:MergeTaskArithmetic", "the sum of the tasks' changes to θ_pre (task arithmetic)"
+        "forgetfree.strategies.merging:MergeTaskArithmetic",
+        "merges models: adds up their differences from θ_pre (task arithmetic)",
     ),
     "merge-ties": Entry(
-        "forgetfree.strategies.merging:MergeTies", "the mean of the tasks' largest changes of one sign (TIES)"
+        "forgetfree.strategies.merging:MergeTies",
+        "merges models: averages their largest differences that agree in sign (TIES)",
     ),
     "merge-stitch": Entry(
         "forgetfree.strategies.merging:MergeStitch",
-        "a region per task, the mean where they overlap (Localize-and-Stitch)",
+        "merges models: one region per task, averaged where regions overlap (Localize-and-Stitch)",
     ),
-    "replay": Entry("forgetfree.strategies.avalanche_baselines:Replay", "rows of earlier tasks beside each batch"),
-    "agem": Entry("forgetfree.strategies.gem:AGEM", "no gradient against that of remembered rows"),
-    "gem": Entry("forgetfree.strategies.gem:GEM", "no gradient against any earlier task's"),
-    "gdumb": Entry("forgetfree.strategies.avalanche_baselines:GDumb", "train from θ_pre on a balanced memory"),
-    "der": Entry("forgetfree.strategies.avalanche_baselines:DER", "rehearse remembered logits (DER++)"),
-    "ewc": Entry("forgetfree.strategies.avalanche_baselines:EWC", "a penalty by Fisher information, one per task"),
+    "replay": Entry("forgetfree.strategies.avalanche_baselines:Replay", "adds examples of earlier tasks to each batch"),
+    "agem": Entry(
+        "forgetfree.strategies.gem:AGEM",
+        "removes the component of the gradient that conflicts with stored examples (A-GEM)",
+    ),
+    "gem": Entry(
+        "forgetfree.strategies.gem:GEM", "projects the gradient so that no earlier task's loss increases (GEM)"
+    ),
+    "gdumb": Entry(
+        "forgetfree.strategies.avalanche_baselines:GDumb", "trains θ_pre on a balanced memory of examples (GDumb)"
+    ),
+    "der": Entry("forgetfree.strategies.avalanche_baselines:DER", "replays stored examples with their logits (DER++)"),
+    "ewc": Entry(
+        "forgetfree.strategies.avalanche_baselines:EWC", "one penalty per task, weighted by Fisher information (EWC)"
+    ),
     "online-ewc": Entry(
-        "forgetfree.strategies.avalanche_baselines:OnlineEWC", "one running penalty by Fisher information"
+        "forgetfree.strategies.avalanche_baselines:OnlineEWC",
+        "one running penalty, weighted by Fisher information (online EWC)",
     ),
-    "si": Entry("forgetfree.strategies.avalanche_baselines:SI", "a penalty by each weight's share in learning"),
-    "mas": Entry("forgetfree.strategies.avalanche_baselines:MAS", "a penalty by the outputs' sensitivity"),
-    "rwalk": Entry("forgetfree.strategies.avalanche_baselines:RWalk", "EWC's penalty and a path's"),
-    "lwf": Entry("forgetfree.strategies.avalanche_baselines:LwF", "keep the old readouts' answers"),
-    "cumulative": Entry("forgetfree.strategies.all_data:Cumulative", "all rows so far"),
-    "joint": Entry("forgetfree.strategies.all_data:Joint", "all rows of all tasks at once, for the sum of their steps"),
+    "si": Entry(
+        "forgetfree.strategies.avalanche_baselines:SI",
+        "a penalty weighted by each weight's contribution to the decrease of the loss (synaptic intelligence)",
+    ),
+    "mas": Entry(
+        "forgetfree.strategies.avalanche_baselines:MAS", "a penalty weighted by the sensitivity of the outputs (MAS)"
+    ),
+    "rwalk": Entry(
+        "forgetfree.strategies.avalanche_baselines:RWalk", "the penalty of EWC combined with a path-based one (RWalk)"
+    ),
+    "lwf": Entry(
+        "forgetfree.strategies.avalanche_baselines:LwF",
+        "distils the previous model's outputs on the new examples (LwF)",
+    ),
+    "cumulative": Entry(
+        "forgetfree.strategies.all_data:Cumulative", "trains each task on the examples of all tasks so far"
+    ),
+    "joint": Entry(
+        "forgetfree.strategies.all_data:Joint",
+        "trains on the examples of all tasks at once, for the sum of their steps",
+    ),
 }
 DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 
 KINDS: dict[str, Entry] = {
-    "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
-    "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
-    "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
-    "multi-label": Entry("forgetfree.kinds.multi_label:MultiLabel", "any number of labels a row, for a text or a pair"),
+    "classification": Entry("forgetfree.kinds.classification:Classification", "one label per text or pair of texts"),
+    "tagging": Entry("forgetfree.kinds.tagging:Tagging", "one tag per word of a sentence"),
+    "generation": Entry("forgetfree.kinds.generation:Generation", "a reply to a prompt or a chat"),
+    "multi-label": Entry("forgetfree.kinds.multi_label:MultiLabel", "any number of labels per text or pair of texts"),
 }
 
 #: Those of answers that are labels.
 LABEL_METRICS: dict[str, Entry] = {
-    "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
-    "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
-    "macro_f1": Entry("forgetfree.results.metrics:MACRO_F1", "the mean of the labels' F1: each counts the same"),
-    "micro_f1": Entry("forgetfree.kinds.multi_label:MICRO_F1", "F1 of all labels together, where a row has several"),
+    "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of correct predictions"),
+    "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 for two labels, F1 of entities for tagging"),
+    "macro_f1": Entry("forgetfree.results.metrics:MACRO_F1", "the unweighted mean of the F1 of all labels"),
+    "micro_f1": Entry("forgetfree.kinds.multi_label:MICRO_F1", "F1 over all labels together, for multi-label tasks"),
 }
 #: Those of answers that are texts.
 TEXT_METRICS: dict[str, Entry] = {
     "rouge_l": Entry(
-        "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L of texts, by the longest common sequence of words"
+        "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L: F1 of the longest common subsequence of words"
     ),
-    "exact_match": Entry("forgetfree.results.text_metrics:EXACT_MATCH", "the share of texts that equal a right one"),
+    "exact_match": Entry("forgetfree.results.text_metrics:EXACT_MATCH", "the share of texts that equal a reference"),
     "token_f1": Entry(
-        "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of texts and right ones, as in SQuAD"
+        "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of a text and a reference, as in SQuAD"
     ),
-    "bleu": Entry("forgetfree.results.text_metrics:BLEU", "BLEU of all texts, as sacrebleu computes it"),
+    "bleu": Entry("forgetfree.results.text_metrics:BLEU", "BLEU over all texts, as computed by sacrebleu"),
     "numeric_answer": Entry(
-        "forgetfree.results.text_metrics:NUMERIC_ANSWER", "the share of texts whose last number is that of a right one"
+        "forgetfree.results.text_metrics:NUMERIC_ANSWER",
+        "the share of texts whose last number equals the last number of a reference",
     ),
 }
 METRICS = LABEL_METRICS | TEXT_METRICS
 
 SOURCES: dict[str, Entry] = {
-    "demo": Entry("forgetfree.data.demo:load", "ten small tasks, embedded"),
+    "demo": Entry("forgetfree.data.demo:load", "ten small embedded tasks"),
 }
 
 

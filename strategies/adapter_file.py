@@ -71,12 +71,13 @@ def load_adapters(path: Path, loaded: LoadedModel) -> tuple[list[TaskTensors], b
         if header["fingerprint"] != loaded.fingerprint:
             raise RunError(
                 f"The adapters in {path} belong to other weights: expected a model with fingerprint "
-                f"{header['fingerprint'][:12]}…, got {loaded.fingerprint[:12]}…. Load the model they were trained on."
+                f"{header['fingerprint'][:12]}…, got {loaded.fingerprint[:12]}…. Load the model that they were "
+                "trained on."
             )
         if differ := Binding.of_json(header["binding"]).differences(loaded.binding()):
             raise RunError(
-                f"The adapters in {path} would not answer as they did: {'; '.join(differ)}. Use the model's own config.json "
-                "and tokenizer, and the options that the stream was trained with."
+                f"The adapters in {path} would make other predictions than before: {'; '.join(differ)}. Use the "
+                "model's own config.json and tokenizer, and the options that the stream was trained with."
             )
         joint, tasks = parse_json(header["together"]), list(stored)
         check("together", joint, isinstance(joint, bool), "true or false")

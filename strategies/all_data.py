@@ -1,4 +1,4 @@
-"""All data at once, as Avalanche trains on it: not continual learning, but what it is compared with."""
+"""Training on all data at once, with Avalanche: not continual learning, but a reference for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forgetfree.training.training_options import TrainingOptions
 
 
 class Cumulative(TemplateStrategy, supervised.Cumulative):
-    """Train on each task's rows together with those of all earlier tasks."""
+    """Train each task on its examples together with those of all earlier tasks."""
 
     dataset: Any
 
@@ -31,19 +31,22 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
 
 
 class JointOptions(TrainingOptions):
-    """Options of `Joint` beside those of training."""
+    """Options of `Joint`, in addition to those of training."""
 
     steps_factor: float = option(
-        1.0, "times the steps of all tasks together; above 1, say 4, joint comes nearer to a ceiling", above=0
+        1.0,
+        "factor on the sum of the steps of all tasks; with a value above 1, such as 4, joint comes closer to an "
+        "upper bound",
+        above=0,
     )
 
 
 class Joint(TemplateStrategy, supervised.JointTraining):
-    """Train once on the rows of all tasks, for ``steps_factor`` times the steps that all tasks have together.
+    """Train once on the examples of all tasks, for ``steps_factor`` times the sum of their steps.
 
-    The first experience trains on the whole stream, the later ones add nothing. It forgets nothing. With a factor of 1 it
-    bounds no other strategy: rows are mixed as they come, and within these steps a task that needs many of its own may be
-    learned less well than alone.
+    The first experience trains on the whole stream; later experiences do nothing, so nothing is forgotten. With a
+    factor of 1, it is not an upper bound on other strategies: examples of all tasks are mixed, and a task that needs many
+    steps may be learned less well within these steps than alone.
     """
 
     Options = JointOptions

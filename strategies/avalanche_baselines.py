@@ -33,8 +33,8 @@ from forgetfree.training.training_options import TrainingOptions
 def _a_row_a_task(options: Any, stream: Stream) -> None:
     if options.mem_size < len(stream.tasks):  # Avalanche cannot join memories of no row
         raise OptionError(
-            f"replay shares its memory out over the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} tasks. "
-            f"Set mem_size={len(stream.tasks)} or more."
+            f"replay divides its memory among the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} "
+            f"tasks. Set mem_size={len(stream.tasks)} or more."
         )
 
 
@@ -42,10 +42,10 @@ class Replay(
     PluginStrategy,
     plugin=avalanche.ReplayPlugin,
     requires=_a_row_a_task,
-    mem_size=option(200, "rows remembered, of all tasks together", at_least=1),
-    batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
+    mem_size=option(200, "number of stored examples, over all tasks together", at_least=1),
+    batch_size_mem=option(8, "number of stored examples added to each batch", at_least=1),
 ):
-    """Experience replay: each batch comes with rows of earlier tasks (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
+    """Experience replay: add examples of earlier tasks to each batch (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
 
 
 def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
@@ -53,13 +53,13 @@ def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
     labels = len({(task.label if apart else 0, group) for task in stream.tasks for group in {*task.train.targets}})
     if options.mem_size < labels:
         raise OptionError(
-            f"{name} shares its memory out over the labels of all tasks, got mem_size={options.mem_size} for {labels} labels. "
-            f"Set mem_size={labels} or more."
+            f"{name} divides its memory among the labels of all tasks, got mem_size={options.mem_size} for {labels} "
+            f"labels. Set mem_size={labels} or more."
         )
 
 
 def _der_fits(options: Any, stream: Stream) -> None:
-    one_label_a_row("der", "remembers one vector of logits a row", options, stream)
+    one_label_a_row("der", "stores one vector of logits per example", options, stream)
     _a_row_a_label("der", options, stream)
 
 
@@ -92,7 +92,8 @@ class GDumbOptions(TrainingOptions):
 
     passes: int = option(
         0,
-        "passes over the memory for each task, in place of steps; the authors: 256. 0: as many steps as others",
+        "epochs over the memory per task, instead of steps; the authors: 256; 0: the same number of steps as "
+        "other strategies",
         at_least=0,
     )
 
@@ -102,11 +103,11 @@ class GDumb(
     plugin=_GDumbPlugin,
     keeps="storage_policy",  # the plugin's copy of the first model is θ_pre
     requires=partial(_a_row_a_label, "gdumb"),
-    mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
+    mem_size=option(200, "number of stored examples, balanced over the labels of all tasks", at_least=1),
 ):
     """GDumb: for each task, train θ_pre on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
 
-    The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
+    The memory is drawn after all examples of the task were seen (a reservoir per label); the paper fills it greedily.
     """
 
     Options = GDumbOptions
@@ -148,12 +149,12 @@ class DER(
     TemplateStrategy,
     supervised.DER,
     requires=_der_fits,
-    mem_size=option(200, "rows remembered, with their logits", at_least=1),
-    batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
-    alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),
-    beta=option(0.5, "weight of the loss on remembered labels; 0: DER, above: DER++", at_least=0),
+    mem_size=option(200, "number of examples stored with their logits", at_least=1),
+    batch_size_mem=option(8, "number of stored examples added to each batch", at_least=1),
+    alpha=option(0.1, "weight of the distance to the stored logits", at_least=0),
+    beta=option(0.5, "weight of the loss on stored labels; 0: DER; above 0: DER++", at_least=0),
 ):
-    """Dark experience replay: rehearse the logits the model once gave (Buzzega et al., 2020, §3).
+    """Dark experience replay: replay stored examples with their earlier logits (Buzzega et al., 2020, §3).
 
     Avalanche's asks the model for logits without task labels and stacks logits of unequal width. Here the memory names
     the task, and logits are filled up to the widest task's with the lowest number, which adds nothing to the distance.
@@ -185,11 +186,11 @@ def _widen(logits: Tensor, width: int) -> Tensor:
 class EWC(
     ImportanceStrategy,
     plugin=avalanche.EWCPlugin,
-    ewc_lambda=option(1e3, "λ: strength of the penalty", at_least=0),
+    ewc_lambda=option(1e3, "λ: weight of the penalty", at_least=0),
 ):
     """Elastic weight consolidation: a quadratic penalty by Fisher information, one per task (Kirkpatrick et al., 2017, eq. 3).
 
-    As in Avalanche, λ stands without the paper's ½, and the Fisher information is that of the true labels, squared batch by
+    As in Avalanche, λ lacks the paper's factor ½, and the Fisher information is that of the true labels, squared batch by
     batch of ``batch_size`` rows: smaller than row by row, so λ is larger than in the paper.
     """
 
@@ -198,8 +199,8 @@ class OnlineEWC(
     ImportanceStrategy,
     plugin=avalanche.EWCPlugin,
     fixed={"mode": "online"},
-    ewc_lambda=option(1e3, "λ: strength of the penalty", at_least=0),
-    decay_factor=option(0.9, "γ: weight of the Fisher information so far", at_least=0, at_most=1),
+    ewc_lambda=option(1e3, "λ: weight of the penalty", at_least=0),
+    decay_factor=option(0.9, "γ: weight of the Fisher information of earlier tasks", at_least=0, at_most=1),
 ):
     """Online EWC: one running penalty for all tasks (Schwarz et al., 2018, §3.2, eq. 9). The Fisher information as in `EWC`."""
 
@@ -235,10 +236,10 @@ class _SIPlugin(avalanche.SynapticIntelligencePlugin):
 class SI(
     PluginStrategy,
     plugin=_SIPlugin,
-    si_lambda=option(1.0, "λ: strength of the penalty, twice the paper's c; importances go up to 0.001", at_least=0),
+    si_lambda=option(1.0, "λ: weight of the penalty, twice the paper's c; importances are at most 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):
-    """Synaptic intelligence: a penalty by each weight's share in the fall of the loss (Zenke et al., 2017, eqs. 4 and 5).
+    """Synaptic intelligence: a penalty by each weight's share in the decrease of the loss (Zenke et al., 2017, eqs. 4 and 5).
 
     As in Avalanche, the penalty is λ/2 where the paper has c, importances above 0.001 are cut to it (Maltoni & Lomonaco, 2019),
     and the path is that of the whole loss, penalty included; its gradients are clipped ones, where `max_gradient_norm` is set.
@@ -257,12 +258,12 @@ class _MASPlugin(avalanche.MASPlugin):
 class MAS(
     ImportanceStrategy,
     plugin=_MASPlugin,
-    lambda_reg=option(1.0, "λ: strength of the penalty", at_least=0),
-    alpha=option(0.5, "weight of the importance so far", at_least=0, at_most=1),
+    lambda_reg=option(1.0, "λ: weight of the penalty", at_least=0),
+    alpha=option(0.5, "weight of the importance from earlier tasks", at_least=0, at_most=1),
 ):
-    """Memory aware synapses: a penalty by how far the outputs move with a weight (Aljundi et al., 2018, §4).
+    """Memory aware synapses: a penalty weighted by the sensitivity of the outputs to each weight (Aljundi et al., 2018, §4).
 
-    As in Avalanche, gradients are those of a batch, not of a row, and importances are averaged over tasks by α, where the
+    As in Avalanche, gradients are those of a batch instead of an example, and importances are averaged over tasks with α; the
     paper adds them up.
     """
 
@@ -278,13 +279,13 @@ class _RWalkPlugin(avalanche.RWalkPlugin):
 class RWalk(
     PluginStrategy,
     plugin=_RWalkPlugin,
-    ewc_lambda=option(0.1, "λ: strength of the penalty", at_least=0),
+    ewc_lambda=option(0.1, "λ: weight of the penalty", at_least=0),
     ewc_alpha=option(0.9, "α: weight of the newest Fisher information", at_least=0, at_most=1),
-    delta_t=option(10, "steps between updates of the scores; at most those of a task", at_least=1),
+    delta_t=option(10, "number of steps between updates of the scores; at most the steps of a task", at_least=1),
 ):
-    """Riemannian walk: EWC's penalty and a path's, in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
+    """Riemannian walk: the penalties of EWC and of a path in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
 
-    As in Avalanche, the Fisher information is that of batches, not of rows.
+    As in Avalanche, the Fisher information is computed per batch, not per example.
 
     Avalanche divides scores by the largest: 0 by 0 where none was taken yet, and all weights are NaN from then on. So
     ``delta_t`` is cut to the steps of the task.
@@ -302,11 +303,11 @@ class _LwFPlugin(avalanche.LwFPlugin):
 class LwF(
     PluginStrategy,
     plugin=_LwFPlugin,
-    requires=partial(one_label_a_row, "lwf", "distils the old readouts' one answer to a row"),
+    requires=partial(one_label_a_row, "lwf", "distils one prediction of the old readouts per example"),
     alpha=option(1.0, "weight of the distillation", at_least=0),
-    temperature=option(2.0, "T of the softened answers", above=0),
+    temperature=option(2.0, "temperature T of the softmax in the distillation", above=0),
 ):
-    """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3).
+    """Learning without forgetting: distil the old readouts' predictions on the new examples (Li & Hoiem, 2016, eqs. 2 and 3).
 
-    As in Avalanche, no steps train the new readout alone first, as the paper's warm-up does.
+    As in Avalanche, there are no initial steps that train the new readout alone, unlike the paper's warm-up.
     """

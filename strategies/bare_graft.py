@@ -20,9 +20,9 @@ class BareGraftOptions(TaskwiseOptions, LocalizationOptions):
 
 
 class BareGraft(RegionStrategy):
-    """For each task: fine-tune θ_pre on it alone, localize γ, graft: θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1).
+    """For each task: fine-tune θ_pre on it alone, localize γ, and graft: θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1).
 
-    Nothing of the region is trained. Each task stands on θ_pre alone, so that regions may overlap and no task depends on the
+    The region is not trained. Each task is independent of the others, so regions may overlap and no task depends on the
     order. The readout is the fine-tuned one. Where ``region_from`` needs no θ_ft, γ takes the values of θ_ft all the same.
     """
 
@@ -30,7 +30,7 @@ class BareGraft(RegionStrategy):
     resumable = True
 
     def setup(self) -> None:
-        """Open a ledger in which each task stands alone."""
+        """Open a ledger in which tasks are independent."""
         self.open_ledger("alone")
         self.storage = _LedgerAndGraft(self)
 

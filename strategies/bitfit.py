@@ -14,9 +14,9 @@ from forgetfree.training.encoded_task import EncodedTask
 class BitFit(RegionStrategy):
     """Train all biases from θ_pre, those of LayerNorm included (Ben Zaken et al., 2022, arXiv:2106.10199, §3).
 
-    The paper trains one model a task; so does this, and keeps the biases of each. With AdamW the rate is `learning_rate`
+    As in the paper, each task has its own model; only its biases are stored. With AdamW, the learning rate is `learning_rate`
     times √(N/s), about 20 to 30 for a transformer: what the paper's rates for biases are to those for whole models.
-    Difference: embeddings, pooler and LM head are no part of the parameter space, so that their biases stay.
+    Difference to the paper: embeddings, pooler and LM head are not in the parameter space, so their biases do not change.
     """
 
     resumable = True
@@ -27,7 +27,7 @@ class BitFit(RegionStrategy):
         biases(stream.model.space())
 
     def setup(self) -> None:
-        """Open a ledger in which each task stands alone."""
+        """Open a ledger in which tasks are independent."""
         self.open_ledger("alone")
 
     def begin(self, task: EncodedTask) -> Training:

@@ -10,9 +10,9 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class ContinualFT(ContinualStrategy):
-    """Fine-tune all graftable parameters on each task, from where the last one left them (paper, table 4).
+    """Fine-tune all graftable parameters on each task in turn (paper, table 4).
 
-    The linear readouts belong to their tasks and stay as they were. An ℓ1 penalty pulls towards the weights at the start
+    Each task has its own linear readout, which later tasks do not change. An ℓ1 penalty pulls towards the weights at the start
     of the task.
     """
 

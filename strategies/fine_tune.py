@@ -22,7 +22,7 @@ from forgetfree.training.encoded_task import EncodedTask
 class FineTune(ContinualStrategy):
     """Fine-tune θ_pre on each task alone and answer for each task with its own model (paper, table 4, row "FT").
 
-    Keeps a whole model per task: memory O(T·d). A task that is not learned yet is answered by θ_pre.
+    Stores a whole model per task: memory O(T·d). Before a task is learned, θ_pre predicts for it.
     """
 
     Options = TaskwiseOptions
@@ -97,8 +97,8 @@ class TaskModels:
         state = self._store.get(self._keys[task.name])
         if state is None:
             raise RunError(
-                f"The fine-tuned model of task {task.name!r} is gone from the store, or damaged. Leave the files of a "
-                "run alone while it lasts; run again."
+                f"The fine-tuned model of task {task.name!r} is missing from the store, or damaged. Do not touch the "
+                "files of a run while it is running; run it again."
             )
         return state
 
@@ -122,8 +122,8 @@ class TaskModels:
                 self._store.put(keys[task.name], state)
             if state is None or task.name not in state.readouts:
                 raise RunError(
-                    f"The fine-tuned model of task {task.name!r}, which {path} calls {brief(keys[task.name])}, is missing, "
-                    "damaged or another task's. Restore it from a copy, or run the stream again."
+                    f"The fine-tuned model of task {task.name!r}, which {path} calls {brief(keys[task.name])}, is "
+                    "missing, damaged or belongs to another task. Restore it from a copy, or run the stream again."
                 )
             state.check_fits(strategy.model, [task.name])
             sizes[task.name], readouts[task.name] = state.size_in_bytes, dict(state.readouts[task.name])

@@ -1,4 +1,4 @@
-"""GEM and A-GEM, as Avalanche implements them: no step goes against the gradients of remembered rows."""
+"""GEM and A-GEM, as Avalanche implements them: updates that do not conflict with gradients on stored examples."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _a_sample_a_task(options: Any, stream: Stream) -> None:
     earlier = len(stream.tasks) - 1
     if options.sample_size < earlier:
         raise OptionError(
-            f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
-            f"{earlier} tasks. Set sample_size={earlier} or more."
+            f"agem divides sample_size among the earlier tasks, got {options.sample_size} for up to {earlier} tasks. "
+            f"Set sample_size={earlier} or more."
         )
 
 
@@ -92,21 +92,21 @@ class AGEM(
     PluginStrategy,
     plugin=_AGEMPlugin,
     requires=_a_sample_a_task,
-    patterns_per_experience=option(64, "rows remembered per task", at_least=1),
-    sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
+    patterns_per_experience=option(64, "number of stored examples per task", at_least=1),
+    sample_size=option(16, "number of stored examples for the reference gradient, in equal parts per task", at_least=1),
 ):
-    """Averaged gradient episodic memory: g loses its part against that on remembered rows (Chaudhry et al., 2019, eq. 11).
+    """Averaged gradient episodic memory: remove from g what conflicts with stored examples (Chaudhry et al., 2019, eq. 11).
 
-    Remembered rows are a random choice, but come in turn, where the paper draws them again at each step.
+    Stored examples are chosen at random and used in turn; the paper samples them anew at each step.
     """
 
 
 def _quadprog(options: Any, stream: Stream) -> None:
-    one_label_a_row("gem", "cuts its memory by labels", options, stream)
+    one_label_a_row("gem", "divides its memory by labels", options, stream)
     if find_spec("quadprog") is None:  # Avalanche solves eq. 11 by it
         raise UsageError(
-            "gem solves a quadratic programme at each step, and its solver is not installed. Install it with: "
-            "pip install 'forgetfree[gem]'."
+            "gem solves a quadratic program at each step, but the solver is not installed. Install it with: pip "
+            "install 'forgetfree[gem]'."
         )
 
 
@@ -114,7 +114,7 @@ class GEM(
     PluginStrategy,
     plugin=_GEMPlugin,
     requires=_quadprog,
-    patterns_per_experience=option(16, "rows remembered per task", at_least=1),
+    patterns_per_experience=option(16, "number of stored examples per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):
-    """Gradient episodic memory: g is projected so that no earlier task's loss rises (Lopez-Paz & Ranzato, 2017, eq. 11)."""
+    """Gradient episodic memory: project g so that no earlier task's loss increases (Lopez-Paz & Ranzato, 2017, eq. 11)."""

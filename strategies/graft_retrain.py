@@ -14,15 +14,15 @@ class GraftRetrainOptions(SkillOptions):
     """Grafting's options, with regions trained from θ_pre."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option(
-        "pre-trained", "values the region is trained from, see grafting-continual"
+        "pre-trained", "initial values of the region, see grafting-continual"
     )
 
 
 class GraftRetrain(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ, train γ alone from θ_pre (arXiv:2302.06600, §3.1).
 
-    The paper does so for one task, to see whether γ is enough to learn it. Here each task of the stream has a region of
-    its own, so that regions may overlap and no task depends on the order.
+    The paper does this for one task, to test whether γ suffices to learn it. Here each task of the stream has its
+    own region, so regions may overlap and no task depends on the order.
 
     Where the paper is silent: a linear readout starts from the fine-tuned one and is trained with the region.
     """
@@ -31,7 +31,7 @@ class GraftRetrain(RegionStrategy):
     resumable = True
 
     def setup(self) -> None:
-        """Open a ledger in which each task stands alone."""
+        """Open a ledger in which tasks are independent."""
         self.open_ledger("alone")
 
     def begin(self, task: EncodedTask) -> Training:

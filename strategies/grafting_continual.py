@@ -14,29 +14,29 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class GraftingOptions(SkillOptions):
-    """Grafting, and what is said at the end of the stream."""
+    """Options of grafting, and of the evaluation at the end of the stream."""
 
     composition: Literal["union", "alone", "auto"] = option(
         "union",
-        "what a task stands on: the union of the earlier tasks' regions, as in the paper; θ_pre alone, so that regions may "
-        "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
-        "for which its region is trained twice",
+        "weights that a task's region is trained on; union: θ_pre with the regions of all earlier tasks, as in the "
+        "paper; alone: θ_pre, so that regions may overlap and no task depends on the order; auto: trains each "
+        "region both ways and keeps the one with the lower loss on the validation examples",
     )
-    final_union: bool = option(False, "evaluate the one final union on all tasks too")
+    final_union: bool = option(False, "also evaluate the final union on all tasks")
 
 
 class GraftingContinual(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
-    Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
+    Each task is inferred with θ_pre and the union of the regions up to its own, so later tasks cannot change it.
     With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, each task after the first is
-    trained both ways, from one θ_ft and one γ, and what has the lower loss on validation rows
-    is recorded; of equal ones, the union. A task that stands alone leaves the union as it was. Plugins
-    meet the training on the union only.
+    trained both ways, from the same θ_ft and γ, and the version with the lower loss on validation rows
+    is recorded; if they are equal, the union. A task trained alone leaves the union unchanged. Plugins
+    are only called in the training on the union.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
-    starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, nothing but the readout
-    is trained. A task that is not learned yet is answered by the union of all regions so far.
+    starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
+    is trained. Before a task is learned, the union of all regions so far predicts for it.
     """
 
     Options = GraftingOptions
@@ -46,9 +46,7 @@ class GraftingContinual(RegionStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse compositions that contradict other options."""
         if options.composition == "alone" and options.final_union:
-            raise OptionError(
-                "composition=alone makes no union, and final_union answers with one. Leave one of them out."
-            )
+            raise OptionError("composition=alone makes no union, but final_union evaluates one. Leave one of them out.")
 
     def setup(self) -> None:
         """Open a ledger in which a task is inferred with the union of all regions up to its own, or with its own."""
@@ -76,5 +74,5 @@ class GraftingContinual(RegionStrategy):
         return self.ledger_model.of(task)
 
     def extra_results(self) -> dict[str, Any]:
-        """Return the scores of the one final union on all tasks: what the union per task buys."""
+        """Return the scores of the final union on all tasks, to compare with the union per task."""
         return {"union": self.ledger_model.union_scores()} if self.options.final_union else {}

@@ -1,4 +1,4 @@
-"""LoRA and O-LoRA: low-rank adapters per task, beside a θ_pre that stays as it is, bit for bit."""
+"""LoRA and O-LoRA: low-rank adapters per task, on a θ_pre that never changes, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from forgetfree.training.training_options import TrainingOptions
 class AdapterOptions(TrainingOptions):
     """Options of adapters and their training."""
 
-    rank: int = option(8, "r of every adapter", at_least=1, at_most=2**16)
-    lora_alpha: int = option(16, "α: an adapter acts with weight α/r", at_least=1)
-    lora_dropout: float = option(0.0, "before every adapter, while training", at_least=0, at_most=1)
+    rank: int = option(8, "r: rank of each adapter", at_least=1, at_most=2**16)
+    lora_alpha: int = option(16, "α: the output of an adapter is scaled by α/r", at_least=1)
+    lora_dropout: float = option(0.0, "dropout on the input of each adapter in training", at_least=0, at_most=1)
     target_modules: str | None = option(
         None,
-        "regular expression over names of linear layers to adapt ('.': all); none: as PEFT for the architecture (query and "
-        "value of BERT and RoBERTa, c_attn of GPT-2), else all",
+        "regular expression for names of the linear layers to adapt ('.': all); none: PEFT's default for the "
+        "architecture (query and value for BERT and RoBERTa, c_attn for GPT-2), or all if it has none",
     )
     lora_learning_rate: float | None = option(
         None,
-        "of the adapters; none: 10·learning_rate, since adapters learn best at about ten times the rate of full fine-tuning",
+        "learning rate of the adapters; none: 10·learning_rate, because adapters learn best at about ten times "
+        "the learning rate of full fine-tuning",
         above=0,
     )
 
@@ -79,7 +80,7 @@ class AdapterStrategy(ContinualStrategy):
         if not adapted:
             layers = linear_layers(backbone, space)
             raise OptionError(
-                f"{cls.__name__} adapts linear layers, and finds none to adapt in {type(backbone).__name__}"
+                f"{cls.__name__} adapts linear layers, but found none to adapt in {type(backbone).__name__}"
                 + (f" by target_modules={options.target_modules!r}" if layers else "")
                 + f". Its linear layers that may be trained: {', '.join(layers) or 'none'}. "
                 + ("Name some of them." if layers else "Use another strategy for this model.")
@@ -95,15 +96,15 @@ class AdapterStrategy(ContinualStrategy):
 
 
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
-    """Adapters, and a model per task."""
+    """Options of adapters with one model per task."""
 
 
 class LoRA(AdapterStrategy):
     """Low-rank adapters per task: W = W_pre + (α/r)·B·A, with W_pre frozen (Hu et al., 2021, arXiv:2106.09685, eq. 3).
 
-    The paper adapts one task; here each task of the stream gets adapters of its own on θ_pre and is answered by them, so
-    what other tasks do cannot reach it. A task that is not learned yet is answered by θ_pre. A task met again is refused.
-    The layers are PEFT's usual ones, as in the paper query and value.
+    The paper adapts to one task; here each task of the stream has its own adapters on θ_pre, which predict for it, so
+    other tasks cannot change it. Before a task is learned, θ_pre predicts for it. A task cannot be learned twice.
+    By default, PEFT's choice of layers is adapted: query and value, as in the paper.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
@@ -123,9 +124,11 @@ class LoRA(AdapterStrategy):
 
 
 class OLoRAOptions(AdapterOptions):
-    """Adapters, and how far they must keep apart."""
+    """Options of adapters with an orthogonality penalty."""
 
-    orthogonality: float = option(0.5, "λ₁: strength of the penalty; the paper's is 0.5 for most tasks", at_least=0)
+    orthogonality: float = option(
+        0.5, "λ₁: weight of the orthogonality penalty; the paper: 0.5 for most tasks", at_least=0
+    )
 
 
 class OLoRA(AdapterStrategy):
@@ -133,9 +136,9 @@ class OLoRA(AdapterStrategy):
 
     L_orth is the sum of the squared entries of A_iᵀ·A_t, layer by layer (eq. 8; the authors' code takes their absolute
     values, and adds an ℓ2 norm of the new adapters that the paper does not mention: weight_decay has its place here).
-    Earlier adapters are frozen and act together with the new ones; all tasks are answered by W_pre + (α/r) Σ_i B_i·A_i with
-    all adapters so far (eq. 9, without merging them into W_pre). Later adapters do reach earlier tasks, so it forgets
-    little, not nothing. The readouts belong to their tasks; the paper generates label words instead.
+    Earlier adapters are frozen and used together with the new ones; all tasks are predicted with W_pre + (α/r) Σ_i B_i·A_i and
+    all adapters so far (eq. 9, without merging them into W_pre). Later adapters affect earlier tasks, so O-LoRA forgets
+    little, but not nothing. Each task has its own readout; the paper generates label words instead.
 
     The penalty's curvature is 2·λ₁·σ², with σ the largest singular value of the earlier A_i of a layer, stacked: SGD follows it
     only while the adapters' rate · λ₁ · σ² is below 1 (docs/baselines.md).
@@ -216,8 +219,8 @@ class TaskAdapters:
         """
         if any(record.task == task.name for record in self.records.values()):
             raise TaskError(
-                f"Task {task.name!r} has adapters already, and they are frozen. Give the same data under another name to "
-                "learn it again."
+                f"Task {task.name!r} already has adapters, which are frozen. To learn it again, give the same data "
+                "under another name."
             )
         strategy, options = self._strategy, self._strategy.options
         layers = targets(self._original, strategy.space, options.target_modules)
@@ -313,8 +316,8 @@ class TaskAdapters:
         if joint != self._joint:
             ways = {True: "all together (o-lora)", False: "each alone (lora)"}
             raise RunError(
-                f"The adapters in {path} act {ways[joint]}, and this strategy lets them act {ways[self._joint]}. Load them "
-                "into the strategy that saved them."
+                f"The adapters in {path} are used {ways[joint]}, but this strategy uses them {ways[self._joint]}. "
+                "Load them with the strategy that saved them."
             )
         tasks = tasks_named(strategy.stream, (record.task for record in records), path)
         for task, record in zip(tasks, records, strict=True):

@@ -1,4 +1,4 @@
-"""LoTTO: one model for all tasks, each of which trains a sparse mask of entries that no earlier one has (arXiv:2406.16797)."""
+"""LoTTO: one model for all tasks, each of which trains a sparse mask of entries outside earlier masks (arXiv:2406.16797)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class LoTTOOptions(RegionOptions):
-    """Calibration, which is the fine-tuning, and sparse adaptation of the mask, which is the region."""
+    """Options of calibration (the fine-tuning) and of the sparse adaptation of the mask (the region)."""
 
     sparsity: float = option(
-        0.1, "share of the graftable entries a task's mask may have; the paper: 0.1", above=0, at_most=1
+        0.1, "size of a task's mask, as a share of the graftable entries; the paper: 0.1", above=0, at_most=1
     )
 
 
 class LoTTO(ContinualStrategy):
     """Lottery ticket adaptation with mutually sparse masks (Panda et al., 2024, arXiv:2406.16797).
 
-    A task goes on from the one model that earlier tasks left. Calibration trains all entries that none of them moved; the mask
-    is the `sparsity` of these that moved most; the model goes back to where it was, and the mask's entries are trained alone.
-    So no entry that an earlier task trained changes again. All tasks are answered by the one model, which later tasks change
-    elsewhere: earlier answers may change.
+    A task continues from the model that earlier tasks left. Calibration trains all entries that none of them moved; the mask
+    is the share `sparsity` of these that moved most; the weights are reset, and only the mask's entries are trained.
+    So no entry that an earlier task trained changes again. The one model predicts for all tasks, and later tasks change it
+    elsewhere, so predictions for earlier tasks may change.
 
     Where the paper is silent: a linear readout starts the second training from the first one's; rates as in grafting.
     """

@@ -1,4 +1,4 @@
-"""Merging as strategies: each task is fine-tuned alone, and one merged model answers all tasks that are learned.
+"""Merging: fine-tune θ_pre on each task alone, and predict for all learned tasks with one merged model.
 
 A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t that a graft holds, and 0 elsewhere. Every
 rule is entrywise. It takes what T grafts hold at n entries, values θ_t and γ_t ``(T, n)`` with θ_pre where a graft holds
@@ -93,14 +93,14 @@ def merged_graft(grafts: Sequence[Graft], theta_pre: Tensor, rule: Callable[[Ten
 class TaskArithmeticOptions(TaskwiseOptions):
     """Task arithmetic, with λ of Yadav et al. (2023, §4.2), where no validation rows choose it."""
 
-    weight: float = option(0.4, "λ, by which the sum of the task vectors is multiplied", above=0)
+    weight: float = option(0.4, "λ: factor on the sum of the task vectors", above=0)
 
 
 class TiesOptions(TaskwiseOptions):
     """TIES, with λ and k of Yadav et al. (2023, §4.2)."""
 
-    weight: float = option(1.0, "λ, by which the merged task vector is multiplied", above=0)
-    density: float = option(0.2, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
+    weight: float = option(1.0, "λ: factor on the merged task vector", above=0)
+    density: float = option(0.2, "k: share of the entries that each task vector keeps", above=0, at_most=1)
 
 
 class StitchOptions(TaskwiseOptions, LocalizationOptions):
@@ -110,15 +110,15 @@ class StitchOptions(TaskwiseOptions, LocalizationOptions):
 class Merging(RegionStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
-    A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
-    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_GraftFiles`.
+    The merged model of all learned tasks predicts for every task, with the task's own readout; before a task is learned, with
+    an untrained readout. The grafts, which the next merge needs, and the merged model are stored: see `_GraftFiles`.
     """
 
     forget_free = False
     resumable = True
 
     def setup(self) -> None:
-        """Open a ledger of grafts, in which each task stands alone."""
+        """Open a ledger of grafts, in which tasks are independent."""
         self.open_ledger("alone")
         self.storage = _GraftFiles(self)
         self._merged: tuple[int, Graft] | None = None
@@ -199,9 +199,9 @@ class MergeTaskArithmetic(Merging):
 
 
 class MergeTies(Merging):
-    """TIES: the most moved entries of each task, a sign elected for each entry, the mean of those that have it.
+    """TIES: trim each task to its most moved entries, elect a sign per entry, and average the values with this sign.
 
-    Yadav et al., 2023, arXiv:2306.01708, alg. 1. The trimming is done once a task, so no more of it is kept.
+    Yadav et al., 2023, arXiv:2306.01708, alg. 1. Each task is trimmed once, and only the trimmed entries are stored.
     """
 
     Options = TiesOptions
@@ -222,7 +222,7 @@ class MergeTies(Merging):
 
 
 class MergeStitch(Merging):
-    """Localize-and-Stitch: a localized region a task, the mean of the values where regions overlap.
+    """Localize-and-Stitch: one localized region per task; values are averaged where regions overlap.
 
     He et al., 2024, arXiv:2408.13656. Difference: regions are found by the search of grafting (eqs. 3 and 4 of
     arXiv:2302.06600), by the rows of fine-tuning, and not by a search with an L1 penalty.

@@ -1,4 +1,4 @@
-"""PackNet: train what is free, keep a share of it, release the rest to later tasks (Mallya & Lazebnik, 2018)."""
+"""PackNet: train all free entries, keep a share of them, release the rest to later tasks (Mallya & Lazebnik, 2018)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class PackNetOptions(LedgerOptions):
-    """Training, pruning, retraining."""
+    """Options of training, pruning and retraining."""
 
     keep: float = option(
-        0.25, "share of each tensor's free entries a task keeps; the paper: 0.5 or 0.25", above=0, at_most=1
+        0.25, "share of each tensor's free entries that a task keeps; the paper: 0.5 or 0.25", above=0, at_most=1
     )
     region_steps: int | None = option(
-        None, "updates of retraining; none: half as many as before, as the authors' 10 epochs after 20", at_least=0
+        None,
+        "number of updates after pruning; none: half as many as before it, like the authors' 10 epochs after 20",
+        at_least=0,
     )
 
     def region_updates(self, full: int) -> int:
@@ -31,15 +33,16 @@ class PackNetOptions(LedgerOptions):
 class PackNet(RegionStrategy):
     """Train all free weights, prune by magnitude, retrain what is left (Mallya & Lazebnik, 2018, arXiv:1711.05769, §3).
 
-    A task starts from the union of all tasks so far and trains the weight matrices; biases and normalisations stay, and so
-    do the entries that earlier tasks own, bit for bit. Of each matrix it keeps the `keep` largest of the free entries and
-    trains those alone; the others are free again. Once nothing is free, only the readout is trained.
+    A task starts from the union of all tasks so far and trains the weight matrices; biases, normalisations and the
+    entries that earlier tasks own do not change, bit for bit. In each matrix, it keeps the share `keep` of the free entries
+    with the largest magnitude and retrains only those; the others are free again. If no entry is free,
+    only the readout is trained.
 
     Differences to the paper:
-    - The pre-trained network is the base of all tasks and belongs to none: the paper prunes it first and loses some
-      of it. So a released entry goes back to θ_pre and not to 0, and its magnitude is that of its change, |θ − θ_pre|.
-    - Retraining decays its rate over again; the authors' code stays at the tenth at which training ended. Most of the
-      change is pruned here, and there is more to regain.
+    - The pre-trained network is the base of all tasks and belongs to none; the paper prunes it first and loses some
+      of it. So a released entry is reset to θ_pre and not to 0, and its magnitude is that of its change, |θ − θ_pre|.
+    - Retraining decays its learning rate again; the authors' code keeps the tenth at which training ended. Here, most of
+      the change is pruned, so more has to be regained.
     - Of n free entries ⌊keep · n⌋ are kept, but at least one. Frozen entries are not excluded from the gradient's
       length where `max_gradient_norm` clips it.
     """

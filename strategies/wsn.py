@@ -1,4 +1,4 @@
-"""WSN: a mask per task, learned together with the weights it lets through (Kang et al., 2022)."""
+"""WSN: a mask per task, learned together with the weights that it selects (Kang et al., 2022)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class WSNOptions(LedgerOptions):
-    """Training weights and masks together."""
+    """Options of training weights and masks together."""
 
     capacity: float = option(
         0.1,
-        "c: share of each weight matrix a task is inferred with, its own entries and reused ones",
+        "c: share of each weight matrix that a task uses at inference, its own and reused entries together",
         above=0,
         at_most=1,
     )
     mask_every: int = option(
-        10, "updates between choices of the mask; on a CPU a choice costs about as much as an update", at_least=1
+        10,
+        "number of updates between two choices of the mask; on a CPU, a choice costs about as much as an update",
+        at_least=1,
     )
 
 

@@ -136,7 +136,7 @@ def test_a_directory_is_made_and_what_it_holds_is_told(tmp_path: Path) -> None:
     (out / LOCK).touch()
     refuse_used(out, "Give another.")
     (out / "file").touch()
-    with pytest.raises(UsageError, match=r"is not empty: it holds file\. Give another\."):
+    with pytest.raises(UsageError, match=r"is not empty: it contains file\. Give another\."):
         refuse_used(out, "Give another.")
     with pytest.raises(UsageError, match="cannot be written"):
         make_directory(out / "file")

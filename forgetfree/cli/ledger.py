@@ -21,18 +21,18 @@ FileOrRun = Annotated[
     Parameter(
         name="FILE|DIR",
         validator=check_there,
-        help="a ledger.safetensors, or a run's directory: the ledger of its first seed",
+        help="a ledger.safetensors file, or a run directory (the ledger of its first seed)",
     ),
 ]
 Model = Annotated[
     str | None,
-    Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
+    Parameter(metavar="NAME|DIR", help="model to compare with the ledger: weights, configuration and tokenizer"),
 ]
 
 command = App(
     name="ledger",
     usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
-    help="Look into ledgers, and check them.",
+    help="Show and verify ledgers.",
     help_epilogue="Example: forgetfree ledger show runs/first",
 )
 
@@ -69,7 +69,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
     what = f"{counted(len(ledger.records), 'task')}, {counted(len(ledger.owned()), 'entry')}"
     print(escaped(f"{file}: sound. {what}; checked: {', and the '.join(checked)}."))
     if not ledger.binding:
-        print("note: it does not say which configuration, tokenizer, labels and prompts it needs.")
+        print("note: the ledger does not record which configuration, tokenizer, labels and prompts it needs.")
 
 
 def _load(path: Path) -> tuple[Path, Ledger]:
@@ -80,7 +80,7 @@ def _load(path: Path) -> tuple[Path, Ledger]:
 
     file = saved_file(path) if path.is_dir() else path
     if path.is_dir() and file.name != LEDGER:
-        raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
+        raise LedgerError(f"{path} has no ledger; its predictions come from {file.name}. Give a run with a ledger.")
     ledger = Ledger.load(file)
     check_own(file)
     return file, ledger
@@ -143,12 +143,16 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
         (task["task"], *(f"{share:.3f}" for share in row)) for task, row in zip(tasks, told["overlap"], strict=True)
     ]
     tables = [
-        Table("Who owns what", columns, (*owners, union)),
-        Table("Share of the column's region that lies in the row's", ("overlap with", *ledger.tasks), tuple(overlaps)),
+        Table("Owners", columns, (*owners, union)),
+        Table(
+            "Share of the column's region that is also in the row's region",
+            ("overlap with", *ledger.tasks),
+            tuple(overlaps),
+        ),
     ]
     title = f"{path}: {counted(len(tasks), 'task')}, {told['bytes']:,} bytes"
     notes = (
         f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {told['tensors']} tensors",
-        f"composition {ledger.composition}" + (", beside the weights" if ledger.effect == "beside" else ""),
+        f"composition {ledger.composition}" + (", stored beside the weights" if ledger.effect == "beside" else ""),
     )
     return render_page(Page(title, notes, tuple(tables)), "rich").rstrip()

@@ -19,10 +19,10 @@ Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models"]
 
 
 def command(
-    what: Annotated[Kind, Parameter(name="WHAT", help="what to list")],
+    what: Annotated[Kind, Parameter(name="WHAT", help="names to list")],
     /,
     *,
-    verbose: Annotated[bool, Parameter(help="strategies: with their options")] = False,
+    verbose: Annotated[bool, Parameter(help="show the options of strategies")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -115,9 +115,9 @@ def _print_in_full(strategies: Mapping[str, Mapping[str, Any]]) -> None:
             print("  options of its own:" if own else "  no options of its own")
             write_options(own)
         print()
-    print("what all strategies take:")
+    print("options of all strategies:")
     write_options(shared)
-    print("\nwhat a run takes:")
+    print("\noptions of a run:")
     write_options(describe(RunOptions))
     print()
-    write("Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE.", 0)
+    write("Set an option with --set NAME=VALUE, or for one strategy with --set STRATEGY.NAME=VALUE.", 0)

@@ -53,24 +53,30 @@ def command(
     /,
     *texts: Annotated[
         str,
-        Parameter(name="TEXT", help="default: all lines of stdin; -: each line as it comes; pairs with a tab between"),
+        Parameter(
+            name="TEXT",
+            help="texts to classify, with a tab inside a pair (default: all lines of stdin; -: each line of stdin as it "
+            "arrives)",
+        ),
     ],
     task: Annotated[
         str | None,
-        Parameter(metavar="NAME", help="what answers the texts (default: the only task); auto: the router finds it"),
+        Parameter(metavar="NAME", help="task of the texts (default: the only task); auto: the router infers it"),
     ] = None,
     file: Annotated[
         Path | None,
-        Parameter(metavar="FILE", validator=check_there, help="texts of a csv, tsv, json, jsonl, parquet or txt"),
+        Parameter(metavar="FILE", validator=check_there, help="csv, tsv, json, jsonl, parquet or txt file with texts"),
     ] = None,
     text_column: Annotated[
-        tuple[str, ...], Parameter(metavar="NAME", help="column of the texts in FILE; for pairs, give it twice")
+        tuple[str, ...], Parameter(metavar="NAME", help="column with the texts in FILE; for pairs, give it twice")
     ] = (),
     keep: Annotated[
         tuple[str, ...],
-        Parameter(metavar="NAME", help="column of FILE, such as an id, to write into each line of --json or --csv"),
+        Parameter(metavar="NAME", help="column of FILE, such as an id, to copy to the output of --json or --csv"),
     ] = (),
-    as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
+    as_json: Annotated[
+        bool, Parameter(name="--json", help="print one JSON object per line, with all probabilities")
+    ] = False,
     as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
     seed: Seed = None,
     strategy: Strategy = None,
@@ -84,7 +90,8 @@ def command(
     for text in texts:
         if not streaming and os.path.isfile(text):
             raise UsageError(
-                f"{text!r} is the name of a file, and a TEXT is itself classified. To read the file, write --file {text!r}."
+                f"{text!r} is the name of a file, but TEXT arguments are classified themselves. To read the "
+                f"file, write --file {text!r}."
             )
     if as_json and as_csv:
         raise UsageError("--json and --csv are both given. Give one of them.")
@@ -93,19 +100,20 @@ def command(
     if (text_column or keep) and not (file and has_columns(file)):
         flag = "--text-column" if text_column else "--keep"
         raise UsageError(
-            f"{flag} names a column of --file, which must be a csv, tsv, json, jsonl or parquet. Give one, or leave it out."
+            f"{flag} names a column of --file, which must be a csv, tsv, json, jsonl or parquet file. Give one, "
+            "or leave the flag out."
         )
     if keep and not (as_json or as_csv):
-        raise UsageError("--keep is for what --json or --csv writes. Give one of them, or leave it out.")
+        raise UsageError("--keep needs --json or --csv. Give one of them, or leave --keep out.")
     if taken := [name for name in keep if name in _OURS]:
-        raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
+        raise UsageError(f"--keep {taken[0]} is also the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     task, keep = None if task is None else nfc(task), tuple(map(nfc, keep))
     if task is None:
         task, *others = predictor.tasks
         if others:
-            raise UsageError(f"Several tasks may answer: {', '.join(predictor.tasks)}. Give one of them by --task.")
+            raise UsageError(f"There are several tasks: {', '.join(predictor.tasks)}. Choose one with --task.")
     routed = task == "auto" and task not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
@@ -117,7 +125,7 @@ def command(
     show = table or partial(_print_json if as_json else partial(_print_lines, routed), definitions[0])
     if not texts and file is None and Screen(sys.stdin).isatty():
         streaming = True
-        tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
+        tell("Reading texts from the terminal, one per line; end with Ctrl-D.")
     if file is not None:
         # Tasks of one kind read the same rows.
         alike = definitions[0] if len({each.kind for each in definitions}) == 1 else None
@@ -138,7 +146,7 @@ def command(
     if cut:
         tell(
             f"warning: {counted(len(cut), 'text')} longer than max_length={predictor.loaded.max_length} allows: "
-            f"{counted(sum(cut), 'token')} cut off and not read."
+            f"{counted(sum(cut), 'token')} cut off."
         )
 
 
@@ -176,7 +184,7 @@ def _rows_of_file(
     tell_note(f"{table.note}." if table.note else "")
     if lacking := [name for name in keep if name not in table.columns]:
         header = ", ".join(map(repr, table.columns))
-        raise DataError(f"{file} has no column {lacking[0]!r}, which --keep names; it has {header}. Name one of them.")
+        raise DataError(f"--keep {lacking[0]!r} is not a column of {file}, which has {header}. Name one of them.")
     kept = ({name: _json_value(table.columns[name][i]) for name in keep} for i in range(len(rows)))
     return zip(rows, kept, strict=True)
 

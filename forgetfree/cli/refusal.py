@@ -34,7 +34,7 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
     if isinstance(error, UnknownOptionError):
         unknown.append(error.token.keyword or error.token.value)
     if unknown:
-        hint = "An option without a flag is given by --set KEY=VALUE." if "--set" in flags else ""
+        hint = "Options without a flag are set with --set KEY=VALUE." if "--set" in flags else ""
         return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
     match error:
         case UnknownCommandError(unused_tokens=[name, *_]):

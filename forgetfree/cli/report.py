@@ -14,8 +14,13 @@ Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
 
 def command(
-    *paths: Annotated[Path, Parameter(name="DIR", validator=check_there, help="what run or graft wrote")],
-    format: Annotated[Format, Parameter(help="how to write the tables (default: rich)")] = "rich",
+    *paths: Annotated[
+        Path,
+        Parameter(
+            name="DIR", validator=check_there, help="directories that run or graft wrote, or csv files from report"
+        ),
+    ],
+    format: Annotated[Format, Parameter(help="output format (default: rich)")] = "rich",
     debug: Debug = False,
 ) -> None:
     """Print the tables."""

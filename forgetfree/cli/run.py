@@ -48,19 +48,17 @@ class CommandLine(Execution):
 
     config: Place | None = option(
         None,
-        "options in a TOML or JSON file, or a directory whose config.json has them",
+        "TOML or JSON file with options, or a directory with a config.json",
         group="How to run",
         placeholder="FILE|DIR",
     )
     check: bool = option(
-        False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
+        False, "dry run: print every error at once, or an estimate of time and memory", group="How to run"
     )
-    on: Place | None = option(
-        None, "a finished run: learn further tasks on top of it", group="What to learn", placeholder="RUN"
-    )
+    on: Place | None = option(None, "finished run to learn further tasks on", group="What to learn", placeholder="RUN")
     without: str | None = option(
         None,
-        "with --on: write RUN as it would be, had the task never been learned",
+        "with --on: write RUN as if the task had never been learned",
         group="What to learn",
         placeholder="TASK",
     )
@@ -71,18 +69,18 @@ class Asked(RunOptions, RunConfig):
 
     data: tuple[str, ...] = option(
         (),
-        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
-        "else hub)",
+        "where the data is: hub, demo (embedded), a directory, or a file; can be repeated for files, one per task "
+        "(default: $FORGETFREE_DATA, else hub)",
         group="What to learn",
         placeholder="hub|demo|DIR|FILE",
     )
     set: tuple[str, ...] = option(  # type: ignore[assignment]
-        (), "any option: see 'forgetfree list strategies --verbose'", group="How to learn", placeholder="KEY=VALUE"
+        (), "set any option; see 'forgetfree list strategies --verbose'", group="How to learn", placeholder="KEY=VALUE"
     )
 
 
 Training = Annotated[
-    Flags[LocalizationOptions], Parameter(show_default=lambda known: f"the model's recipe, else {known}")
+    Flags[LocalizationOptions], Parameter(show_default=lambda known: f"from the model's recipe, else {known}")
 ]
 #: No flag is given.
 NOTHING, UNTRAINED, USUAL = (
@@ -107,7 +105,7 @@ def run(
         return _learned(how, _config_of(how, flags | ({"stream": stream[0]} if stream else {})))
     check_there(None, Path(how.on) if how.on else None)
     if how.config:
-        raise UsageError("--config has the options of a whole run, and RUN has its own. Leave it out beside --on.")
+        raise UsageError("--config cannot be given with --on, because RUN has its own options. Leave it out.")
     job = Job.on(how.on, how.without, {**flags, "stream": ",".join(stream)})
     if how.check:
         _show_plan(job.config, how.resume, job.revision)
@@ -116,14 +114,14 @@ def run(
         results = job.announced(how)()
     code = _shown(results, job.config)
     if how.without is not None:
-        print(escaped(f"{how.on} still holds {how.without}. Delete that directory to have it gone."))
+        print(escaped(f"{how.on} still contains {how.without}. Delete that directory to remove the task completely."))
         if cache := job.config.set.get("cache"):
-            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
+            print(escaped(f"The shared cache {cache} may contain models fine-tuned on it. Delete them, too."))
     return code
 
 
 def graft(
-    *task: Annotated[str, Parameter(help="a registered task, or one under --data DIR")],
+    *task: Annotated[str, Parameter(help="a registered task, or one in --data DIR")],
     asked: Annotated[Flags[Asked], Parameter(parse="^(?!strategy$|held_out$)")] = NOTHING,
     training: Training = UNTRAINED,
     way: Annotated[Flags[CommandLine], Parameter(parse="^(?!on$|without$)")] = USUAL,
@@ -175,7 +173,7 @@ def _typed(asked: Asked, training: LocalizationOptions, way: CommandLine, debug:
     )
     how, flags = CommandLine(**of_way, debug=debug, progress=make_progress(stderr())), options | trained
     if how.resume and "out" not in flags:
-        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+        raise UsageError("--resume needs --out DIR. Give the directory of the run to resume.")
     if "set" in flags:
         flags["set"] = _settings(flags["set"])
     return how, flags
@@ -203,7 +201,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     for pair in texts:
         key, _, value = (part.strip() for part in pair.partition("="))
         if not key or not value:
-            raise UsageError(f"--set needs key=value, got {brief(pair)}. Write, say, --set batch_size=16.")
+            raise UsageError(f"--set needs key=value, got {brief(pair)}. For example, write --set batch_size=16.")
         if key in pairs:
             raise UsageError(f"--set {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
         pairs[key] = value
@@ -267,16 +265,16 @@ def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None
     size = f"{model['parameters']:,} parameters, {model['graftable']:,} graftable, " if model["local"] else ""
     print(escaped(f"Model: {model['name']}, {size}readout {model['readout']}, on {found['device']}"))
     for task in found["tasks"]:
-        rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
+        rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test examples"
         labels = f", labels {', '.join(task['labels'])}" if task["labels"] else ""
         print(escaped(f"Task: {task['task']}, {rows}{labels}"))
     for unit in found["units"]:
         known = [each for each in unit["updates"].values() if each is not None]
         updates = f"{sum(known):,} updates" if len(known) == len(unit["updates"]) else "an unknown number of updates"
-        carried = f"; carried over: {', '.join(unit['carried_over'])}" if unit["carried_over"] else ""
+        carried = f"; reused: {', '.join(unit['carried_over'])}" if unit["carried_over"] else ""
         print(escaped(f"Unit: {unit['unit']}, {updates}, {about(unit['seconds'])}{carried}"))
     span = f"{about(total['seconds'])} for one unit after the other"
-    print(f"Training: {span}, estimated from a few steps of each, without the time of answering test rows")
+    print(f"Training: {span}, estimated from a few steps of each, without the time for test predictions")
     if total["memory_bytes"] is not None:
         from forgetfree.results.report.page import size as in_units
 

@@ -18,23 +18,28 @@ def command(
     run: Run,
     /,
     *,
-    host: Annotated[str, Parameter(metavar="NAME", help="address to listen on; 0.0.0.0: from other machines, too")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, Parameter(metavar="NAME", help="address to listen on; 0.0.0.0: also accept other machines")
+    ] = ("127.0.0.1"),
     port: Annotated[
-        int, Parameter(metavar="N", validator=Number(gte=0, lt=2**16), help="port to listen on; 0: a free one")
+        int, Parameter(metavar="N", validator=Number(gte=0, lt=2**16), help="port to listen on; 0: any free port")
     ] = 8000,
     allow_host: Annotated[
         tuple[str, ...],
-        Parameter(metavar="NAME", help="a name or address that the server is asked by, beside --host; *: any"),
+        Parameter(metavar="NAME", help="further host name or address that requests may use, besides --host; *: any"),
     ] = (),
     allow_origin: Annotated[
         tuple[str, ...],
-        Parameter(metavar="ORIGIN", help="pages that may ask, such as https://my.site; give it once for each"),
+        Parameter(
+            metavar="ORIGIN",
+            help="origin of web pages that may send requests, such as https://my.site; can be repeated",
+        ),
     ] = (),
     most_tokens: Annotated[
         int,
-        Parameter(metavar="N", validator=Number(gte=1), help="the largest reply to a chat that a client may ask for"),
+        Parameter(
+            metavar="N", validator=Number(gte=1), help="largest number of tokens that a client may request in a chat"
+        ),
     ] = 1024,
     seed: Seed = None,
     strategy: Strategy = None,
@@ -50,19 +55,21 @@ def command(
         from forgetfree.serve.server import application
     except ImportError as error:
         raise UsageError(
-            f"forgetfree serve needs FastAPI and uvicorn, and {error.name} is not installed. Install them with: pip install "
-            "'forgetfree[serve]'."
+            f"forgetfree serve needs FastAPI and uvicorn, but {error.name} is not installed. Install them with: pip "
+            "install 'forgetfree[serve]'."
         ) from error
     for origin in allow_origin:
         if not re.fullmatch(r"https?://[^\s/?#@,*]+", origin):
-            raise UsageError(f"--allow-origin must be such as https://my.site or http://my.site:8080, got {origin!r}.")
+            raise UsageError(
+                f"--allow-origin must be an origin such as https://my.site or http://my.site:8080, got {origin!r}."
+            )
     shown = f"[{host}]" if ":" in host else host
     try:
         place = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise UsageError(
-            f"The server cannot listen on {host}, port {port}: {first_line(error)}. Give another --port, or 0 for a free one; "
-            "--host must be an address of this machine."
+            f"The server cannot listen on {host}, port {port}: {first_line(error)}. Choose another --port, or 0 for "
+            "any free port; --host must be an address of this machine."
         ) from error
     with place:
         predictor, source = predictor_of(run, seed, strategy, model, device, deterministic)

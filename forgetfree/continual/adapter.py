@@ -71,8 +71,8 @@ class AvalancheStrategy(ContinualStrategy):
         """
         if options.accumulation > 1:
             raise OptionError(
-                f"{cls.__name__} runs Avalanche's code, which does not accumulate gradients: expected accumulation=1, got "
-                f"{options.accumulation}. Leave it at 1."
+                f"{cls.__name__} runs Avalanche's code, which does not support gradient accumulation: expected "
+                f"accumulation=1, got {options.accumulation}. Leave it at 1."
             )
         if options.precision == "fp16":
             raise OptionError(
@@ -104,8 +104,8 @@ class AvalancheStrategy(ContinualStrategy):
         """
         if self.learned and not self.clock.train_exp_counter:
             raise UsageError(
-                f"{type(self).__name__} was loaded, and cannot learn {task.name!r} beside what it learned before: a saved one "
-                "answers, but its memory of earlier tasks is not saved. Train it on the whole stream."
+                f"{type(self).__name__} was loaded from a file, so it cannot learn {task.name!r}: a saved strategy "
+                "can predict, but its memory of earlier tasks is not saved. Train it on the whole stream."
             )
         self.scope.enter_context(_around(self))
         return self.everything(task, readout=self.model.learned_readouts(), **changes)
@@ -157,8 +157,8 @@ class ImportanceOptions(TrainingOptions):
 
     importance_rows: int | None = option(
         512,
-        "training rows that importances are taken from after each task, drawn by seed; each costs a forward and a backward "
-        "pass. none: all",
+        "number of training examples, drawn by seed, from which importances are estimated after each task; each "
+        "costs a forward and a backward pass; none: all",
         at_least=1,
     )
 
@@ -209,8 +209,9 @@ def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
     for task in stream.tasks:
         if task.kind.answer != "label":
             raise UsageError(
-                f"{name} {why}, and task {task.name!r} has one for each {task.kind.label_of}. Use a strategy that rehearses or "
-                "weighs whole rows (replay, agem, gdumb, ewc, si), or one that keeps what it learned (grafting-continual)."
+                f"{name} {why}, but task {task.name!r} has one for each {task.kind.label_of}. Use a strategy that "
+                "replays or weights whole examples (replay, agem, gdumb, ewc, si), or one that does not forget "
+                "(grafting-continual)."
             )
 
 

@@ -1,8 +1,8 @@
-"""The contract of a strategy on a ledger: each task trains a region that no later task can reach.
+"""Base class of strategies with a ledger: each task trains a region that no later task can change.
 
-Such a strategy says which region a task may train. The region minus what earlier tasks own is trained as one small vector and
+Such a strategy chooses a task's region. The region minus what earlier tasks own is trained as one small vector and
 recorded, and a task is answered with what the ledger's composition says. An author meets `RegionStrategy` and its options here;
-`LedgerModel` below is what the model holds when, and `forgetfree.continual.strategy` has the rest.
+`LedgerModel` below decides which weights the model holds at each moment; `forgetfree.continual.strategy` has the rest.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ from forgetfree.training.training_options import LocalizationOptions, TrainingOp
 class RegionOptions(TrainingOptions):
     """Options of training a region that is chosen."""
 
-    region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
+    region_steps: int | None = option(
+        None, "number of updates of the region; none: as many as in fine-tuning", at_least=0
+    )
     region_rate_factor: float = option(
         1.0,
-        "the rate of a region is that of fine-tuning times this, with AdamW also times √(N/s) for s of N entries, so that an "
-        "update is as long as there; 3 lets each of few entries go further",
+        "learning rate of a region as a multiple of that in fine-tuning; with AdamW, it is also multiplied by "
+        "√(N/s) for s of N entries, so that the norm of an update stays the same; 3 lets each of the few entries "
+        "move further",
         above=0,
     )
 
@@ -71,14 +74,14 @@ class SkillOptions(LedgerOptions, LocalizationOptions):
     """Fine-tuning, then localizing, then training the region."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option(
-        "fine-tuned", "values the region is trained from; always θ_pre where region_from needs no θ_ft"
+        "fine-tuned", "initial values of the region; always those of θ_pre if region_from needs no θ_ft"
     )
 
 
 class RegionStrategy(ContinualStrategy):
-    """Base of strategies on a ledger: `setup` opens the ledger, and `begin` returns a `region_training`.
+    """Base class of strategies with a ledger: `setup` opens the ledger, and `begin` returns a `region_training`.
 
-    Between tasks the model carries the union of all regions where tasks are answered with unions, else θ_pre.
+    Between tasks, the model holds the union of all regions if tasks are inferred with unions, else θ_pre.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LedgerOptions
@@ -90,18 +93,18 @@ class RegionStrategy(ContinualStrategy):
 
     @final
     def open_ledger(self, composition: Composition) -> None:
-        """Begin an empty ledger, which becomes what the strategy keeps.
+        """Create an empty ledger, which becomes the strategy's `storage`.
 
         Args:
-            composition: what a task is answered with: ``union``, ``alone``, ``selection`` or ``auto``, see `Ledger`.
+            composition: regions that a task is inferred with: ``union``, ``alone``, ``selection`` or ``auto``, see `Ledger`.
         """
         self.ledger_model = LedgerModel(self, composition)
 
     @final
     def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``, made of θ_pre and it alone, once for all who share the store; the model is as before.
+        """Return θ_ft of ``task``, trained from θ_pre on it alone, once per store; the model does not change.
 
-        Where `SkillOptions` choose γ at θ_pre, return θ_pre with a readout that is trained alone.
+        If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it.
         """
         options = self.options
         with self.ledger_model.base(union=False):
@@ -134,7 +137,7 @@ class RegionStrategy(ContinualStrategy):
         options: TrainingOptions | None = None,
         trained: Callable[[], TrainedParameters] | None = None,
     ) -> Training:
-        """Return the training of what no earlier task owns of γ, on top of the union, or of all of γ on θ_pre alone.
+        """Return the training of the entries of γ that no earlier task owns, on top of the union, or of all of γ on θ_pre.
 
         Args:
             task: the task.
@@ -381,13 +384,13 @@ class LedgerModel:
         ledger, composition = Ledger.load(path), self.ledger.composition
         if ledger.composition != composition:
             raise LedgerError(
-                f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
-                "Load it by the strategy that wrote it."
+                f"{path} has composition {ledger.composition}, but {type(strategy).__name__.lower()} needs "
+                f"{composition}. Load it with the strategy that wrote it."
             )
         if ledger.effect != "written":
             raise LedgerError(
-                f"{path} has tasks beside the weights, and a run writes into them: expected effect 'written', got "
-                f"{ledger.effect!r}. Go on with it by forgetfree.learning."
+                f"The tasks of {path} are stored beside the weights, but a run writes into the weights: expected "
+                f"effect 'written', got {ledger.effect!r}. Continue with forgetfree.learning."
             )
         check_binding(ledger, self._binding, str(path))
         check_definitions(ledger, {task.name: task.definition for task in strategy.stream.tasks}, "the stream")

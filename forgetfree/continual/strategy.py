@@ -43,18 +43,18 @@ from forgetfree.training.training_options import LocalizationOptions, TrainingOp
 
 
 class ContinualStrategy(StrategyTemplate):
-    """Base of all strategies. A strategy is one class that writes `begin` and `answering`, and of the rest what it needs.
+    """Base class of all strategies. A subclass implements `begin` and `answering`, and overrides other methods as needed.
 
     Args:
-        stream: tasks and model, which is trained in place and belongs to this strategy from now on: one that was made earlier
-            on the same stream is refused. ``stream.copy()`` gives another its own.
-        options: how, see the subclass's ``Options``; default: the recipe of the stream's model, which is said on stderr.
-        seed: of batches, dropout and everything else that is drawn.
-        device: where to train; ``auto``: on a GPU, if there is one.
+        stream: tasks and model. The model is trained in place and belongs to this strategy from now on; an earlier strategy
+            on the same stream becomes unusable. ``stream.copy()`` returns a stream for another strategy.
+        options: an instance of the subclass's ``Options``; default: the recipe of the stream's model, printed to stderr.
+        seed: random seed for batches, dropout and everything else that is sampled.
+        device: device for training; ``auto``: a GPU, if there is one.
         plugins: Avalanche plugins.
         evaluator: an Avalanche ``EvaluationPlugin`` for its metrics and loggers; default: none.
         monitor: logs phases and steps.
-        store: where fine-tuned models are kept and shared; default: in memory.
+        store: stores and shares fine-tuned models; default: in memory.
         eval_every, peval_mode: Avalanche's periodic evaluation.
 
     Raises:
@@ -64,63 +64,63 @@ class ContinualStrategy(StrategyTemplate):
 
     # -- What you write --------------------------------------------------------------------------------------
 
-    #: What a user may choose.
+    #: The options that a user can set.
     Options: ClassVar[type[TrainingOptions]] = TrainingOptions
-    #: True where later tasks leave every earlier task's logits as they are, bit for bit.
+    #: True if later tasks do not change any earlier task's logits, bit for bit.
     forget_free: ClassVar[bool] = False
-    #: True where later tasks depend on nothing but what `storage` saves, and steps on what `Training` names: see `--resume`.
+    #: True if later tasks depend only on what `storage` saves, and steps only on what `Training` names: see `--resume`.
     resumable: ClassVar[bool] = False
-    #: What is saved, loaded and counted to answer later. Set another in `setup` if the model is not all, or not kept.
+    #: Saves, loads and measures what predictions need. Replace it in `setup` if more than the model must be saved, or less.
     storage: Storage
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Raise where options and stream do not go together; asked before anything is trained."""
+        """Raise an error if options and stream are incompatible; called before anything is trained."""
 
     def setup(self) -> None:
-        """Make what the strategy needs; called once, at the end of the constructor. The model holds θ_pre."""
+        """Create what the strategy needs; called once, at the end of the constructor, when the model holds θ_pre."""
 
     @abstractmethod
     def begin(self, task: EncodedTask) -> Training:
-        """Put the model where the training of ``task`` starts, and say what is trained; `everything` makes the usual answer.
+        """Prepare the model for the training of ``task`` and return what is trained; `everything` returns the usual `Training`.
 
         The model is as the last task left it. Before changing it, enter `undo_on_error` into `scope`.
         """
 
     def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record what was trained, and put the model where the next task finds it."""
+        """Record what was trained, and prepare the model for the next task."""
 
     @abstractmethod
     def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
-        """Return a context manager: inside, the model is the one that answers for ``task``; after, it is what it was before.
+        """Return a context manager in which the model predicts for ``task``; on exit, it restores the model.
 
-        It is also asked during the training of another task (see `training`), and for tasks that are not learned yet.
-        It yields nothing, or a function from inputs and task labels to logits that answers in the model's place.
+        It is also called during the training of another task (see `training`), and for tasks that are not learned yet.
+        It yields nothing, or a function from inputs and task labels to logits that is used instead of the model.
         """
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
-        """Return the tasks whose answers may have changed by learning ``learned``; ``None``: all."""
+        """Return the tasks whose predictions may change when ``learned`` is learned; ``None``: all."""
 
     def extra_results(self) -> dict[str, Any]:
-        """Return more to say in results.json at the end of the stream."""
+        """Return further content for results.json at the end of the stream."""
         return {}
 
     # -- What you use ----------------------------------------------------------------------------------------
 
     #: The tasks learned so far, in order.
     learned: list[EncodedTask]
-    #: Who owns what, where the strategy keeps that: see `forgetfree.continual.region_strategy.RegionStrategy`.
+    #: The ledger, if the strategy has one: see `forgetfree.continual.region_strategy.RegionStrategy`.
     ledger: Ledger | None = None
-    #: Whether each task is answered by a model of its own, chosen by the task: where `Options` are `TaskwiseOptions`.
+    #: Whether each task has its own model, which the task selects: true if `Options` are `TaskwiseOptions`.
     taskwise: ClassVar[bool] = False
 
     @final
     def everything(self, task: EncodedTask, **changes: Any) -> Training:
-        """Return the training of all graftable tensors and the task's readout, from the weights as they are.
+        """Return the training of all graftable tensors and the task's readout, starting from the current weights.
 
         Args:
             task: the task.
-            changes: fields of `Training` that are to be other.
+            changes: fields of `Training` to override.
         """
         usual: dict[str, Any] = {
             "trained": WholeTensors(self.space.parameters(self.model.backbone)),
@@ -132,7 +132,7 @@ class ContinualStrategy(StrategyTemplate):
     @final
     @contextmanager
     def holding(self, state: ModelState | None = None, before: ModelState | None = None) -> Iterator[None]:
-        """Inside, the model holds ``state``; after, what it held ``before`` (default: a copy is made), buffers included."""
+        """Load ``state`` into the model; on exit, restore ``before`` (default: the current state), buffers included."""
         before = before or ModelState.of(self.model)
         try:
             if state is not None:
@@ -143,13 +143,13 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
-        """Note that ``task`` can be answered from now on, by this readout; for `Storage.load`."""
+        """Record that ``task`` was learned, with this readout; for `Storage.load`."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self.readouts[task.name] = readout
 
     @final
     def bench(self, task: EncodedTask) -> SingleTask:
-        """Return the bench of ``task``, where θ_ft and γ are made of it alone, without plugins."""
+        """Return the `SingleTask` of ``task``, which computes θ_ft and γ from this task alone, without plugins."""
         return SingleTask(
             self.stream.loaded,
             task,
@@ -169,13 +169,13 @@ class ContinualStrategy(StrategyTemplate):
         frozen: Region,
         readout: Mapping[str, Tensor] | None = None,
     ) -> ModelState:
-        """Return what training on ``task`` makes of the model, which is as before.
+        """Return the state of the model after training on ``task``; the model itself is restored.
 
         Args:
             task: the task.
-            tensors: that are trained, beside the readout.
-            frozen: entries of them that stay as they are.
-            readout: what the readout starts from; default: as it is.
+            tensors: the tensors to train, in addition to the readout.
+            frozen: entries of these tensors that are not trained.
+            readout: initial values of the readout; default: its current values.
         """
         with self.holding():
             if readout is not None:
@@ -187,10 +187,10 @@ class ContinualStrategy(StrategyTemplate):
 
     @property
     def model(self) -> ReadoutModel:
-        """Return the stream's model, with what this strategy left in it.
+        """Return the stream's model in its current state.
 
         Raises:
-            RunError: it belongs to a strategy that was made later.
+            RunError: the model belongs to a strategy that was created later.
         """
         self.stream.check_owner(self.owner)
         return self._model
@@ -260,8 +260,8 @@ class ContinualStrategy(StrategyTemplate):
     ) -> None:
         if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
             raise OptionError(
-                "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
-                "schedule to linear, constant or a function of the updates done, and warmup."
+                "LRSchedulerPlugin changes the learning rate of one optimizer, but every task has its own "
+                "optimizer. Set warmup, and schedule to linear, constant or a function of the number of updates."
             )
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
         options = options or recipe_options(type(self), stream.loaded.name)
@@ -391,9 +391,7 @@ class StreamAnswers:
         changed = self._changed(proved)
         if changed:
             names = ", ".join(each.name for each in changed)
-            self.broken.append(
-                f"forget_free: claimed as True, but learning {task.name} changed the answers for {names}"
-            )
+            self.broken.append(f"forget_free is True, but learning {task.name} changed the predictions for {names}")
         self.answers |= strategy.evaluate([each for each in wanted if each not in proved or each in changed])
         if self._claims:
             self.sampled |= self._answer_sample([task, *changed])

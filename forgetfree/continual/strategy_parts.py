@@ -79,7 +79,7 @@ class Training:
 
 def training_of(training: Training | None) -> Training:
     """Return what a strategy trains now."""
-    assert training is not None, "asked between `begin` and `commit`"
+    assert training is not None, "only available between `begin` and `commit`"
     return training
 
 
@@ -154,7 +154,7 @@ def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[Encode
     names, tasks = list(names), {task.name: task for task in stream.tasks}
     if missing := [name for name in names if name not in tasks]:
         raise RunError(
-            f"{path} says that task {brief(missing[0])} was learned, which this stream lacks: it has {', '.join(tasks)}. "
-            "Load it with its stream."
+            f"{path} contains the task {brief(missing[0])}, which is not in this stream: {', '.join(tasks)}. Load it "
+            "with the stream that it was trained on."
         )
     return [tasks[name] for name in names]

@@ -1,4 +1,4 @@
-"""A stream: tasks in order, the model that reads them, the strategy that owns it, and their Avalanche benchmark.
+"""A stream: tasks in order, the model that learns them, the strategy that owns it, and their Avalanche benchmark.
 
 Only this room and the strategies import Avalanche.
 """
@@ -63,8 +63,8 @@ class StreamModel(TaskModel, WithTaskLabels):
         model = cast(TaskModel, loaded.model)
         if fingerprint_of(model.backbone, anew=True) != loaded.fingerprint:
             raise UsageError(
-                f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
-                "strategy of an earlier stream. Load the model again for each stream."
+                f"The weights of {loaded.name!r} have changed since it was loaded, perhaps by a strategy on an "
+                "earlier stream. Load the model again for each stream."
             )
         return cls(
             model.backbone,
@@ -91,20 +91,20 @@ class Owner:
 
 @dataclass(frozen=True)
 class Stream:
-    """Tasks in order, the model that reads them, and their Avalanche benchmark.
+    """Tasks in order, the model that learns them, and their Avalanche benchmark.
 
     >>> stream = load_stream("qnli,sst2", data="demo", shots=16)  # doctest: +SKIP
     >>> [task.name for task in stream.tasks]  # doctest: +SKIP
     ['qnli', 'sst2']
 
     Attributes:
-        name: as it was asked for.
+        name: its name, as given to `load_stream`.
         tasks: in order.
-        loaded: the model with its tokenizer and fingerprint. It belongs to the last strategy that was made on it.
+        loaded: the model with its tokenizer and fingerprint. It belongs to the last strategy that was created on it.
         seed: of the k-shot samples and the readouts' first weights.
-        pre_trained: what the model held at first: every strategy starts from it.
+        pre_trained: the initial state of the model, from which every strategy starts.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
-        scenario: what is known at inference.
+        scenario: whether the task is known at inference, see `load_stream`.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Stream:
         return self.loaded.model
 
     def copy(self) -> Stream:
-        """Return a stream of the same rows with a model of its own, for a strategy beside another."""
+        """Return a stream with the same rows and its own model, for another strategy."""
         model = copy.deepcopy(self.model)
         vars(model.backbone).pop(_OWNER, None)
         return replace(self, loaded=replace(self.loaded, model=model))
@@ -136,8 +136,8 @@ class Stream:
         """Raise ``RunError`` where the model belongs to another strategy by now."""
         if (other := vars(self._backbone)[_OWNER]) is not owner:
             raise RunError(
-                f"{owner.name} has lost its model to another strategy ({other.name}), which was made on the same stream later "
-                "and started from θ_pre. Give each strategy a stream of its own: stream.copy()."
+                f"{owner.name} has lost its model to another strategy ({other.name}), which was created later on the "
+                "same stream and started from θ_pre. Give each strategy its own stream: stream.copy()."
             )
 
     @cached_property
@@ -160,9 +160,9 @@ class Stream:
         candidates = [self._datasets["train"]] if training else [*self._datasets.values()]
         if place is None or not any(place < len(each) and each[place] is own.dataset for each in candidates):
             raise UsageError(
-                f"Experience {place} of the stream {getattr(own._origin_stream, 'name', None)!r} is none of this stream's "
-                f"own{' for training' if training else ''}: expected a whole experience of stream.benchmark, got other rows. "
-                "Give one of stream.benchmark.train_stream, or make a stream of the other benchmark."
+                f"Experience {place} of the stream {getattr(own._origin_stream, 'name', None)!r} does not belong to "
+                f"this stream{' for training' if training else ''}: expected a whole experience of stream.benchmark, "
+                "got other rows. Give one of stream.benchmark.train_stream, or make a stream of the other benchmark."
             )
         return self.tasks[place]
 
@@ -201,7 +201,7 @@ def load_stream(
     scenario: Scenario = "task",
     evaluate_on: EvaluatedOn = "test",
 ) -> Stream:
-    """Load tasks and model, sample, tokenise once.
+    """Load tasks and model, sample the training rows, and tokenise all rows once.
 
     >>> stream = load_stream("qnli,sst2", data="demo", shots=16)  # doctest: +SKIP
 
@@ -214,24 +214,24 @@ def load_stream(
         model: ``minilm``, a directory in Hugging Face layout, or a hub name; or a ``PreTrainedModel``, which is copied. Any
             other network learns an Avalanche benchmark: see `benchmark_stream`.
         tokenizer: of a ``PreTrainedModel``.
-        text_column: the column of the texts, two for pairs; ``TASK=COLUMN`` for one task; default: by common names.
-        label_column: the column of the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
-        kind: what the tasks ask for, such as ``generation``; ``TASK=KIND`` for one task; default: by its columns.
-        map_label: a label that is read as another, ``OLD=NEW``; ``TASK:OLD=NEW`` for one task; without ``NEW``, its rows are
+        text_column: the column with the texts, two for pairs; ``TASK=COLUMN`` for one task; default: by common names.
+        label_column: the column with the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
+        kind: kind of the tasks, such as ``generation``; ``TASK=KIND`` for one task; default: inferred from its columns.
+        map_label: rename a label, ``OLD=NEW``; ``TASK:OLD=NEW`` for one task; without ``NEW``, its rows are
             left out.
-        skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
-        metric: what answers are scored by, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
+        skip_bad_rows: skip rows that cannot be used, which otherwise are an error.
+        metric: the metric, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         shots: training rows per label, or sentences per kind of entity; default: all.
-        seed: of the sample and of the readouts' first weights.
-        test_limit: evaluate on at most this many test rows, spread evenly; default: all.
-        graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
-        max_length: tokens a row is read at, at most; default: 128, or 1,024 where a task's answers are texts, as far as the
-            model reads.
+        seed: random seed for sampling and for the readouts' initial weights.
+        test_limit: maximum number of test rows, spread evenly; default: all.
+        graftable: regular expression for parameter names; only matching tensors may be grafted and trained.
+        max_length: maximum number of tokens per row; default: 128, or 1,024 for generation, at most the limit of the
+            model.
         dtype: see `forgetfree.models.loading.load_model`.
-        scenario: what is known at inference: the ``task``; or not the task, and all tasks' labels are told apart by one
-            readout (``class``) or are the same labels for all (``domain``).
-        evaluate_on: ``validation`` puts the test rows away and scores validation rows, to choose options by.
+        scenario: whether the task is known at inference: ``task``; or unknown, and one readout distinguishes all tasks' labels
+            (``class``) or all tasks share the same labels (``domain``).
+        evaluate_on: ``validation`` scores validation rows instead of test rows, to choose options.
 
     Raises:
         UsageError, DataError, ModelError: see `load_tasks` and `load_model`.
@@ -276,7 +276,7 @@ def make_stream(
     test_limit: int | None = None,
     scenario: Scenario = "task",
 ) -> Stream:
-    """Make a stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`.
+    """Create a stream from tasks and a model that are already loaded; arguments as for `load_stream`.
 
     Raises:
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each; or the model has
@@ -323,7 +323,7 @@ def benchmark_stream(
     seed: int = 0,
     name: str = "benchmark",
 ) -> Stream:
-    """Make a stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
+    """Create a stream from an Avalanche benchmark, as ``nc_benchmark`` returns, and a network that ends with a linear layer.
 
     Each experience is a task: ``experience-0``, ``experience-1``, … The scenario is ``task`` where experiences have task
     labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
@@ -331,9 +331,9 @@ def benchmark_stream(
     Args:
         benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order. Rows of a
             ``valid_stream``, else of the training stream, choose between masks.
-        network: from inputs to logits of all classes; it is copied, and left as it is.
-        head: name of its linear layer that reads out; default: the last.
-        graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
+        network: maps inputs to logits of all classes; it is copied and not changed.
+        head: name of its last linear layer, which computes the logits; default: the last one.
+        graftable: regular expression for parameter names; only matching tensors may be grafted and trained.
         seed: kept with the stream.
         name: of the stream.
 
@@ -346,8 +346,9 @@ def benchmark_stream(
     if not {"train", "test"} <= parts.keys() or len(set(sizes.values())) > 1:
         got = ", ".join(f"{size} of {split}" for split, size in sizes.items()) or "none"
         raise UsageError(
-            "A benchmark needs a train and a test stream, and may have a valid stream, with as many experiences each, got "
-            f"{got}. Avalanche's benchmark_from_datasets(train=[…], test=[…]) makes one, with a data set for each task."
+            "A benchmark needs a train and a test stream, and optionally a valid stream, all with the same number "
+            f"of experiences, got {got}. Create one with Avalanche's benchmark_from_datasets(train=[…], test=[…]), "
+            "with one dataset per task."
         )
     train, test = parts["train"], parts["test"]
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
@@ -356,8 +357,8 @@ def benchmark_stream(
     largest = max(map(max, classes))
     if largest >= model.n_labels:
         raise UsageError(
-            f"The benchmark has labels up to {largest}, and the network reads out {model.n_labels}. Give it at least "
-            f"{largest + 1} outputs."
+            f"The benchmark has labels up to {largest}, but the network has {model.n_labels} outputs. Give it at "
+            f"least {largest + 1} outputs."
         )
     _check_reads_out(network, model, train[0].dataset)
     encoded = []
@@ -385,7 +386,7 @@ def _scenario_of(experiences: Sequence[Any], classes: list[tuple[int, ...]]) -> 
         return "task"
     if labels != [labels[0][:1]] * len(labels):
         raise UsageError(
-            f"The experiences have task labels {labels}, expected one each: 0, 1, 2, … in order, or the same for all."
+            f"The experiences have task labels {labels}, expected 0, 1, 2, … in order, or the same label for all."
         )
     return "domain" if len(set(classes)) == 1 else "class"
 
@@ -405,8 +406,8 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
         expected, features = network.eval()(x), model.backbone.eval()(x)
     except Exception as error:
         raise ModelError(
-            f"{type(network).__name__} cannot read rows of {x.dtype} and shape {tuple(x.shape[1:])}: {first_line(error)}. Give "
-            "rows of the dtype and shape that it takes."
+            f"{type(network).__name__} cannot process inputs of {x.dtype} and shape {tuple(x.shape[1:])}: "
+            f"{first_line(error)}. Give inputs of the dtype and shape that it expects."
         ) from error
     finally:
         network.train(mode)
@@ -415,6 +416,6 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
     fits = isinstance(features, Tensor) and features.shape[-1] == model.hidden_size
     if not fits or not torch.allclose(readout.to(features.dtype)(features), expected, rtol=1e-3, atol=1e-5):
         raise ModelError(
-            f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
-            "layer as head=…, and leave out what follows, such as a softmax."
+            f"{type(network).__name__} does not end with the layer {model.head_name!r}: other operations follow it. "
+            "Pass the name of the last layer as head=…, and remove operations after it, such as a softmax."
         )

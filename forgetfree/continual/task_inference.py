@@ -48,9 +48,9 @@ class TaskwiseOptions(TrainingOptions):
 
     task_inference: Inference = option(
         "last",
-        "where the stream withholds the task: the model of the last task (for unions, the one with all tasks); for each row "
-        "that of the task whose answer has the least entropy; or, by lda, that of the task whose rows are most like it in the "
-        "middle layer of θ_pre",
+        "which task's model predicts when the task is unknown; last: that of the last task (for unions, the model "
+        "with all tasks); router: for each example, that of the task whose prediction has the lowest entropy; lda: "
+        "that of the task whose examples are most similar in the middle layer of θ_pre",
     )
 
 
@@ -67,8 +67,8 @@ def check_inference(options: TrainingOptions, stream: Stream) -> None:
     written = [task.name for task in stream.tasks if task.kind.answer == "text"]
     if written and inference_of(options, stream) == "router":
         raise OptionError(
-            f"task_inference=router goes by the entropy of labels, and {written[0]!r} is answered by texts. Use "
-            "task_inference=lda, which goes by the prompt."
+            f"task_inference=router uses the entropy of label predictions, but {written[0]!r} is a generation task. "
+            "Use task_inference=lda, which uses the prompt."
         )
 
 

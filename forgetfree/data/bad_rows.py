@@ -132,9 +132,7 @@ class DataFaults(Faults):
         if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
             alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one."
             if alike and bad.faults[0].column:
-                alike += (
-                    " If other columns or another kind of task are meant, give --text-column, --label-column or --kind."
-                )
+                alike += " To use other columns or another kind of task, give --text-column, --label-column or --kind."
             self.add(escaped(bad.faults[0].message) + alike)
         else:
             self._rows += sorted(bad.faults, key=lambda fault: fault.row)
@@ -150,7 +148,7 @@ class DataFaults(Faults):
     def report(self) -> None:
         """Raise ``BadDataError`` with all faults, if there are any."""
         if self:
-            messages = [_message_of(self._rows, "--skip-bad-rows leaves such rows out.")] if self._rows else []
+            messages = [_message_of(self._rows, "--skip-bad-rows skips such rows.")] if self._rows else []
             error = BadDataError([*messages, *self], self._rows, self)
             error.rest = tuple(self.rest)
             raise error

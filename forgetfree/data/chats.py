@@ -50,7 +50,7 @@ class Chat:
         value, tools = of_json(value, _TURNS), None
         if isinstance(value, Mapping):
             if unknown := [key for key in value if key not in ("messages", "tools")]:
-                raise ValueError(f"messages and tools alone beside one another, without {brief(unknown[0])}")
+                raise ValueError(f"only messages and tools in a row, without {brief(unknown[0])}")
             value, tools = value.get("messages"), value.get("tools")
         if not isinstance(value, list):
             raise ValueError(_TURNS)
@@ -110,7 +110,7 @@ def _text_of(content: Any) -> Any:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else part
-            raise ValueError(f"contents of texts alone, without a part of the type {brief(kind)}")
+            raise ValueError(f"contents that are only text, without a part of the type {brief(kind)}")
         texts.append(text)
     return "".join(texts)
 
@@ -141,7 +141,7 @@ def answer_of(chat: Chat) -> tuple[Chat, str]:
     if not turn.get("content", "").strip() and not turn.get("tool_calls"):
         raise ValueError("a last turn of the assistant that is not empty")
     if off := next((key for key in _LEARNED if key in turn), None):
-        raise ValueError(f"a last turn of the assistant that is learned as any other, so {off!r} of 1 or none")
+        raise ValueError(f"a last turn of the assistant that is trained on like any other, so {off!r} of 1 or none")
     return Chat(without_weights(chat.turns[:last]), chat.tools), answer_text(turn)
 
 
@@ -255,8 +255,8 @@ class ChatTemplate:
         if without_marks(marked) != whole:
             raise RowError(
                 "special token in a text",
-                f"expected texts without {token[0]!r}, which is a special token, since the model's chat template changes texts "
-                "that have it",
+                f"expected texts without {token[0]!r}, which is a special token, because the model's chat template "
+                "changes texts that contain it",
             )
         return marked
 
@@ -317,8 +317,8 @@ class ChatTemplate:
             return str(self._broken(content))
         raise RowError(
             "answer does not begin as the template's prompt ends",
-            f"expected an answer that begins with {brief(opened)}, since the model's chat template ends the prompt with "
-            f"that, got {brief(content)}",
+            f"expected an answer that begins with {brief(opened)}, because the model's chat template ends the prompt "
+            f"with it, got {brief(content)}",
             f"Begin answers with {brief(opened)}.",
         )
 
@@ -332,9 +332,9 @@ class ChatTemplate:
         if self.end is None:
             return added.removesuffix(self.ending)
         raise RowError(
-            "answer ends otherwise",
-            f"expected an answer that the model's chat template ends as it ends others, with {brief(self.ending)}, got "
-            f"{brief(added[-60:])}",
+            "answer with another ending",
+            f"expected an answer that the model's chat template ends like other answers, with {brief(self.ending)}, "
+            f"got {brief(added[-60:])}",
         )
 
     def _broken(self, value: Any) -> Any:
@@ -353,7 +353,7 @@ class ChatTemplate:
             roles = ", ".join(turn["role"] for turn in chat.turns)
             raise RowError(
                 "chat that the template refuses",
-                f"expected a chat that the model's chat template can put together, got turns of {roles}",
+                f"expected a chat that the model's chat template accepts, got turns with {roles}",
                 f"The model's chat template says {brief(str(error), 200)}.",
             ) from error
 
@@ -382,8 +382,8 @@ class ChatTemplate:
 def _left_out(key: str, what: str) -> RowError:
     return RowError(
         f"{key} that the template leaves out",
-        f"expected nothing in the {what} that the model's chat template leaves out, got {key!r}",
-        "Take a model whose template shows it, or write it into a content.",
+        f"expected no keys in the {what} that the model's chat template ignores, got {key!r}",
+        "Use a model whose template shows it, or write it into a content.",
     )
 
 

@@ -73,7 +73,7 @@ class ColumnNames:
         if len(names) > 2 or len(set(every)) < len(every) or not all(isinstance(each, str) and each for each in every):
             raise UsageError(
                 "text_column must be one column or, for pairs, two, and label_column another, got "
-                f"{', '.join(map(repr, names)) or 'none'}, and {label!r}. Name each column once."
+                f"{', '.join(map(repr, names)) or 'none'}, and {label!r}. Name each column only once."
             )
         return cls(names, label)
 
@@ -156,8 +156,8 @@ class ReadOptions:
         mapped = [each.rpartition("=")[0] for each in self.label_map]
         if wrong := [each for each, old in zip(self.label_map, mapped, strict=True) if not old.rpartition(":")[2]]:
             raise UsageError(
-                f"--map-label needs OLD=NEW or TASK:OLD=NEW, got {brief(wrong[0])}. Write, say, --map-label feautre=feature; "
-                "without a NEW, the rows are dropped."
+                f"--map-label needs OLD=NEW or TASK:OLD=NEW, got {brief(wrong[0])}. For example, write --map-label "
+                "feautre=feature; without NEW, the rows are dropped."
             )
         if (twice := first_twice(mapped)) is not None:
             raise UsageError(f"--map-label gives {brief(twice)} two new labels. Give it one.")
@@ -248,8 +248,9 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
         ours = PAIR if kind == "pair" else ("text",)
         if texts:
             raise DataError(
-                f"{where} has no column 'label': expected it beside the texts of {' and '.join(map(repr, texts))}; found "
-                f"{_listed(header)}. Rename or add the column, or name another with --label-column."
+                f"{where} has no column 'label': expected it in addition to the texts of "
+                f"{' and '.join(map(repr, texts))}; found {_listed(header)}. Rename or add the column, or name "
+                "another with --label-column."
             )
         lacking = next(name for name in ours if name not in header)
         expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
@@ -273,14 +274,14 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
         if name not in header:
             option = "text_column" if name in columns.texts else "label_column"
             raise DataError(
-                f"{where} has no column {name!r}, which is named as {option}; found {_listed(header)}.{nearest(name, header)} "
-                f"Name one of these with --{option.replace('_', '-')}; for one task alone as TASK=COLUMN, or as "
-                f"{option} in its source.json."
+                f"{where} has no column {name!r}, which {option} names; found "
+                f"{_listed(header)}.{nearest(name, header)} Name one of these with --{option.replace('_', '-')}; for "
+                f"one task alone as TASK=COLUMN, or as {option} in its source.json."
             )
     if columns.texts and kind and len(columns.texts) != (2 if kind == "pair" else 1):
         raise DataError(
-            f"{where}: the task has {'two texts' if kind == 'pair' else 'one text'} a row, and "
-            f"{len(columns.texts)} columns of texts are named: {_listed(columns.texts)}. Name one for each text."
+            f"{where}: the task has {'two texts' if kind == 'pair' else 'one text'} per row, but "
+            f"{len(columns.texts)} text columns are named: {_listed(columns.texts)}. Name one for each text."
         )
     if own := columns.texts or _own_texts(header, kind):
         return own
@@ -329,8 +330,8 @@ def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) 
     if len(options) > 1:
         ways = [" ".join(f"{flag} {name!r}" for name in names) for names in options]
         raise DataError(
-            f"{where}: {what} may be in {', or in '.join(' and '.join(map(repr, names)) for names in options)}. Say which, by "
-            f"{' or by '.join(ways)}."
+            f"{where}: {what} may be in {', or in '.join(' and '.join(map(repr, names)) for names in options)}. "
+            f"Choose with {' or with '.join(ways)}."
         )
     return list(options)
 

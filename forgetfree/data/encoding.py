@@ -93,8 +93,8 @@ class Encoder:
         self.cut: list[int] = []
         if self.room(2) < 2:
             raise ModelError(
-                f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
-                "them all. Set a higher max_length, if the model allows it, or shorten the prompt."
+                f"No tokens are left for the text: the prompt {template!r} fills all {max_length} tokens. Set a "
+                "higher max_length, if the model allows it, or shorten the prompt."
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
@@ -138,7 +138,7 @@ class Encoder:
         are = f"{rows:,} of {counted(count, what)} {'is' if rows == 1 else 'are'}"
         return (
             f"{are} longer than max_length={self._max_length} allows: {counted(tokens, 'token')} of "
-            f"{'it' if rows == 1 else 'them'} {'is' if tokens == 1 else 'are'} cut off and not read."
+            f"{'it' if rows == 1 else 'them'} {'is' if tokens == 1 else 'are'} cut off."
         )
 
     def room(self, texts: int) -> int:
@@ -157,8 +157,8 @@ class Encoder:
             return piece
         if self.tokenizer.mask_token_id is None:
             raise ModelError(
-                "The prompt readout needs a mask token, and this model's tokenizer has none. "
-                "Use --readout causal or --readout linear."
+                "The prompt readout needs a mask token, which this model's tokenizer does not have. Use --readout "
+                "causal or --readout linear."
             )
         return [self.tokenizer.mask_token_id]
 
@@ -272,8 +272,8 @@ def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> Non
     wrong = {task: words_without_token(tokenizer, words) for task, words in tasks.items()}
     if told := [f"{', '.join(map(repr, words))} of task {task!r}" for task, words in wrong.items() if words]:
         raise ModelError(
-            "A label word must be a single token of the model's vocabulary, another for each label, and these are not: "
-            f"{'; '.join(told)}. Set label_words in the task's source.json, or use --readout linear."
+            "A label word must be a single token of the model's vocabulary, different for each label, but these are "
+            f"not: {'; '.join(told)}. Set label_words in the task's source.json, or use --readout linear."
         )
 
 

@@ -118,16 +118,16 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
         named = [path for path in named if not path.name.endswith(".txt")] or named  # a .txt may hold anything
         if len(named) > 1:
             raise DataError(
-                f"{folder} holds {' and '.join(path.name for path in named)}, and the {split} split is one file. Remove the "
-                "others."
+                f"{folder} contains {' and '.join(path.name for path in named)}, but the {split} split must be one "
+                "file. Remove the others."
             )
         if named:
             files[split] = named[0]
     parts = [match for path in every if (match := _PART.fullmatch(path.name)) and format_of(path.name)[1]]
     if files and (of_splits := [match[0] for match in parts if split_of(match[1].rstrip("-_."))]):
         raise DataError(
-            f"{folder} holds {' and '.join(path.name for path in files.values())}, and {of_splits[0]}, which is one of several "
-            "parts of a split. Remove what is not meant."
+            f"{folder} contains {' and '.join(path.name for path in files.values())} and also {of_splits[0]}, which "
+            "is one of several parts of a split. Remove the files that are not needed."
         )
     if "train" not in files:
         raise DataError(
@@ -147,7 +147,7 @@ def _read_snapshot(folder: Path, name: str) -> Tables:
     """Read a hub snapshot: its only configuration, or the one called ``name``."""
     known = _configurations(folder)
     if len(known) > 1 and name not in known:
-        raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
+        raise UsageError(f"{folder} contains the configurations {', '.join(known)}. Name one of them as the task.")
     with _datasets_errors(folder), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         from datasets import load_dataset_builder
 
@@ -174,7 +174,8 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
         cause = error.__cause__ or error  # a DatasetGenerationError says only that there is an error
         what = f"{type(error).__name__}: {' '.join(str(cause).split())[:400].rstrip('. ')}"
         raise DataError(
-            f"{folder} cannot be read by the datasets library: {what}. Save or download it again, or mend its card README.md."
+            f"{folder} cannot be read by the datasets library: {what}. Save or download it again, or fix its "
+            "card README.md."
         ) from error
     finally:
         if not silent:
@@ -194,8 +195,8 @@ def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
         first = int(int(total) in there)  # they are counted from 0, or else from 1
         if lacking := [f"{n:0{len(total)}}" for n in range(first, first + int(total)) if n not in there]:
             raise DataError(
-                f"{where} holds {len(there)} of the {int(total)} files {folder.name}/{begin}*{of}{total}, and lacks number "
-                f"{listed(lacking, 5)}. Download the data set again."
+                f"{where} contains {len(there)} of the {int(total)} files {folder.name}/{begin}*{of}{total}; "
+                f"missing: number {listed(lacking, 5)}. Download the data set again."
             )
 
 

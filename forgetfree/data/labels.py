@@ -34,8 +34,8 @@ _MANY = 20
 _MOST_COMPARED, _RARER = 500, 5
 
 _A_REAL = (
-    "A number that is not whole is a value to predict, and tasks here have classes: name one for each range; if these are "
-    "names, list all as label_names in source.json. "
+    "A number that is not whole is a value to predict, but tasks have classes: replace each range by a class name; "
+    "if these are class names, list all as label_names in source.json. "
 )
 #: Why a cell with several labels is none.
 SEVERAL = "Keep one; --kind multi-label reads several; --kind classification takes such cells as labels of their own. "
@@ -227,12 +227,12 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
     order = [*sorted(integers), *sorted(texts)]
     if len(order) > _MANY and 2 * len(order) > len(cells):
         raise DataError(
-            f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
-            "to hold something else, such as answers, numbers or lists of labels. Learn answers as texts with --kind "
-            "generation, name the label column with --label-column, or all labels as label_names in source.json."
+            f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the "
+            "column does not seem to contain class labels. For answers as texts, use --kind generation; otherwise, "
+            "name the label column with --label-column, or all labels as label_names in source.json."
         )
     if len(order) < 2:
-        raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows of two labels at least.")
+        raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows with at least two labels.")
     known_names = tuple(map(str, order))
     expected = "one of the labels" if texts else "an integer"
     return Labels(known_names, _numbers_of(known_names), expected, f"labels, in this order: {_listed(known_names)}")
@@ -281,7 +281,7 @@ def notes_of_slips(cells: Iterable[int | str]) -> list[str]:
     ]
     return [
         f"label {shown(rare)} ({counted(counts[rare], 'row')}) may be {shown(usual)} ({counts[usual]:,}): "
-        f"{_map_flag(rare, usual)} reads it so"
+        f"{_map_flag(rare, usual)} merges them"
         for rare, usual in pairs[:_MOST_NAMES]
     ]
 

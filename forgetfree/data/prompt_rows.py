@@ -100,13 +100,13 @@ def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
 def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
     """Return the chat with what one column says; raise ``ValueError`` with what was expected."""
     if name in _UNREADABLE:
-        raise ValueError("nothing, since texts alone are read here: remove the column or the row")
+        raise ValueError("nothing, because only texts are read here: remove the column or the row")
     system = [turn for turn in chat.turns[:1] if turn["role"] in ("system", "developer")]
     if name in _HISTORY:
         return Chat([*system, *_earlier_turns(cell), *chat.turns[len(system) :]], chat.tools)
     if name in _TOOLS:
         if chat.tools:
-            raise ValueError("tools in one place")
+            raise ValueError("tools in only one place")
         tools = tools_of(cell)
         if name == "functions":
             tools = [{"type": "function", "function": tool} for tool in tools]

@@ -249,15 +249,15 @@ class PromptEncoder(Encoder):
         self._most = max(map(len, self.allowed), default=task.max_new_tokens)
         if len({*map(tuple, self.allowed)}) < len(self.allowed):
             raise ModelError(
-                f"The tokenizer makes the same tokens of two closed_answers of task {task.name!r}, got "
-                f"{brief(task.closed_answers, 200)}. Write them in words that it knows."
+                f"Two closed_answers of task {task.name!r} have the same tokens, got "
+                f"{brief(task.closed_answers, 200)}. Use words that the tokenizer knows."
             )
         least = self._least()
         if max_length - least < (2 if not self.allowed else 1 + self._most):
             raise ModelError(
-                f"The instruction and the template of task {task.name!r} take {least} tokens, and a row has "
-                f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, if the model "
-                "allows it, or shorten the instruction in source.json."
+                f"The instruction and the template of task {task.name!r} take {least} tokens, but a row has "
+                f"max_length={max_length}: no tokens are left for a prompt and its answer. Set a higher max_length, "
+                "if the model allows it, or shorten the instruction in source.json."
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
@@ -356,7 +356,7 @@ class PromptEncoder(Encoder):
             prompt = self._read_prompt(self._question("a"))
             return self._answer_ids([self._answer(prompt, text) for text in closed])
         except RowError as error:
-            raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
+            raise ModelError(f"The closed_answers of task {self._task.name!r} cannot be used: {error}") from error
 
     def _fitted(self, prompt: _Prompt, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
         """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
@@ -367,8 +367,8 @@ class PromptEncoder(Encoder):
             if max(len(answer), kept) > room:
                 raise RowError(
                     "answer does not fit",
-                    f"expected an answer that fits into max_length={self._max_length} tokens beside the instruction, the "
-                    f"template and the marks of turns, got one of {len(answer):,} tokens",
+                    f"expected an answer that fits into max_length={self._max_length} tokens together with the "
+                    f"instruction, the template and the turn markers, got one of {len(answer):,} tokens",
                     "Set a higher max_length, if the model allows it.",
                 )
             before = prompt.within(self._max_length - max(len(answer), kept))
@@ -402,11 +402,11 @@ class PromptEncoder(Encoder):
         try:
             text = template.put_together(self._chat("<<prompt>>"))
         except RowError as error:
-            raise ModelError(f"The tokenizer's chat template cannot put together a prompt: {error}") from error
+            raise ModelError(f"The tokenizer's chat template cannot create a prompt: {error}") from error
         if text.count("<<prompt>>") != 1:
             raise ModelError(
-                "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
-                "another, or a template in source.json."
+                "The tokenizer's chat template omits or repeats turns, so no answer can be learned with it. Give "
+                "another chat template, or a template in source.json."
             )
 
     @property
@@ -437,9 +437,9 @@ class PromptEncoder(Encoder):
         if self._unwritable:
             longer, most = len(self._unwritable), self._task.max_new_tokens
             notes.append(
-                f"The right text of {longer:,} of {rows} is longer than max_new_tokens={most}, up to "
-                f"{max(self._unwritable):,} tokens, and no text that is written reaches its end. Set "
-                "max_new_tokens in source.json."
+                f"The targets of {longer:,} of {rows} are longer than max_new_tokens={most}, up to "
+                f"{max(self._unwritable):,} tokens, so generated texts cannot match them. Set max_new_tokens in "
+                "source.json."
             )
         return " ".join(filter(None, notes))
 
@@ -449,8 +449,8 @@ class PromptEncoder(Encoder):
             return self._template.end
         if self.tokenizer.eos_token_id is None:
             raise ModelError(
-                "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
-                "it again."
+                "The tokenizer has no eos_token, so no generated text would ever end. Set one, and save the "
+                "tokenizer again."
             )
         return int(self.tokenizer.eos_token_id)
 

@@ -141,8 +141,9 @@ class TaskRows:
         kept, scored = (sorted(i for rows in by_group for i in rows[start::2]) for start in (0, 1))
         if not scored:
             raise DataError(
-                f"Task {self.task.name!r} has {counted(len(kept), 'validation row')}, and to choose by them takes two "
-                "of a label: one half is scored, and training itself needs the other. Add validation rows."
+                f"Task {self.task.name!r} has {counted(len(kept), 'validation row')}, but choosing options with them "
+                "needs at least two per label: one half is scored, and training uses the other half. Add validation "
+                "rows."
             )
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
 
@@ -165,13 +166,14 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     if validation is None:
         if len(train) == 1:
             raise DataError(
-                f"Task {task.name!r} has one training row and no validation split to spare it. Add rows of every label."
+                f"Task {task.name!r} has one training row and no validation split, so no row can be held out for "
+                "validation. Add rows with every label."
             )
         train, validation = _validation_of(train, kind, derive_seed(0, "held out", task.name))
     splits = dict(zip(SPLITS, (train, validation, test), strict=True))
     for split, split_rows in splits.items():
         if len(split_rows) == 0:
-            raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
+            raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add rows.")
     kind.check_splits(task, splits, before)
     return TaskRows(task, train, validation, test)
 
@@ -237,15 +239,15 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
     if len(rows) and not len(test):
         labels = len(set(kind.groups(rows.labels)))
         raise DataError(
-            f"Task {name!r} has {counted(labels, 'label')} in {counted(len(rows), 'row')}, and none has two "
-            "different texts, so no row can be split off for testing. Add rows of every label; if these are no labels, name "
-            "another --label-column."
+            f"Task {name!r} has {counted(labels, 'label')} in {counted(len(rows), 'row')}, but no label has two "
+            "different texts, so no row can be split off for testing. Add rows with every label; if these are not "
+            "labels, name another --label-column."
         )
     train, validation = _split_off(train, kind, _SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS, derive_seed(0, "held out", name))
     if len(rows) and not len(validation):
         raise DataError(
-            f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are split off, none can be "
-            "spared for validation. Add rows, of every label if they have labels, or a file for that split."
+            f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: after test rows are split off, none "
+            "are left for validation. Add rows, with every label if they have labels, or a file for that split."
         )
     return {"train": train, "validation": validation, "test": test}
 
@@ -310,7 +312,7 @@ def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
     if not rare:
         return ""
     counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
-    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
+    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: using all of them."
 
 
 def plan_batches(
@@ -334,7 +336,7 @@ def plan_batches(
         UsageError: there are no rows.
     """
     if not lengths:
-        raise UsageError("There are no rows to draw batches from. Give at least one.")
+        raise UsageError("There are no rows to draw batches from. Give at least one row.")
     random, plan = Random(seed), list[list[int]]()
     window, rows = _WINDOW * batch_size, len(lengths)
     smaller = [rows % batch_size] if rows % batch_size else []

@@ -30,7 +30,7 @@ DATA_VARIABLE = "FORGETFREE_DATA"
 #: What ``--data`` names: hub, demo, a directory or a file; or several of these.
 Data = str | Sequence[str]
 #: Said of rows that are not those of the registered task of their name.
-_OTHER_COLUMNS = "the registered task {!r} has other columns, and these rows are a task of their own"
+_OTHER_COLUMNS = "the registered task {!r} has other columns, so these rows become a task of their own"
 
 
 def default_data() -> str:
@@ -95,7 +95,7 @@ def _check_mapped(options: ReadOptions, tasks: Sequence[TaskRows]) -> None:
             labels = list(dict.fromkeys(label for rows in tasks for label in rows.task.labels))
             if not labels:
                 raise DataError(
-                    f"--map-label {each}: expected tasks with labels, got none that has any. Leave the flag out."
+                    f"--map-label {each}: expected tasks with labels, but no task has labels. Leave the flag out."
                 )
             raise DataError(
                 f"--map-label {each}: no row has the label {label!r}.{nearest(label, labels)} Name one as it is written in the "
@@ -120,7 +120,8 @@ def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options:
         task = replace(rows.task, metric=metric)
         if faults := registry.faults_of(task):
             raise DataError(
-                f"--metric {metric} does not fit task {name!r}: {faults[0]}. Name another, or TASK=NAME for one task."
+                f"--metric {metric} cannot be used for task {name!r}: {faults[0]}. Choose another, or TASK=NAME "
+                "for one task."
             )
         rows = replace(rows, task=task)
     return rows.evaluated_on(evaluate_on)
@@ -138,9 +139,9 @@ def no_stream(data: Data) -> UsageError:
     """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
     source = _open(data, READ_DEFAULTS)
     if source.path is None:
-        return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
-    there = f"{data} holds {', '.join(source.names)}." if source.names else source.hint
-    return UsageError(f"No stream is given. {there} Give task names with commas, or a registered stream.")
+        return UsageError(f"No stream was given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    there = f"{data} contains {', '.join(source.names)}." if source.names else source.hint
+    return UsageError(f"No stream was given. {there} Give task names with commas, or a registered stream.")
 
 
 def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tuple[str, ...]:
@@ -158,16 +159,16 @@ def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tu
     else:
         names = tuple(map(nfc, stream))
     if not names:
-        raise UsageError("The stream names no task. Give a registered stream or task names separated by commas.")
+        raise UsageError("The stream contains no task. Give a registered stream or task names separated by commas.")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(
-            f"The stream names {twice[0]!r} twice. Name each task once; new rows of it are a task of another name, such as "
-            f"{twice[0]}-2."
+            f"The stream names {twice[0]!r} twice. Name each task only once; to learn new rows for it, give the task "
+            f"another name, such as {twice[0]}-2."
         )
     if source.is_nameless and len(names) > 1:
         raise UsageError(
-            f"{source.path} holds the rows of one task, and {len(names)} are named: {', '.join(names)}. Name one, or give a "
-            "directory with a folder for each task."
+            f"{source.path} contains the rows of one task, but {len(names)} are named: {', '.join(names)}. Name one, "
+            "or give a directory with a folder for each task."
         )
     for name in names:
         _check_known(name, source, streams if len(names) == 1 else ())
@@ -182,7 +183,7 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
     if reason := registry.broken("streams").get(name):
         raise UsageError(reason)
     if os.path.exists(name):
-        raise UsageError(f"{brief(name)} is a file or a directory, and no task. To read its rows, give --data {name}.")
+        raise UsageError(f"{brief(name)} is a file or a directory, not a task. To read its rows, give --data {name}.")
     known |= set() if source.is_closed else {*streams}
     raise UnknownNameError("stream or task" if streams else "task", name, known, source.hint)
 
@@ -228,12 +229,12 @@ def _open(data: Any, options: ReadOptions) -> _Source:
     if path.is_dir():
         return _directory(path, options)
     if path.exists():
-        fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}.{nearest(path.suffix[1:], FORMATS, 0.6)}"
+        fault = (
+            f"is a file in an unknown format: expected {', '.join(FORMATS)}.{nearest(path.suffix[1:], FORMATS, 0.6)}"
+        )
     else:
         fault = f"does not exist.{_nearest_to(path)}"
-    raise UsageError(
-        f"The data directory {name!r} {fault} Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
-    )
+    raise UsageError(f"The data directory {name!r} {fault} Give --data an existing directory or file, 'hub' or 'demo'.")
 
 
 def _nearest_to(path: Path) -> str:
@@ -251,8 +252,8 @@ def check_form(data: object) -> None:
     are_paths = isinstance(data, list | tuple) and bool(data) and all(map(_is_path, data))
     if not isinstance(data, Mapping) and not _is_path(data) and not are_paths:
         raise UsageError(
-            f"Rows are given by the name of their task, as data={{'NAME': ROWS}}; got a {type(data).__name__}. Give them "
-            "so, or a directory, a file or a list of files, 'hub' or 'demo'."
+            f"Rows must be given with the name of their task, as data={{'NAME': ROWS}}, got a {type(data).__name__}. "
+            "Give such a dict, a directory, a file, a list of files, 'hub' or 'demo'."
         )
 
 
@@ -264,7 +265,10 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
     places = sorted(path for path in root.iterdir() if path.is_dir())
     folders = {nfc(path.name): path for path in places}
     if (twice := first_twice(nfc(path.name) for path in places)) is not None:
-        raise UsageError(f"{root} holds two folders {twice!r}, whose names are coded in two ways. Rename one of them.")
+        raise UsageError(
+            f"{root} contains two folders {twice!r}, whose names differ only in their Unicode encoding. "
+            "Rename one of them."
+        )
     names = sorted(name for name, path in folders.items() if holds_a_task(path))
 
     hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
@@ -283,7 +287,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
         return name in names if names else bool(name) and name not in (".", "..") and not set(name) & set("/,")
 
     tasks = ", ".join(names) or "one task, which may have any name without a comma or a slash"
-    return _Source(names, f"{path} holds {tasks}.", read, holds, path, is_nameless=not names, is_closed=True)
+    return _Source(names, f"{path} contains {tasks}.", read, holds, path, is_nameless=not names, is_closed=True)
 
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
@@ -297,7 +301,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
         return _read_task(name, tables, options, note=note)
 
     return _Source(
-        [*rows], f"The data given hold {', '.join(rows) or 'no task'}.", read, rows.__contains__, is_closed=True
+        [*rows], f"The given data contains {', '.join(rows) or 'no task'}.", read, rows.__contains__, is_closed=True
     )
 
 
@@ -306,11 +310,11 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     files = [name for place in places for name in tasks_of_files(place)]
     if (twice := first_twice(files)) is not None:
         raise UsageError(
-            f"--data names two files of one name, and both would be the task {twice!r}. Rename one of them."
+            f"--data names two files with the same name, which would both be the task {twice!r}. Rename one of them."
         )
     if comma := next((name for name in files if "," in name), None):
         raise UsageError(
-            f"--data names a file of the task {comma!r}, and a task has no comma in its name. Rename the file."
+            f"--data names a file for the task {comma!r}, but names of tasks cannot contain a comma. Rename the file."
         )
     sources = [
         _one_task(Path(as_there(place)), [*named], options)
@@ -341,7 +345,7 @@ def _embedded(source: str) -> _Source:
     from forgetfree.data import demo
 
     names = [*demo.TASKS, *demo.TAGGED, *demo.TEXTS]
-    hint = f"The source {source!r} holds {', '.join(names)}; for others give --data DIR."
+    hint = f"The source {source!r} contains {', '.join(names)}; for other tasks, give --data DIR."
     load = registry.SOURCES[source].load()
 
     def read(name: str) -> TaskRows:
@@ -388,7 +392,7 @@ def _read_task(
             read[split] = table
         else:
             faults.catch(
-                DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
+                DataError(f"{table.where} contains no rows, but every split needs rows. Add rows, or remove the file.")
             )
     if "train" not in read:
         faults.report()
@@ -446,8 +450,8 @@ def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
         missing = [column for column in (*needed, hub.label) if column not in rows.column_names]
         if missing:
             raise DataError(
-                f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}. The "
-                "set has changed on the hub: give a directory with --data DIR."
+                f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}. The dataset has "
+                "changed on the hub: give a directory with --data DIR."
             )
         labels = [(hub.labels or {}).get(label, label) for label in rows[hub.label]]
         keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows

@@ -37,7 +37,7 @@ _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: Characters of a text whose words are looked at to find its encoding.
 _LOOKED_AT = 10**7
 csv.field_size_limit(2**31 - 1)  # the csv module reads texts of at most 131,072 characters by default
-_QUOTE = "Quote texts that hold commas, quotes or line breaks"
+_QUOTE = "Quote texts that contain commas, quotes or line breaks"
 #: A tag of CoNLL's files, and the word of a line that begins a document.
 _TAG = re.compile(r"O|[A-Z]-\S+")
 _BREAK = "-DOCSTART-"
@@ -62,7 +62,9 @@ def format_of(name: str) -> tuple[str, str]:
 def check_size(path: Path, size: int, unit: str = "bytes") -> None:
     """Raise ``DataError`` if ``path`` holds more bytes than are read."""
     if size > MOST_BYTES:
-        raise DataError(f"{path} holds {size:,} {unit}, and at most {MOST_BYTES:,} are read. Take a part of its rows.")
+        raise DataError(
+            f"{path} contains {size:,} {unit}, but at most {MOST_BYTES:,} are read. Use a part of its rows."
+        )
 
 
 def read_table(path: Path) -> Table:
@@ -88,7 +90,7 @@ def _read(path: Path, format: str) -> Table:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
+        raise DataError(f"{path} cannot be read: {first_line(error)}. Replace it by a readable file.") from error
     except Exception as error:
         raise DataError(f"{path} cannot be read as {format}: {first_line(error)}. Write the file again.") from error
     return replace(table, note="; ".join(filter(None, [note, table.note])))
@@ -162,8 +164,8 @@ def _decoded(path: Path, data: bytes) -> tuple[str, str]:
             return text, f"{path.name} is read in Windows-1252{example}"
     line = 1 + data.count(b"\n", 0, fault.start)
     raise DataError(
-        f"{path}, line {line}: byte 0x{data[fault.start]:02x} at position {fault.start:,} of the file is no character of "
-        "UTF-8, and the whole file seems to be in none of UTF-8, UTF-16 and Windows-1252. Write the file again, in UTF-8."
+        f"{path}, line {line}: byte 0x{data[fault.start]:02x} at position {fault.start:,} of the file is not valid "
+        "UTF-8, and the file does not seem to be in UTF-16 or Windows-1252 either. Write the file again, in UTF-8."
     )
 
 
@@ -199,7 +201,7 @@ def _read_csv(path: Path, text: str) -> Table:
 
     if re.search(rf'" +(?=[{between}\r\n]|\Z)|(?:^|[{between}\r]) +"', text, re.MULTILINE):
         text = re.sub(rf"( *)({_QUOTED}) *(?=[{between}\r\n]|\Z)|[^{between}\r\n]+", without_blanks, text)
-    notes += [f"blanks after the {_SIGNS[sign]} of {path.name} do not count"] * typed
+    notes += [f"blanks after the {_SIGNS[sign]} in {path.name} are ignored"] * typed
     read = (_tsv_table if sign == "\t" else _csv_table)(path, text, sign, skipinitialspace=typed)
     return replace(read, note="; ".join(notes))
 
@@ -331,8 +333,8 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
     several = [name for name in value if split_of(name)] if len(objects) < 2 else [*objects]
     if len(several) > 1:
         raise DataError(
-            f"{path} is one object with several tables of rows: {', '.join(several)}. Write each into a file of its own, such "
-            "as DIR/NAME/train.json for a split, or keep one of them."
+            f"{path} is one object with several tables of rows: {', '.join(several)}. Write each to its own file, "
+            "such as DIR/NAME/train.json for a split, or keep one of them."
         )
     are_columns = len(lists) == len(value) > len(objects) and len({*map(len, lists.values())}) == 1
     if objects and not are_columns:

@@ -205,14 +205,16 @@ def tables_of(where: str, rows: Any) -> Tables:
     unread = [name for name in names if name not in ours]
     if unread and type(rows) is dict:  # a data set of the hub may have more
         raise DataError(
-            f"{where}: {unread[0]!r} is no split; expected train, validation and test. For rows in one piece give a list of "
-            "rows, a DataFrame or a Dataset."
+            f"{where}: {unread[0]!r} is not a split; expected train, validation and test. For rows without splits, "
+            "give a list of rows, a DataFrame or a Dataset."
         )
     if (twice := first_twice(ours.values())) is not None:
         same = " and ".join(name for name, split in ours.items() if split == twice)
-        raise DataError(f"{where} holds {same}, and the {twice} split is one. Remove the others.")
+        raise DataError(f"{where} contains {same}, but there must be only one {twice} split. Remove the others.")
     if "train" not in ours.values():
-        raise DataError(f"{where} has no train split; it holds {', '.join(names) or 'nothing'}. Add the training rows.")
+        raise DataError(
+            f"{where} has no train split; it contains {', '.join(names) or 'nothing'}. Add the training rows."
+        )
     note = f"{', '.join(map(repr, unread))} not read" if unread else ""
     return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, note
 
@@ -270,7 +272,8 @@ def _of_stream(where: str, dataset: Any) -> Table:
         return _of_records(where, [*dataset])
     except Exception as error:  # whatever it reads, or a user's function raises
         raise DataError(
-            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
+            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Fix the code that "
+            "yields them."
         ) from error
 
 

@@ -53,8 +53,9 @@ def read_texts(
     """
     if not format_of(path.name)[1]:
         raise DataError(
-            f"{path} is of no known kind: expected a name that ends in {', '.join(f'.{each}' for each in FORMATS)}; those of "
-            f"text may be packed ({', '.join(PACKED)}). Rename it, or write < {path}."
+            f"{path} has an unknown format: expected a name that ends in "
+            f"{', '.join(f'.{each}' for each in FORMATS)}; text formats may be compressed ({', '.join(PACKED)}). "
+            f"Rename it, or write < {path}."
         )
     if has_columns(path):
         table = read_table(path)
@@ -80,8 +81,8 @@ def _columns(table: Table, task: TaskDefinition | None, columns: ColumnNames) ->
     texts = names or [name for name in header if len(header) == 1 or not is_label(name)]
     if not names and len(texts) != len(ours):
         raise DataError(
-            f"{table.where} has the columns {', '.join(map(repr, header)) or 'none'}, and the task reads "
-            f"{' and '.join(ours)}. Name its columns so, or say with --text-column which to read."
+            f"{table.where} has the columns {', '.join(map(repr, header)) or 'none'}, but the task reads "
+            f"{' and '.join(ours)}. Rename its columns, or choose them with --text-column."
         )
     return tuple(texts)
 

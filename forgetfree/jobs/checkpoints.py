@@ -270,7 +270,7 @@ class LearnedStream:
         strategy, done = self.strategy, max(folders)
         answered = max(number for number, folder in folders.items() if (folder / _ANSWERS).is_file())
         if done not in (answered, answered + 1):
-            raise RunError(f"There are answers after {answered} tasks, and {done} are learned.")
+            raise RunError(f"There are predictions after {answered} tasks, but {done} were learned.")
         kept, tasks = _read(folders[answered] / _ANSWERS), {task.name: task for task in strategy.stream.tasks}
 
         def answers(row: Json) -> dict[str, Answers]:

@@ -49,11 +49,13 @@ def check_cluster(cluster: str) -> None:
     """Raise ``UsageError`` unless units can be given to a cluster: before anything is loaded or written."""
     if cluster != "ray" and not re.fullmatch(r"ray://[^\s/]+:\d+", cluster):
         raise UsageError(
-            f"--jobs must be a number, auto, ray or ray://HOST:PORT, got {brief(cluster)}. RAY_ADDRESS may name the cluster; "
-            "without it, one is started on this machine."
+            f"--jobs must be a number, auto, ray or ray://HOST:PORT, got {brief(cluster)}. RAY_ADDRESS can name the "
+            "cluster; without it, a cluster is started on this machine."
         )
     if find_spec("ray") is None:
-        raise UsageError("--jobs ray needs Ray, which is not installed: pip install 'forgetfree[ray]'.")
+        raise UsageError(
+            "--jobs ray needs Ray, which is not installed. Install it with: pip install 'forgetfree[ray]'."
+        )
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ class RayTasks:
                         except RayError as error:  # the node or the process has died
                             if attempts[str(unit)] == _ATTEMPTS:
                                 raise RunError(
-                                    f"The process of {unit} died {_ATTEMPTS} times, perhaps for want of memory: "
-                                    f"{first_line(error)}. --resume goes on; give it a larger node."
+                                    f"The process of {unit} died {_ATTEMPTS} times, perhaps because it ran out of "
+                                    f"memory: {first_line(error)}. Resume with --resume on a larger node."
                                 ) from error
                             running[begun(unit)] = unit
                             continue
@@ -179,8 +181,8 @@ class RayTasks:
                 ray.init(address, runtime_env=environment, include_dashboard=False, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
             raise RunError(
-                f"Ray has no cluster for us ({address}): {first_line(error)}. Check the address, that the cluster is up, "
-                "and its token: RAY_AUTH_MODE=token, see docs/scaling.md."
+                f"Cannot connect to the Ray cluster {address}: {first_line(error)}. Check the address, whether the "
+                "cluster is running, and its token (RAY_AUTH_MODE=token, see docs/scaling.md)."
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():
@@ -221,8 +223,9 @@ def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, queue: 
         os.chdir(place.directory)
     if place.seen and not place.seen.exists():
         raise UsageError(
-            f"The node {platform.node()} does not see {place.seen.parent}, where fine-tuned models are shared. Give --cache "
-            "DIR, a directory of every node: one that they share, or each of them makes its own models."
+            f"The node {platform.node()} cannot access {place.seen.parent}, where fine-tuned models are shared. Give "
+            "--cache DIR, a directory that exists on every node; if the nodes do not share it, each node trains its "
+            "own models."
         )
     quiet_libraries()
     set_threads(place.threads)

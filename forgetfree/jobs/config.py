@@ -46,46 +46,46 @@ BESIDE_ON = (
 class RunOptions(Options):
     """Options of a run that ``--set`` reaches, beside the strategies' own."""
 
-    test_limit: int | None = option(
-        None, "evaluate on at most this many test rows a task", at_least=1, group="How to run"
-    )
+    test_limit: int | None = option(None, "maximum number of test examples per task", at_least=1, group="How to run")
     evaluate_on: EvaluatedOn = option(
-        "test", "validation: score every other validation row instead, to choose options by"
+        "test", "split to score; validation: every other validation example, to choose options without the test split"
     )
     cache: Place | None = option(
         None,
-        "directory of fine-tuned models to share between runs; none: inside OUT",
+        "directory that shares fine-tuned models between runs; none: inside OUT",
         group="How to run",
         placeholder="DIR",
     )
-    threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1, group="How to run")
+    threads: int | None = option(None, "number of CPU threads; none: PyTorch's default", at_least=1, group="How to run")
     max_length: int | None = option(
         None,
-        "tokens a row is read at, at most; the longest text is cut; none: 128, or 1,024 where a task's answers are texts, as "
-        "far as the model reads",
+        "maximum number of tokens per example; the longest text is truncated; none: 128, or 1,024 for generation, "
+        "at most the model's own limit",
         at_least=8,
     )
-    graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
+    graftable: str | None = option(
+        None, "regular expression for names of tensors; only matching tensors may be grafted and trained"
+    )
     dtype: ModelDtype = option(
         "float32",
-        "float32, or bfloat16: the model's weights take half the memory, and what trains a region stays in float32",
+        "dtype of the model's weights; bfloat16 halves their memory, while regions are still trained in float32",
     )
 
     scenario: Scenario = option(
         "task",
-        "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
-        "labels in all tasks (domain)",
+        "whether the task is known at inference; task: yes; class: no, and the labels of all tasks are distinct; "
+        "domain: no, and all tasks share the same labels",
     )
     upper_triangle: bool | None = option(
         None,
-        "evaluate tasks before they are learned, too, which fwt needs; none: unless their readouts are drawn at random, whose "
-        "answers say nothing before they are trained (linear, mean)",
+        "also evaluate tasks before they are learned, which FWT needs; none: only with "
+        "readouts that predict better than chance before training (not linear or mean)",
     )
     floors: Literal["constant", "words", "probe"] = option(
         "probe",
-        "what scores are compared with: constant: one answer to all rows; words: a bag of words, too (a second a task or "
-        "so); probe: and linear probes on the pre-trained model, at its readout and at the mean of tokens (one pass over "
-        "training and test rows, for each seed)",
+        "baselines that scores are compared with; constant: the best constant prediction; words: also a bag of "
+        "words (about a second per task); probe: also linear probes on the pre-trained model, at its readout and at "
+        "the mean of the tokens (one pass over training and test examples per seed)",
     )
 
     @model_validator(mode="after")
@@ -149,73 +149,76 @@ class RunConfig(Options):
     """
 
     model: str = subject("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
-    data: str | tuple[str, ...] = option(default_data, "where rows are, or files of rows")
+    data: str | tuple[str, ...] = option(default_data, "where the data is: hub, demo, a directory, or files")
     text_column: tuple[str, ...] = subject(
         (),
-        "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
+        "column with the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: recognised by "
+        "common names)",
         placeholder="NAME",
     )
     label_column: tuple[str, ...] = subject(
         (),
-        "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
+        "column with the labels, or TASK=COLUMN for one task (default: label, or recognised by common names)",
         placeholder="NAME",
     )
     kind: tuple[str, ...] = subject(
         (),
-        "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
+        "kind of task, such as generation, or TASK=KIND for one task (default: inferred from its columns)",
         placeholder="KIND",
     )
     map_label: tuple[str, ...] = subject(
         (),
-        "label that is read as another, or TASK:OLD=NEW for one task; without NEW, its rows are left out; may be given several "
-        "times",
+        "rename the label OLD to NEW, or TASK:OLD=NEW for one task; without NEW, drop its rows; can be repeated",
         placeholder="OLD=NEW",
     )
-    skip_bad_rows: bool = subject(False, "leave out rows that cannot be used, and say how many; else they are refused")
+    skip_bad_rows: bool = subject(
+        False, "skip rows that cannot be used, and report how many; otherwise they are an error"
+    )
     metric: tuple[str, ...] = subject(
         (),
-        "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
-        "see docs/data.md)",
+        "metric, or TASK=NAME for one task (default: accuracy; f1 for tagging; rouge_l for generation; see "
+        "docs/data.md)",
         placeholder="NAME",
     )
     readout: Readout = subject(
         "auto",
-        "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
+        "how the model makes predictions; mean: a linear layer on the mean of all tokens; generate: it "
+        "generates text (default: auto)",
         placeholder=None,
     )
     seed: tuple[Seed, ...] = option(
-        (0,), "seed of sampling and training, may be given several times (default: 0)", group="How to learn"
+        (0,), "random seed for sampling and training; can be repeated (default: 0)", group="How to learn"
     )
     set: Mapping[str, Any] = option(dict, "any other option")
     device: str = option(
         "auto",
-        "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU",
+        "device for training: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: one unit per GPU",
         group="How to run",
         placeholder="NAME",
     )
     stream: str = option("", "a registered stream, or task names joined by commas")
-    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
+    shots: int | None = option(
+        None, "number of training examples per label (default: all)", at_least=1, group="How to learn"
+    )
     strategy: tuple[str, ...] = subject(
         DEFAULT_STRATEGIES,
-        "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
-        f"of ours (default: {', '.join(DEFAULT_STRATEGIES)})",
+        "name from 'forgetfree list strategies', or your own [NAME=]MODULE:CLASS; can be repeated; all: every "
+        f"strategy of forgetfree (default: {', '.join(DEFAULT_STRATEGIES)})",
         placeholder="NAME",
     )
     fine_tuned: Place | None = subject(
         None,
-        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
+        "model in the Hugging Face layout, already fine-tuned from --model on the task; skips fine-tuning",
         placeholder="DIR",
     )
     held_out: str | None = subject(
         None,
-        "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
-        "text, or a task, of --data or in a folder (causal language models)",
+        "held-out texts, whose loss is measured before and after the stream (causal language models): a file with "
+        "one text per line or a column text, a task of --data, or a folder with a task",
         placeholder="TEXTS|TASK",
     )
-    out: Place = option(
-        "", "directory to write (default: a new one under runs/)", group="How to run", placeholder="DIR"
-    )
-    objects: Any = option(NO_OBJECTS, "objects in the place of names, which no flag and no file can give")
+    out: Place = option("", "output directory (default: a new one in runs/)", group="How to run", placeholder="DIR")
+    objects: Any = option(NO_OBJECTS, "objects given instead of names, which flags and files cannot express")
     #: What is wrong with values, in whose place the defaults stand: `check` tells it with all else.
     _refused: ValidationError | None = PrivateAttr(None)
 
@@ -377,7 +380,7 @@ class RunConfig(Options):
         attempt = faults.attempt
         if again := first_twice(name.casefold() for name in self.strategy_names):
             same = [each for each in self.strategy if registry.strategy_name(each).casefold() == again]
-            faults.add(f"--strategy {' and '.join(same)} have one name. Give one another: NAME=MODULE:CLASS.")
+            faults.add(f"--strategy {' and '.join(same)} have the same name. Rename one of them: NAME=MODULE:CLASS.")
         named = zip(self.strategy_names, self.strategy, strict=True)
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
@@ -387,7 +390,9 @@ class RunConfig(Options):
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
         if self.held_out in self.names:
-            faults.add(f"--held-out {self.held_out} is a task of the stream, which trains its texts. Give others.")
+            faults.add(
+                f"--held-out {self.held_out} is a task of the stream, so its texts are trained on. Give other texts."
+            )
         options = self._options(classes, faults)
         common = attempt(lambda: self.common)
         if common is not None:
@@ -407,7 +412,7 @@ class RunConfig(Options):
                 continue
             key, field = name.replace("_", "-"), type(self).model_fields[name]
             if len({*value}) < len(value):
-                faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
+                faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each only once.")
             if not value and field.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         for named in self.kind:
@@ -422,12 +427,12 @@ class RunConfig(Options):
         """Add what does not go with a model that is fine-tuned already."""
         if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
             faults.add(
-                f"--fine-tuned is a model of one task, for {' and '.join(recipes.GRAFT)}, got {self.stream} and "
-                f"{', '.join(self.strategy_names)}. Leave it out, or the others."
+                f"--fine-tuned is the model of one task and needs {' and '.join(recipes.GRAFT)}, got {self.stream} "
+                f"and {', '.join(self.strategy_names)}. Leave --fine-tuned out, or the other names."
             )
         for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):
             if self.set.get(key, usual) not in (usual, str(usual)):
-                faults.add(f"{key}={self.set[key]} does not go with --fine-tuned. Leave it out.")
+                faults.add(f"{key}={self.set[key]} cannot be given with --fine-tuned. Leave it out.")
 
     def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
         """Return the options of each strategy; a fault that several of them have is added once."""
@@ -459,38 +464,38 @@ def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str,
     unfit = [name for each in config.metric if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
     if unfit and common.scenario == "class":
         faults.add(
-            f"scenario=class tells the labels of all tasks apart, which {' and '.join(OF_ALL_LABELS)} score, and --metric "
-            f"names {', '.join(unfit)}. Name one of these, or leave it out."
+            f"scenario=class predicts among the labels of all tasks, which only {' and '.join(OF_ALL_LABELS)} can "
+            f"score, but --metric names {', '.join(unfit)}. Name one of the former, or leave it out."
         )
     finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
     finding = {name: choice for name, choice in finding.items() if choice != "last"}
     if finding and common.scenario == "task":
         faults.add(
-            f"task_inference={min(finding.values())} is for streams that withhold the task, and {', '.join(finding)} would "
-            "be told it. Set scenario=class or scenario=domain, too."
+            f"task_inference={min(finding.values())} is for streams with unknown tasks, but {', '.join(finding)} "
+            "would be given the task. Also set scenario=class or scenario=domain."
         )
 
 
 class Execution(Options):
     """The way in which a job is run; the outcome does not depend on it."""
 
-    resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
+    resume: bool = option(False, "resume the run in --out; finished work is kept", group="How to run")
     jobs: int | str | None = option(
         None,
-        "how many units run at a time; auto: as many as there are cores, with one thread each; ray (this machine, or "
-        "$RAY_ADDRESS) or ray://HOST:PORT: as tasks of Ray",
+        "number of units to run in parallel; auto: one per core, with one thread each; ray (this machine, or "
+        "$RAY_ADDRESS) or ray://HOST:PORT: run as Ray tasks",
         group="How to run",
         placeholder="N|auto|ray",
     )
     log: tuple[str, ...] = option(
         (),
-        "also log losses, rates and scores there: tensorboard, wandb, mlflow, trackio or another tracker of accelerate; may be "
-        "given several times",
+        "also log losses, learning rates and scores to tensorboard, wandb, mlflow, trackio or another tracker "
+        "supported by accelerate; can be repeated",
         group="How to run",
         placeholder="NAME",
     )
-    progress: Any = option(None, "hears of all units, a Progress; none: silence")
-    debug: bool = option(False, "let an unexpected exception of a unit through, instead of going on with the others")
+    progress: Any = option(None, "a Progress that is notified about all units; none: silent")
+    debug: bool = option(False, "raise an unexpected exception of a unit instead of continuing with the other units")
 
     @field_validator("jobs", mode="before")
     @classmethod
@@ -517,7 +522,10 @@ class Execution(Options):
     def check_objects(self, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
         if (self.at_a_time > 1 or self.cluster) and objects:
-            raise UsageError(f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1.")
+            raise UsageError(
+                f"Worker processes load everything by name, but these were given as objects: {', '.join(objects)}. "
+                "Leave jobs at 1."
+            )
 
 
 #: From the start, in this process, in silence.
@@ -583,13 +591,13 @@ def _check_setting(key: str, known_of: Mapping[str, set[str]]) -> None:
     """Raise ``UsageError`` unless some strategy (or the run itself) has the option."""
     strategy, _, name = key.rpartition(".")
     if strategy and strategy not in known_of:
-        raise UnknownNameError("strategy in --set", strategy, known_of, "Add others by --strategy.")
+        raise UnknownNameError("strategy in --set", strategy, known_of, "Add others with --strategy.")
     known = known_of[strategy] if strategy else {*RunOptions.model_fields}.union(*known_of.values())
     if name not in known:
         ours = {each: registry.strategy(each).Options.model_fields for each in registry.STRATEGIES}
         if owners := [each for each, options in ours.items() if key in options]:
             raise UsageError(
-                f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "
-                f"--strategy, or leave {flag_of(key)} out."
+                f"{key!r} is not an option of {', '.join(known_of)}. Strategies with this option: "
+                f"{', '.join(owners)}. Add one with --strategy, or leave {flag_of(key)} out."
             )
         raise UnknownNameError("option", key, known, others={*OF_RUN, *(f"--{each}" for each in OF_RUN)} - {key})

@@ -20,7 +20,7 @@ _GROWING = ("strategy", "seed")
 #: What may be there beside model, tasks and data.
 _BESIDE = {"fine_tuned": "the fine-tuned model", "held_out": "the texts of --held-out"}
 #: What to do where a run cannot be resumed.
-REMEDY = "Start again with another --out."
+REMEDY = "Start a new run with another --out."
 
 
 def as_json(value: Any) -> Any:
@@ -48,8 +48,8 @@ def merged_config(out: Path, before: Json, now: Json) -> Json:
     request = _merged_request(out, before["run"], now["run"])
     if changed := changed_inputs(before, now):
         raise RunError(
-            f"{out} cannot be resumed: {' and '.join(changed)} changed since it was begun. {REMEDY[:-1]}, or put the old files "
-            "back."
+            f"{out} cannot be resumed: {' and '.join(changed)} changed since it was started. {REMEDY[:-1]}, or "
+            "restore the old files."
         )
     now = now | {"run": request}
     if "units" not in now:
@@ -81,8 +81,8 @@ def _merged_request(out: Path, before: Json, now: Json) -> Json:
             differ.append(f"--strategy {each} (was {was})")
     if differ:
         raise UsageError(
-            f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "
-            f"another --out, or give the old options, which {out / 'config.json'} has."
+            f"--resume needs the configuration that {out} was started with; these differ: {', '.join(differ)}. Start "
+            f"a new run with another --out, or give the old options from {out / 'config.json'}."
         )
     return now | {key: [*each, *(one for one in now[key] if one not in each)] for key, each in listed.items()}
 
@@ -107,7 +107,8 @@ def told_circumstances(before: Json, now: Json, out: Path) -> list[str]:
     changes = [f"{key} (was {then[key]}, is {here[key]})" for key in here if then[key] not in (None, here[key])]
     if changes:
         tell_note(
-            f"{' and '.join(changes)} changed since {out} was begun: units that are made now may have other bits."
+            f"{' and '.join(changes)} changed since {out} was started: results of further units may differ in "
+            "the last bits."
         )
     return changes
 

@@ -27,8 +27,8 @@ def check_precision(precisions: Iterable[str], device: str) -> None:
     """Raise ``UsageError`` for what the device computes so slowly that nobody can mean it."""
     if device == "cpu" and "fp16" in precisions:
         raise UsageError(
-            "precision=fp16 is for GPUs, and this runs on the CPU, where it is many times slower than fp32. Set precision=bf16 "
-            "or fp32, or give --device cuda."
+            "precision=fp16 is for GPUs; on this run's device, the CPU, it is many times slower than fp32. Set "
+            "precision=bf16 or fp32, or give --device cuda."
         )
 
 

@@ -242,7 +242,9 @@ def _why_it_failed(fault: Exception, debug: bool) -> str:
         raise fault
     if isinstance(fault, ForgetfreeError):
         return " ".join(str(fault).split("\n"))
-    return f"It stopped with {type(fault).__name__}: {first_line(fault)}. Run it alone with --debug to see where."
+    return (
+        f"It stopped with {type(fault).__name__}: {first_line(fault)}. Run it alone with --debug to see the traceback."
+    )
 
 
 # -- The loss on texts that no task trains ---------------------------------------------------------------

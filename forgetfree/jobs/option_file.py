@@ -38,8 +38,8 @@ def read_options(path: Path) -> dict[str, Any]:
     if begun := isinstance(values, dict) and "run" in values:
         if values.get("objects"):
             raise UsageError(
-                f"{path} cannot be repeated from this file alone: the run was called from Python with "
-                f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
+                f"The run of {path} cannot be repeated from this file alone, because it was started from Python with "
+                f"{', '.join(map(str, values['objects']))}. Repeat it with the same call."
             )
         values = values["run"]
     if not isinstance(values, dict) or not isinstance(values.get("set", {}), dict):

@@ -126,9 +126,7 @@ class _Look:
         if config.data == "hub" and self._objects.data is None:
             for name in config.names:
                 attempt(check_stream, [name], config.data)
-            self._notes.append(
-                "The rows are read from the hub when the job starts: they are not checked, nor counted, here."
-            )
+            self._notes.append("The data is read from the hub when the job starts; it was neither checked nor counted.")
             return []
         tasks, wrong = attempt(lambda: self._loader.read) or ([], DataFaults())
         attempt(wrong.report)
@@ -146,10 +144,10 @@ class _Look:
         if self._objects.model is None:
             path = Path(locate(config.model))
             if not path.is_dir():
-                self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
+                self._notes.append(f"The weights of {config.model} come from the hub; they were not checked.")
                 return None
             if _STEP * sum(each.stat().st_size for each in path.glob("*.safetensors")) > machine_memory():
-                self._notes.append("The model is not checked here: a step of it may take more memory than there is.")
+                self._notes.append("The model was not checked: a training step may need more memory than there is.")
                 return None
         if config.fine_tuned is not None and not self._definitions:
             return None
@@ -269,15 +267,14 @@ class _Look:
         how: Json = {"seed": config.seed[0], "device": self._device, "store": self._fine_tuned, "monitor": times}
         if (needed := _least_memory(stream.model, options)) > self._free:
             self._notes.append(
-                f"{name} needs {in_units(needed)} for weights and optimiser alone, and {self._device} has "
-                f"{in_units(self._free)}. "
-                "Give another device, or a region_from that needs no fine-tuned model."
+                f"{name} needs {in_units(needed)} for weights and optimizer alone, but {self._device} has "
+                f"{in_units(self._free)}. Choose another device, or a region_from that needs no fine-tuned model."
             )
             return []
         try:
             config.classes[name](stream=stream, options=options, **how).train(stream.benchmark.train_stream[0])
         except (ForgetfreeError, RuntimeError, MemoryError) as error:
-            self._notes.append(f"A first step of {name} fails: {first_line(out_of_memory(error) or error)}")
+            self._notes.append(f"The first step of {name} failed: {first_line(out_of_memory(error) or error)}")
             return []
         return times.times
 

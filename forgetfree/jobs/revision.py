@@ -62,15 +62,15 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
     without = None if without is None else nfc(without)
     if without is not None and tasks:
         raise UsageError(
-            f"--without {without} takes a task away, and {', '.join(tasks)} would be learned. Do one after the other."
+            f"--without {without} removes a task, but {', '.join(tasks)} would be added. Do one after the other."
         )
     if without is None and not tasks:
-        raise UsageError(f"Nothing says what to learn on top of {run}. Name a task, or give its file by --data.")
+        raise UsageError(f"No task to learn on top of {run} was given. Name one, or give its file with --data.")
     finished = FinishedRun(run)
     if known := [task for task in tasks if task in finished.tasks]:
         raise TaskError(
-            f"{run} has learned {known[0]!r}. New rows of it are a task of another name: call the file or folder "
-            f"{known[0]}-2, say."
+            f"{run} has already learned {known[0]!r}. To learn new data for it, give the task another name, such as "
+            f"{known[0]}-2, by renaming the file or folder."
         )
     if without is not None and without not in finished.tasks:
         raise TaskError(
@@ -79,7 +79,7 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
         )
     _check_name_of_file(options.get("data"), tasks, finished)
     if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
-        raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
+        raise TaskError(f"{run} learned only {without!r}. Delete the directory instead.")
     given = {key: names_of_tasks(options[key], tasks) for key in _OF_ROWS if options.get(key) and tasks}
     known = [*finished.tasks, *tasks]
     given |= {"map_label": labels_of_tasks(options["map_label"], tasks, known)} if options.get("map_label") else {}
@@ -93,8 +93,8 @@ def _check_name_of_file(data: Any, tasks: Sequence[str], finished: FinishedRun) 
     held = [name for name in tasks_of_files(_listed(data)) if name not in finished.tasks]
     if len(held) == len(tasks) == 1 and held[0] != tasks[0]:
         raise TaskError(
-            f"Beside the tasks of {finished.directory}, a file holds the task that it is named after: expected {tasks[0]!r}, "
-            f"got {held[0]!r}. Name {held[0]}, or rename the file to {tasks[0]}."
+            f"A file that is added to the tasks of {finished.directory} is a task with the file's name: expected "
+            f"{tasks[0]!r}, got {held[0]!r}. Name the task {held[0]}, or rename the file to {tasks[0]}."
         )
 
 
@@ -116,8 +116,8 @@ class FinishedRun:
         for folder, unit in self.units.items():
             if folder in folders and not unit.is_done():
                 raise RunError(
-                    f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first, or "
-                    "name finished strategies and seeds by --strategy and --seed."
+                    f"{unit.directory} is not finished, or its files have changed. Finish it with --resume first, or "
+                    "choose finished strategies and seeds with --strategy and --seed."
                 )
 
     def config_of(self, tasks: Sequence[str], out: Path, options: Mapping[str, Any]) -> RunConfig:
@@ -213,8 +213,8 @@ class Revision:
         shared = {task: rows for task, rows in before["data"].items() if task in self.tasks}
         if changed := changed_inputs(before | {"data": shared}, config):
             raise RunError(
-                f"{self.base.directory} was made otherwise: {' and '.join(changed)} changed since. Put the old files back, or "
-                "run the whole stream again."
+                f"{self.base.directory} was made from other files: {' and '.join(changed)} changed since. Restore "
+                "the old files, or run the whole stream again."
             )
         if circumstances := told_circumstances(before, config, self.base.directory):
             config["changed"] = [*before.get("changed", []), *circumstances]
@@ -279,8 +279,9 @@ class StreamPrefix:
                 for name, array in row[task.name].tensors().items()
             ):
                 raise RunError(
-                    f"This machine does not answer {task.name} bit for bit as {self.unit.directory} did, so later "
-                    "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
+                    f"On this machine, the predictions for {task.name} differ from those of {self.unit.directory}, "
+                    "so later tasks would be trained differently. Use the same machine, versions and number of "
+                    "threads."
                 )
         learned.add_scores(len(tasks), row)
         learned.kept_bytes, learned.seconds = self.kept_bytes(strategy.bytes_kept()), self.seconds

@@ -1,7 +1,7 @@
 """A run: one stream, learned by each strategy with each seed. A unit is one strategy with one seed, and has its own folder.
 
-config.json describes the run and has all that is needed to repeat it; results.json and the reports are made from the units,
-whenever one has ended.
+config.json describes the run and contains everything needed to repeat it; results.json and the reports are written from
+the units, whenever one has ended.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def run(
     revision: Revision | None = None,
     loader: StreamLoader | None = None,
 ) -> Results:
-    """Run all units that are not done, and return what the run has measured.
+    """Run all units that are not finished, and return the results of the run.
 
     Args:
-        config: what is asked for, `prepared`.
-        execution: how it is run.
-        revision: the finished run that it stands on top of, from which its units take what is equal.
-        loader: loads the stream; whoever gives it knows what was read where the run cannot begin.
+        config: the configuration, `prepared`.
+        execution: jobs, resumption and progress.
+        revision: the finished run that it extends, from which its units take what is equal.
+        loader: loads the stream; a caller that gives it can use what was loaded even if the run cannot start.
 
     Raises:
-        UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
-        RunError: another process works in the directory, it or the finished run has other data or another model, or a
+        UsageError: the directory is not empty, was started with another configuration, or there is nothing to resume.
+        RunError: another process is working in the directory, it or the finished run has other data or another model, or a
             worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
@@ -139,8 +139,8 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
     begun = load_run(out, REMEDY)
     if lacking := [each for each in begun.get("objects", ()) if each not in config.unnamed]:
         raise UsageError(
-            f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
-            "same call in Python, with resume=True."
+            f"{out} was started from Python with {', '.join(lacking)}, which a file cannot express. Resume it with "
+            "the same call in Python and resume=True."
         )
     merged_config(out, begun, {"run": as_json(config.section())})  # before anything is loaded
     return begun
@@ -242,7 +242,7 @@ def _cut_short(report: Report) -> Iterator[None]:
             report.write(ended=not isinstance(error, KeyboardInterrupt))  # figures take longer than a scheduler waits
         if isinstance(error, BrokenProcessPool):
             raise RunError(
-                "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
-                f"why). {holdings(report.out)} Add --jobs 1 to run one unit at a time."
+                "A worker process was killed, perhaps because it ran out of memory, or could not start (see the "
+                f"messages above). {holdings(report.out)} Add --jobs 1 to run one unit at a time."
             ) from error
         raise

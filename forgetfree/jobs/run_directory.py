@@ -44,16 +44,16 @@ def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless the directory has a run to resume, or a run was killed before it wrote config.json."""
     if not os.path.lexists(out / "config.json") and not is_unused(out):
         raise UsageError(
-            f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
+            f"There is nothing to resume in {str(out)!r}. Give the --out of the run to resume, or leave --resume out."
         )
 
 
-def refuse_used(out: Path, remedy: str = "Give another directory, or --resume to continue that run.") -> None:
+def refuse_used(out: Path, remedy: str = "Give another directory, or resume that run with --resume.") -> None:
     """Raise ``UsageError`` if the directory exists and is not `is_unused`; the message ends with ``remedy``."""
     if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
         held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
         names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
-        raise UsageError(f"--out {brief(str(out), 200)} is not empty: it holds {names}. {remedy}")
+        raise UsageError(f"--out {brief(str(out), 200)} is not empty: it contains {names}. {remedy}")
 
 
 def is_unused(out: Path) -> bool:
@@ -72,7 +72,7 @@ def exclusive(out: Path) -> Iterator[None]:
         with locked(out / LOCK, wait=False):
             yield
     except BlockingIOError as error:
-        raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
+        raise RunError(f"Another process is working in {out}. Wait until it ends, or give another --out.") from error
     finally:
         with suppress(OSError):  # one is not empty
             for each in made:
@@ -176,7 +176,7 @@ def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> li
     missing = [unit for unit in units_in(out, asked) if unit not in done]
     for unit in missing:
         if (record := unit.record()) and record["status"] == "done":
-            tell_note(f"files of {unit} have changed or are lost: it begins again.")
+            tell_note(f"files of {unit} are missing or have changed: starting it again.")
         make_directory(unit.directory)
         unit.forget()
     if config != begun:
@@ -194,13 +194,13 @@ def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> li
 def holdings(out: Path) -> str:
     """Return a sentence about the finished units of an interrupted run and how to resume it; empty if there is no run."""
     finished = _finished(out)
-    return finished and f"{finished} in {out}; the same command with --resume --out {out} goes on."
+    return finished and f"{finished} in {out}. To resume, repeat the command with --resume --out {out}."
 
 
 def resumption(out: Path) -> str:
     """Return a sentence about the finished units of a run that is resumed; empty if there is no run."""
     finished = _finished(out)
-    return finished and f"Going on in {out}; {finished}"
+    return finished and f"Resuming {out}; {finished}"
 
 
 def _finished(out: Path) -> str:

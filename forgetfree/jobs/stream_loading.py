@@ -255,5 +255,8 @@ def _tell_of_rows(tasks: Sequence[TaskRows], common: RunOptions) -> None:
     labels = {rows.task.labels: rows.task.name for rows in tasks}
     if common.scenario == "domain" and len(labels) > 1:
         named = "; ".join(f"{name}: {shorten(', '.join(each), 60)}" for each, name in labels.items())
-        note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
+        note = (
+            "with scenario=domain, all tasks share one readout, whose first output is the first label of each task "
+            f"({named})."
+        )
         tell_note(f"{note} If these labels mean different things, use scenario=class.")

@@ -35,7 +35,9 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in LOGGER_TYPE_TO_CLASS:
             raise UnknownNameError("--log", name, LOGGER_TYPE_TO_CLASS)
         if name in missing:
-            raise UsageError(f"--log {name} needs the library {name}, which is not installed: pip install {name}.")
+            raise UsageError(
+                f"--log {name} needs the library {name}, which is not installed. Install it with: pip install {name}."
+            )
 
 
 @contextmanager
@@ -93,4 +95,4 @@ def _told(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        tell_note(f"logging to {name} has stopped: {reason}. The rest goes on without it.")
+        tell_note(f"logging to {name} has stopped: {reason}. The run continues without it.")

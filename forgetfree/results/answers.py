@@ -231,7 +231,7 @@ def label_answers(answers: Answers) -> LabelAnswers:
     """
     if not isinstance(answers, LabelAnswers):
         raise MetricError(
-            f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
+            f"Expected predictions that are labels, got {type(answers).__name__}. Choose a task of another kind."
         )
     return answers
 
@@ -291,8 +291,8 @@ class TextAnswers(Answers):
         """
         if not self.texts or len(self.texts) != len(self.right):
             raise MetricError(
-                f"The metric {metric!r} scores texts, and none were written for these rows, which a plugin or a caller put "
-                "together. Evaluate the rows of the stream."
+                f"The metric {metric!r} scores texts, but no texts were generated for these rows, which a plugin or "
+                "a caller put together. Evaluate the rows of the stream."
             )
         return measured(metric, self.metric(metric).score, self)
 

@@ -67,8 +67,8 @@ class LearningMatrix:
         row = after or ""
         if (row, task) in self._scores:
             raise UsageError(
-                f"There is a score of task {task!r} after {after or 'nothing'!r} already: {self._scores[row, task]:g}. Make a "
-                "new LearningMatrix for another run."
+                f"The score of task {task!r} after {after or 'nothing'!r} is already set: "
+                f"{self._scores[row, task]:g}. Create a new LearningMatrix for another run."
             )
         self._scores[row, task] = number
         if after and after not in self._learned:

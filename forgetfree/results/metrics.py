@@ -71,8 +71,8 @@ def measured(metric: str, function: Callable[[Any], float], answers: Any) -> flo
     except Exception as error:
         name = type(error).__name__
         raise MetricError(
-            f"The metric {metric!r} fails on answers to {len(answers.right):,} rows: {name}: {first_line(error)}. Mend it, or "
-            "give another with metric in source.json."
+            f"The metric {metric!r} failed on the predictions for {len(answers.right):,} rows: {name}: "
+            f"{first_line(error)}. Fix it, or choose another with metric in source.json."
         ) from error
 
 
@@ -342,8 +342,8 @@ def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:
     damaged = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     if damaged.size:
         raise MetricError(
-            f"{name} must be finite; {damaged.size} of {len(logits)} rows are not, the first is row "
-            f"{damaged[0]}. A learning rate too high for the model is the usual cause."
+            f"{name} must be finite; {damaged.size} of {len(logits)} rows are not; the first is row {damaged[0]}. "
+            "The usual cause is a learning rate that is too high for the model."
         )
     return logits
 

@@ -73,8 +73,9 @@ def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree
             continue
         if known and digest not in known:
             raise RunError(
-                f"{directory / CONFIG} is not the one that {path.parent} was made under: it has changed since, or is another "
-                "run's. Undo that, or restore it from a copy; other options are another run, with another --out."
+                f"{directory / CONFIG} is not the configuration that {path.parent} was made with: it was changed, or "
+                "belongs to another run. Undo the change, or restore it from a copy; to use other options, start "
+                "another run with another --out."
             )
     return config
 
@@ -96,7 +97,7 @@ def _check_config(config: Any) -> None:
         except ValueError as error:
             raise ValueError(f"tasks[{number}]: {error}") from error
         if unknown := registry.unknown_names(task):
-            raise ValueError(f"tasks[{number}]: {'; '.join(unknown)}. Install the package that has it")
+            raise ValueError(f"tasks[{number}]: {'; '.join(unknown)}. Install the package that provides it")
 
 
 # ---- unit.json ------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def check_own(path: Path, unit: Path | None = None) -> None:
     its, place = record["unit"], f"{folder.parent.name}/{folder.name}"
     named = f"{its.get('strategy', folder.parent.name)}/seed-{its.get('seed')}"
     if folder.name.startswith("seed-") and "seed" in its and named != place:
-        raise RunError(f"{file} is another unit's: expected {place}, got {named}. {_REMEDY}")
+        raise RunError(f"{file} belongs to another unit: expected {place}, got {named}. {_REMEDY}")
     if unit is None:
         check_described(path, record)
     elif path.name in (models := record["details"].get(MODELS, {})):
@@ -174,8 +175,8 @@ def _compare(path: Path, expected: Any, record: Path) -> None:
             got = got or {"bytes": size_of(path)}
             where = f"{record.name} beside it" if record.parent == path.parent else record
             raise RunError(
-                f"{path} is not the file that its unit made: {where} expects {_in_words(expected)}, got "
-                f"{_in_words(got)}. It is that of another seed or run, or has changed since. {_REMEDY}"
+                f"{path} is not the file that its unit wrote: {where} expects {_in_words(expected)}, got "
+                f"{_in_words(got)}. It belongs to another seed or run, or was changed. {_REMEDY}"
             )
     except OSError as fault:
         raise RunError(f"{path} cannot be read: {first_line(fault)}. {_REMEDY}") from fault
@@ -242,7 +243,7 @@ def is_header(line: str) -> bool:
     return line.startswith("# ")
 
 
-def read_scores(path: Path, remedy: str = "Restore it from a copy, or go on with --resume.") -> list[Score]:
+def read_scores(path: Path, remedy: str = "Restore it from a copy, or continue with --resume.") -> list[Score]:
     """Read a table of scores without its header, see `is_header`.
 
     Args:

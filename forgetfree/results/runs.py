@@ -60,7 +60,7 @@ UNTRAINED = "the model before training"
 UNION = "union_"
 #: What says which unit a score is of.
 UNIT = ["strategy", "seed"]
-_REMEDY = "Restore it from a copy, or go on with --resume, which makes it again."
+_REMEDY = "Restore it from a copy, or continue with --resume, which writes it again."
 _DIRECTORY = "Give the directory that `forgetfree run --out` wrote, or a CSV file of `forgetfree report --format csv`."
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -239,7 +239,7 @@ def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
         RunError: there are none, or scores of a learned task are missing.
     """
     if not scores:
-        raise RunError(f"{source} holds no scores. Give scores of runs.")
+        raise RunError(f"{source} contains no scores. Give scores of runs.")
     tasks = list(dict.fromkeys(each.task for each in scores))
     places = {metric: place for place, metric in enumerate(registry.metrics())}
     known = sorted((each for each in scores if each.metric in places), key=lambda each: -places[each.metric])
@@ -292,7 +292,10 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     check("tasks", about.tasks, len({*about.tasks}) == count, "different names")
     foreign = frame[~frame["task"].isin(about.tasks) | ~frame["after"].between(0, count)]
     if len(foreign):
-        raise ValueError(f"a score is of no task of the stream, or after none: {brief(foreign.to_numpy().tolist()[0])}")
+        raise ValueError(
+            "a score names a task, or a number of tasks, that the stream does not have: "
+            f"{brief(foreign.to_numpy().tolist()[0])}"
+        )
     for (metric, task), those in frame.groupby(["metric", "task"], sort=False):
         own = about.metric[str(task)] if metric == f"{UNION}accuracy" else str(metric)
         low, high = limits_of(own)
@@ -300,7 +303,7 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
             raise ValueError(f"{metric} of {task} must be in [{low:g}, {high:g}], got {those['value'].tolist()[:5]}")
     twice = frame.duplicated([*UNIT, "task", "after", "metric"])
     if twice.any():
-        raise ValueError(f"a score stands twice: {brief(frame[twice].to_numpy().tolist()[0])}")
+        raise ValueError(f"a score is given twice: {brief(frame[twice].to_numpy().tolist()[0])}")
     for name, of_seeds in about.floors or ():
         for scores in [of_seeds] if name == "constant" else of_seeds.values():
             check(f"floors.{name}", scores, len(scores) == count, f"{count} numbers")
@@ -338,12 +341,13 @@ class RunReader:
 
     def __init__(self, out: Path, *, running: bool = False) -> None:
         if not (out / CONFIG).exists():
-            raise RunError(f"{out} holds no results: it has no {CONFIG}. {_DIRECTORY}")
+            raise RunError(f"{out} contains no results: it has no {CONFIG}. {_DIRECTORY}")
         self._out, self._running, self._config = out, running, load_run(out, _REMEDY)
         here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
         if foreign := sorted(here - self._config["units"].keys()):
             raise RunError(
-                f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
+                f"{out / CONFIG} belongs to another run: it does not name {foreign[0]}, which is in the "
+                f"directory. {_REMEDY}"
             )
         self._tasks = [TaskDefinition.of_fields(each) for each in self._config["tasks"]]
         self._ended = dict[str, _Ended]()
@@ -387,7 +391,7 @@ class RunReader:
                 return None
             raise
         if record["unit"] != key:
-            raise RunError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
+            raise RunError(f"{folder / RECORD} belongs to another unit, {brief(record['unit'])}. {_REMEDY}")
         if record["status"] != "done":
             return _Ended(record["floors"], error=record["error"], after=_last_row(folder))
         check_described(folder / SCORES_FILE, record)

@@ -1,4 +1,4 @@
-"""The scores of runs in one table: summarised, compared, drawn, and the source of a report.
+"""The scores of runs in one table: summaries, comparisons, plots, and the source of reports.
 
 >>> results = load_results("runs/a", "runs/b")  # doctest: +SKIP
 >>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
@@ -59,26 +59,26 @@ _KEPT = ("ledger", "graft")
 
 
 def load_results(*paths: StrPath) -> Results:
-    """Read what was measured.
+    """Load the results of runs.
 
     >>> results = load_results("runs/first", "runs/second")  # doctest: +SKIP
 
     Args:
         paths: any of: directories that ``forgetfree run`` wrote; CSV files of ``forgetfree report --format csv``; a scores.csv.
-            Several are brought together: runs of one strategy whose options differ are told apart by them, ``lora (rank=8)``.
+            Several are combined: runs of a strategy with different options are distinguished by them, as in ``lora (rank=8)``.
 
     Raises:
-        RunError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
+        RunError: a file is missing or damaged, runs are not comparable, or the same unit was measured twice with different
             outcomes.
         UsageError: there is no path.
     """
     if not paths:
-        raise UsageError("load_results needs at least one path. Give what forgetfree run wrote.")
+        raise UsageError("load_results needs at least one path. Give a directory that forgetfree run wrote.")
     return Results([read_run(Path(path)) for path in paths])
 
 
 class Results:
-    """Runs that may stand side by side, because they learned the same tasks and were scored on the same rows.
+    """Results of comparable runs, which learned the same tasks and were scored on the same rows.
 
     >>> results = load_results("runs/first")  # doctest: +SKIP
     >>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
@@ -88,24 +88,24 @@ class Results:
         records: what `read_run` returned.
 
     Raises:
-        RunError: the runs must not be compared, or there is one strategy and seed twice with different outcomes.
+        RunError: the runs are not comparable, or a strategy and seed occurs twice with different outcomes.
 
     Attributes:
-        scores: one measured number a row: ``strategy``, ``seed``, ``task``, ``after`` (how many tasks were learned before),
-            ``metric``, ``value`` and ``rows`` (how many were scored; 0 where it is not known). All tables and figures are
-            made of it. A strategy has several configurations where its options or set-ups differ: these stand in its name.
-        units: what is known beside the scores, by strategy, as ``scores`` has it, and rising seed.
+        scores: one number per row: ``strategy``, ``seed``, ``task``, ``after`` (the number of tasks learned before),
+            ``metric``, ``value`` and ``rows`` (the number of rows scored; 0 if unknown). All tables and figures are
+            computed from it. If runs of a strategy differ in options or set-up, its name includes the differences.
+        units: further facts about each run, by strategy, as in ``scores``, and ascending seed.
         records: each run as it was read.
         stream: its name.
         tasks: in the order of learning.
-        metric: what each task is scored by.
+        metric: the metric of each task.
         signs: of each task, 1 where higher scores are better, else -1.
         sign: that of averages over tasks; 0 where tasks differ in it.
         scales: how the scores of each task are shown.
         scale: how averages over tasks are shown.
         settings: what all runs say alike of the set-up, for display.
-        constant: per task, the best score of a constant answer; None where it is not known.
-        learned_floors: by their names in tables, what is scored without fine-tuning, per task, as means over seeds.
+        constant: per task, the best score of a constant answer; None if unknown.
+        learned_floors: baselines that are fitted without fine-tuning, by their names in tables: per task, means over seeds.
         test_rows: per task, how many rows are scored, as far as it is known.
     """
 
@@ -274,14 +274,14 @@ class Results:
         """Return the learning matrix of one run.
 
         Args:
-            strategy: its name, with the options that tell it from others where it has several.
-            seed: of the run.
+            strategy: its name, including the options that distinguish several configurations.
+            seed: seed of the run.
             metric: ``score`` (of the task's own metric, such as accuracy or F1), ``ece``, or what else was measured, such as
                 the ``loss`` on right texts.
 
         Returns:
-            Shape (T+1, T), fractions: a row `BEFORE` training and one ``after`` each task, by its name; a column for each
-            ``task``. NaN where it was not measured.
+            Shape (T+1, T), fractions: a row `BEFORE` training and one ``after`` each task, by its name; one column per
+            ``task``. NaN if it was not measured.
 
         Raises:
             UnknownNameError: no such strategy or metric.
@@ -305,7 +305,7 @@ class Results:
         return rows.rename_axis("strategy").groupby("strategy", sort=False).agg(["mean", "std"])
 
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
-        """Compare two strategies at the end of the stream, in pairs of the same task and seed.
+        """Compare the final scores of two strategies, paired by task and seed.
 
         The interval is that of `forgetfree.results.evidence`, and the same as in a report: over seeds with n − 1, and over test
         rows, as far as the answers to them are there; a table of scores alone knows their number. In the last row, the
@@ -314,7 +314,7 @@ class Results:
         Args:
             a: a strategy.
             b: another.
-            metric: as in `matrix`; of ``ece``, less is better.
+            metric: as in `matrix`; for ``ece``, lower is better.
 
         Returns:
             A row for each task and one for ``all tasks``: the means ``a`` and ``b``, ``difference`` a − b, ``low`` and ``high``
@@ -347,12 +347,12 @@ class Results:
         return pd.DataFrame(rows, index, ["a", "b", "difference", "low", "high", "pairs", "verdict"])
 
     def label_scores(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
-        """Return how each label of a task is answered at the end of the stream.
+        """Return the final precision, recall and F1 of each label of a task.
 
         Args:
             strategy: as in `matrix`.
-            task: one whose answers are labels.
-            seed: of the run.
+            task: a task with one or more labels per row.
+            seed: seed of the run.
 
         Returns:
             A row for each label, and one for ``macro average``, the mean of the labels that some test row has: ``precision``,
@@ -365,25 +365,23 @@ class Results:
         return label_scores(*self._labelled(strategy, task, seed))
 
     def confusion(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
-        """Return which labels of a task are taken for which at the end of the stream: numbers of test rows.
+        """Return the final confusion matrix of a task: the number of test rows for each pair of label and prediction.
 
-        Arguments and errors as those of `label_scores`.
+        Arguments and errors as for `label_scores`.
 
         Returns:
-            A row for each label that is right, a column for each that is answered; where the task is withheld, another for
+            A row for each label, a column for each prediction; if the task is unknown at inference, another column for
             labels of other tasks.
         """
         answers, names = self._labelled(strategy, task, seed)
         if answers.compared[0].ndim > 1:
-            raise RunError(
-                f"Rows of task {task!r} have any number of labels, so none is taken for another. Use label_scores."
-            )
+            raise RunError(f"Task {task!r} is multi-label, so it has no confusion matrix. Use label_scores.")
         return confusion(answers, names)
 
     def plot(self, metric: str = SCORE) -> Figure:
-        """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
+        """Plot a metric over the number of learned tasks, with a panel for each task: mean and range over seeds.
 
-        Of more than ten tasks, the first is drawn, and the mean of all so far. A dotted line is a constant answer.
+        For more than ten tasks, only the first task and the mean of all tasks so far are plotted. Dotted: a constant answer.
 
         Raises:
             UnknownNameError: no such metric.
@@ -402,24 +400,24 @@ class Results:
         return curves(self.tasks, values, scales, metric, self.constant if metric == SCORE else None)
 
     def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
-        """Return the ledger that a run left: who owns which parameter, and its value.
+        """Return the ledger of a run: the owner and the value of each trained entry.
 
         Args:
             strategy: as in `matrix`.
-            seed: of the run.
+            seed: seed of the run.
 
         Raises:
             UnknownNameError: no such strategy.
-            RunError: the strategy keeps no ledger, or there is no such seed.
+            RunError: the strategy has no ledger, or there is no such seed.
         """
         ledger: Ledger = self._kept("ledger", strategy, seed)
         return ledger
 
     def graft(self, seed: int = 0, strategy: str = "bare-graft") -> Graft:
-        """Return a graft that ``graft`` made, or another run of one task with ``bare-graft``; errors as those of `ledger`.
+        """Return the graft of ``graft``, or of another run of one task with ``bare-graft``; errors as for `ledger`.
 
         Args:
-            seed: of the graft.
+            seed: seed of the graft.
             strategy: as in `matrix`.
         """
         graft: Graft = self._kept("graft", strategy, seed)
@@ -437,7 +435,7 @@ class Results:
             return self._held[place]
         path = _file(run, kind)
         if not path.is_file():
-            raise RunError(f"There is no {kind} of {strategy} with seed {seed}. Take a strategy that keeps one.")
+            raise RunError(f"There is no {kind} of {strategy} with seed {seed}. Choose a strategy that stores one.")
         from forgetfree.ledger.graft import Graft
         from forgetfree.ledger.ledger import Ledger  # with torch, which scores do not need
 
@@ -456,7 +454,7 @@ class Results:
         self._check_strategy(strategy)
         runs = self.units[strategy]
         if seed not in runs:
-            raise RunError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, runs))}.")
+            raise RunError(f"{strategy} has no seed {seed}; its seeds are {', '.join(map(str, runs))}.")
         return runs[seed]
 
     def _check_strategy(self, strategy: str) -> None:
@@ -473,10 +471,11 @@ class Results:
         if task not in self.tasks:
             raise UnknownNameError("task in these results:", task, self.tasks)
         if not run.answers:
-            raise RunError("There are no answers beside these scores. Load the directory of a run.")
+            raise RunError("These scores come without predictions. Load the directory of a run.")
         if task not in run.probabilities or task not in run.labels:
             raise RunError(
-                f"Task {task!r} is not answered by labels of rows. Take another, or read its scores by matrix()."
+                f"The predictions for task {task!r} are not labels of rows. Choose another task, or read its "
+                "scores with matrix()."
             )
         return run.probabilities[task], run.labels[task]
 

@@ -237,6 +237,6 @@ def _check(texts: Texts, targets: Targets) -> None:
     """Raise ``MetricError`` unless there are rows, each with a text and at least one right text."""
     if not len(texts) or len(texts) != len(targets) or not all(targets) or isinstance(targets[0], str):
         raise MetricError(
-            f"There must be a text for each row and a list of right texts, got {counted(len(texts), 'text')} and right texts "
-            f"for {counted(len(targets), 'row')}."
+            f"Expected one text and one list of targets per row, got {counted(len(texts), 'text')} and targets for "
+            f"{counted(len(targets), 'row')}."
         )

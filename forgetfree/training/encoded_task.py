@@ -160,14 +160,15 @@ def label_spaces(
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     if loaded.readout not in LINEAR:
         raise UsageError(
-            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
-            "away."
+            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would reveal "
+            "the task."
         )
     if scenario == "domain":
         if len(set(sizes)) > 1:
             counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
             raise UsageError(
-                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
+                f"scenario=domain needs tasks with the same number of labels, got {counts}. Use scenario=class, "
+                "or other tasks."
             )
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     return (

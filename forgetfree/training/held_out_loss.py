@@ -72,8 +72,8 @@ class HeldOutTexts:
         """
         if loaded.readout not in _NEXT_TOKEN:
             raise UsageError(
-                "--held-out tells the loss of a causal language model on each next token, and the readout "
-                f"{loaded.readout!r} predicts none. Use --readout causal or generate, or leave --held-out out."
+                "--held-out measures a causal language model's loss on the next token, which the readout "
+                f"{loaded.readout!r} does not predict. Use --readout causal or generate, or leave --held-out out."
             )
         definition, rows, lost = _read(place, data, options)
         if rows.labels[0]:
@@ -87,8 +87,8 @@ class HeldOutTexts:
             ids, labels = [row.ids for row in read], [row.labels for row in read]
         elif loaded.writes_apart:
             raise UsageError(
-                f"--held-out {place} holds texts without prompts, and an encoder-decoder continues prompts. Give a task with "
-                "prompts and their answers."
+                f"--held-out {place} contains texts without prompts, which an encoder-decoder needs. Give a task "
+                "with prompts and targets."
             )
         else:
             encoder = Encoder(loaded.tokenizer, None, loaded.max_length, closed=False)
@@ -99,8 +99,8 @@ class HeldOutTexts:
         if not ids:
             raise DataError(f"--held-out {place} has no text of two tokens or more. Give other texts.")
         encoded = EncodedRows.of(ids, labels, 0, loaded.pad, definition.kind)
-        left_out = f"Rows of --held-out {place} left out: {counts_text(lost)}."
-        notes = [encoder.cut_note("text that no task trains", len(rows)), left_out if lost.total() else ""]
+        left_out = f"Rows of --held-out {place} were left out: {counts_text(lost)}."
+        notes = [encoder.cut_note("held-out text", len(rows)), left_out if lost.total() else ""]
         return cls(encoded, rows.first, " ".join(filter(None, notes)))
 
     @property
@@ -121,8 +121,8 @@ class HeldOutTexts:
         shared = sum(text in trained for text in self.texts)
         if shared == len(self.texts) > 0:
             raise UsageError(
-                f"All {counted(shared, 'text')} of --held-out are also training rows, and it tells the loss on texts that no "
-                "task trains. Give others."
+                f"All {counted(shared, 'text')} of --held-out are also training rows, so their loss would not be "
+                "held-out. Give other texts."
             )
         note = f"{shared:,} of {counted(len(self.texts), 'text')} of --held-out are also training rows. Remove them."
         return [*filter(None, [self.note]), *([note] if shared else [])]
@@ -156,7 +156,9 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
         else:
             task_rows = load_task(place, data, options=replace(options, metrics=()))  # whatever the tasks are scored by
     except UnknownNameError as error:
-        raise UsageError(f"--held-out {place} is no file or folder of texts, and no task of --data. {error}") from error
+        raise UsageError(
+            f"--held-out {place} is neither a file or folder of texts nor a task of --data. {error}"
+        ) from error
     lost = Counter(task_rows.left_out.get("test", {}).get("faults", {}))
     if kind_of(task_rows.task).answer == "text":
         return task_rows.task, task_rows.test, lost
@@ -168,5 +170,5 @@ def _texts(cells: Sequence[Any], place: str) -> tuple[Rows, Counter[str]]:
     """Return the texts among cells, and how many cells hold none."""
     texts = tuple(text for text in cells if is_text(text) and text.strip())
     if not texts:
-        raise DataError(f"--held-out {place} holds no text. Give a text a line, or a column 'text'.")
+        raise DataError(f"--held-out {place} contains no text. Give one text per line, or a column 'text'.")
     return Rows(texts, (), ((),) * len(texts)), Counter({_SHORT: len(cells) - len(texts)})

@@ -71,7 +71,8 @@ def check_localization(options: LocalizationOptions, space: ParameterSpace) -> N
     budget(len(space), options.sparsity)
     if options.mask_steps == 0 and options.region_from == "mask" and not options.base_fraction:
         raise OptionError(
-            "base_fraction=0 with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
+            "base_fraction=0 with mask_steps=0 leaves the region empty. Set mask_steps above 0, or "
+            "region_from=movement."
         )
 
 

@@ -322,8 +322,9 @@ def deterministic(wanted: bool) -> Iterator[None]:
         return
     if WORKSPACE not in os.environ and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise OptionError(
-            f"deterministic_training=true needs the environment variable {WORKSPACE} before CUDA starts, and it has started. "
-            f"Set {WORKSPACE}=:4096:8, or make the options before anything computes on the GPU."
+            f"deterministic_training=true needs the environment variable {WORKSPACE} to be set before CUDA is "
+            f"initialised, which has already happened. Set {WORKSPACE}=:4096:8, or create the options before "
+            "anything runs on the GPU."
         )
     filling: Any = torch.utils.deterministic  # each new tensor, which would take time
     before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
@@ -356,8 +357,8 @@ def layer_checkpoints(model: ReadoutModel, wanted: bool) -> Iterator[None]:
     layers = [layer for stack in stacks_of(model.backbone) for layer in stack]
     if not layers:
         raise OptionError(
-            f"gradient_checkpointing needs a list of layers of one class, and {type(model.backbone).__name__} has none. "
-            "Leave it out."
+            f"gradient_checkpointing needs a list of layers of one class, which {type(model.backbone).__name__} does "
+            "not have. Leave it out."
         )
     with ExitStack() as undo:
         for layer in layers:

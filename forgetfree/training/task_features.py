@@ -151,7 +151,7 @@ class TaskFeatures:
             if not fits or len(set(tasks)) < len(tasks) or not_finite(tensors):
                 raise ValueError("its tensors do not fit together")
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path} cannot be read as features of tasks: {error}. {_FILE.remedy}") from error
+            raise RunError(f"{path} cannot be read as task features: {error}. {_FILE.remedy}") from error
         if (got := about.get("model")) != self._fingerprint:
             raise RunError(
                 f"{path} was made with another model: expected {self._fingerprint[:12]}, got {str(got)[:12]}. Load it with its "

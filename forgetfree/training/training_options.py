@@ -36,67 +36,77 @@ class TrainingOptions(Options):
 
     optimizer: recipes.OptimizerName | Function = option(
         "sgd",
-        "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5); momentum: SGD with momentum 0.9, which takes "
-        "hundreds of steps where that takes thousands. A class of optimisers, such as torch.optim:RMSprop, gets the learning "
-        "rates; a function of parameter groups sets all itself",
+        "optimizer; sgd: as in the paper, because its updates localize well (§3.2, fig. 5); momentum: SGD with "
+        "momentum 0.9, which needs hundreds of steps instead of thousands. An optimizer class, such as "
+        "torch.optim:RMSprop, is given the learning rates; a function of parameter groups sets everything itself",
     )
     learning_rate: float = option(
         1e-2,
-        "step size of the optimizer for the backbone; the paper chooses from 1e-2, 5e-3, 1e-3",
+        "learning rate of the backbone; the paper chooses from 1e-2, 5e-3 and 1e-3",
         above=0,
         at_most=1e38,
         group="How to learn",
         placeholder="F",
     )
     readout_learning_rate: float | None = option(
-        None, "of the task's linear readout; none: the backbone's", above=0, at_most=1e38
+        None, "learning rate of the task's linear readout; none: that of the backbone", above=0, at_most=1e38
     )
-    weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
+    weight_decay: float = option(1e-4, "weight decay", at_least=0)
     l1: float = option(
-        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localize (§3.2, fig. 5)", at_least=0
+        0.0, "weight of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localize (§3.2, fig. 5)", at_least=0
     )
     schedule: Literal["constant", "linear"] | Function = option(
         "linear",
-        "the learning rate over the steps: linear falls to 0; a function gives the factor after so many updates",
+        "learning-rate schedule; linear: decays to 0; a function maps the number of updates to a factor",
     )
     warmup: float = option(
-        0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
+        0.0, "share of the steps over which the learning rate increases from 0 to its full value", at_least=0, at_most=1
     )
-    batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1, group="How to learn")
-    accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
+    batch_size: int = option(
+        8, "examples per update; the paper chooses from 2, 4 and 8", at_least=1, group="How to learn"
+    )
+    accumulation: int = option(
+        1, "number of parts that each batch is split into, to save memory; the update stays the same", at_least=1
+    )
     steps: Annotated[int, Field(ge=1)] | recipes.StepsRule = option(
         "paper",
-        f"updates per task; auto: {AUTO_PASSES} passes over its rows, {AUTO_LEAST} to {AUTO_MOST} updates; paper: 16 for each "
-        "shot of each label",
+        f"updates per task; auto: {AUTO_PASSES} epochs over its examples, {AUTO_LEAST} to {AUTO_MOST} updates; "
+        "paper: 16 per label and shot",
         group="How to learn",
         placeholder="INT|auto|paper",
     )
-    max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
+    max_gradient_norm: float | None = option(
+        None, "maximum norm of the gradient; larger gradients are clipped", above=0
+    )
     dropout: bool | Literal["fine-tuning"] = option(
-        True, "the backbone's own dropout while training; fine-tuning: then, and not while a region is trained"
+        True,
+        "whether the backbone's dropout is active in training; fine-tuning: in fine-tuning, but not when a "
+        "region is trained",
     )
     gradient_checkpointing: bool = option(
         False,
-        "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "
-        "rows, about a third more time, the same gradients",
+        "store only the inputs of each layer and recompute the rest in the backward pass: much less memory for long "
+        "examples, about a third more time, the same gradients",
     )
     deterministic_training: bool = option(
-        False, "let training on a GPU repeat bit for bit, by slower algorithms of PyTorch's; on a CPU it does anyway"
+        False,
+        "use slower deterministic algorithms of PyTorch, so that training on a GPU is reproducible bit for bit; "
+        "on a CPU it always is",
     )
     precision: recipes.PrecisionChoice = option(
         "fp32",
-        "of training's forward and backward passes; weights keep their dtype, and answer in it. fp32: that of the weights, so "
-        "bfloat16 with dtype=bfloat16; "
-        "bf16, and on a GPU fp16, is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is "
-        "faster, measured once (bf16 where it takes at most 0.85 of the time of fp32)",
+        "precision of the forward and backward passes in training; weights keep their dtype, which is also used for "
+        "predictions. fp32: the dtype of the weights, so bfloat16 with dtype=bfloat16; bf16, and fp16 on a GPU: up "
+        "to twice as fast on devices that support them, slower on others; auto: the faster one, measured once (bf16 "
+        "if it takes at most 0.85 of the time of fp32)",
         group="How to learn",
         placeholder="NAME",
     )
     evaluation_batch_size: int = option(
         64,
-        "rows per forward pass in evaluation, on a GPU as many tokens as so many rows of 512 have; with 1, a row's logits have "
-        "the same bits whatever rows are answered beside it; "
-        "texts in half precision, and on a GPU, have their own number of rows",
+        "examples per forward pass in evaluation; on a GPU, as many tokens as this many examples of 512 tokens "
+        "have; with 1, the logits of an example have the same bits whatever else is evaluated; generation in half "
+        "precision or on a GPU chooses its own batch size",
         at_least=1,
     )
 
@@ -157,7 +167,7 @@ class LocalizationOptions(TrainingOptions):
 
     sparsity: float = option(
         1e-4,
-        "share of the graftable entries a region may have; the paper: 1e-4",
+        "size of a region, as a share of the graftable entries; the paper: 1e-4",
         above=0,
         at_most=1,
         group="How to learn",
@@ -165,31 +175,31 @@ class LocalizationOptions(TrainingOptions):
     )
     region_from: recipes.RegionSource = option(
         "mask",
-        "how γ is chosen: mask learns S from γ_base, as in the paper. The others take what scores highest, with "
-        "Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, gradient |g|, snip |g·θ|, gallop "
-        "|g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
+        "how γ is chosen; mask: learns S, starting from γ_base, as in the paper. The others select the entries with "
+        "the highest score, where Δ = θ_ft − θ_pre and g is the mean gradient at θ_pre: movement |Δ|, gradient |g|, "
+        "snip |g·θ|, gallop |g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
     )
     among: Literal["all", "free"] = option(
         "all",
-        "the entries among which γ is sought: all, as in the paper, though earlier tasks may own some; or those that no "
-        "earlier task owns, where region_from is not mask",
+        "entries from which γ is chosen; all: all graftable entries, as in the paper, including those that earlier "
+        "tasks own; free: only entries that no earlier task owns (not for region_from=mask)",
     )
     base_fraction: float = option(
         0.1,
-        "size of γ_base of region_from=mask, the most moved entries (§2), as a share of those that the region may have; the "
-        "rest is left to S. The paper: 0.1 (§3.1), and none of several tasks (§5.1). With mask_steps=0, γ_base is the whole "
-        "region",
+        "size of γ_base, the entries that moved most (§2), as a share of the region, for region_from=mask; S "
+        "chooses the rest. The paper: 0.1 (§3.1), and 0 for several tasks (§5.1). With mask_steps=0, γ_base is the "
+        "whole region",
         at_least=0,
         at_most=1,
     )
     mask_steps: int | None = option(
         None,
-        "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
-        "most the paper's 100",
+        "number of SGD steps on the mask scores S; 0: keep γ_base; none: as many as it takes to see as many "
+        "examples as fine-tuning saw, at most the paper's 100",
         at_least=0,
     )
-    mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
-    mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
+    mask_batch_size: int = option(1024, "examples per SGD step on S", at_least=1)
+    mask_learning_rate: float = option(1e7, "learning rate of SGD on S", above=0)
 
     @property
     def needs_fine_tuned(self) -> bool:
@@ -200,7 +210,7 @@ class LocalizationOptions(TrainingOptions):
     def _check_among(self) -> Self:
         if self.among == "free" and self.region_from == "mask":
             raise OptionError(
-                "region_from=mask seeks γ among all entries (C.3), and among=free is for the other ways. Set "
+                "region_from=mask searches γ among all entries (C.3), so it does not support among=free. Set "
                 "region_from=movement, or leave among out."
             )
         return self
@@ -266,9 +276,9 @@ def check_optimizer(optimizer: object) -> None:
     if isinstance(optimizer, Optimizer):
         name = type(optimizer).__name__
         raise OptionError(
-            f"optimizer={name}(…) holds the parameters of one model, and every task gets an optimiser of its own, over what "
-            f"the strategy trains. Give a function that makes it: Options(optimizer=lambda parameters: torch.optim.{name}("
-            "parameters, lr=0.01))."
+            f"optimizer={name}(…) holds the parameters of one model, but every task gets its own optimizer, for the "
+            "parameters that the strategy trains. Give a function that creates it: Options(optimizer=lambda "
+            f"parameters: torch.optim.{name}(parameters, lr=0.01))."
         )
 
 
@@ -296,7 +306,7 @@ def build_optimizer(function: Function, groups: list[dict[str, Any]]) -> torch.o
     others = sum(id(each) not in handed for group in made.param_groups for each in group["params"])
     if others:
         raise OptionError(
-            f"optimizer={name} took {others} parameters that are not to be trained. Make it of the parameters that the "
-            "function is given, and of no others."
+            f"optimizer={name} contains {others} parameters that must not be trained. Create it from the parameters "
+            "that the function is given, and from no others."
         )
     return made

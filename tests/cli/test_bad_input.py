@@ -160,18 +160,16 @@ CASES = [
     ),
     Case("list tasks --verbose --json", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     # -- run: flags ----------------------------------------------------------------------------------------
-    Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
-    Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
+    Case("run", "No stream was given. data contains ag_news, qnli, sst2. Give task names with commas"),
+    Case("run --data demo", "No stream was given. Known: qnli-agnews-sst2"),
     Case(
         "run --data data/sst2",
         "data/sst2 holds one task, which may have any name without a comma or a slash. Give task names",
     ),
     Case("run sst2 --strategy lora --set rank=1000000000", "rank must be at most 65,536, got 1000000000."),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
-    Case("run sst2,sst2", "The stream names 'sst2' twice. Name each task once;"),
-    Case(
-        "run data/sst2", "'data/sst2' is a file or a directory, and no task. To read its rows, give --data data/sst2."
-    ),
+    Case("run sst2,sst2", "The stream names 'sst2' twice. Name each task only once;"),
+    Case("run data/sst2", "'data/sst2' is a file or a directory, not a task. To read its rows, give --data data/sst2."),
     Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
@@ -182,11 +180,13 @@ CASES = [
         "run sst2 --readout prompt", "The readout 'prompt' needs a masked language model, and 'model' is BertModel.", 1
     ),
     Case(
-        "run ag_news --metric f1", "--metric f1 does not fit task 'ag_news': metric must be 'accuracy' or 'macro_f1'", 1
+        "run ag_news --metric f1",
+        "--metric f1 cannot be used for task 'ag_news': metric must be 'accuracy' or 'macro_f1'",
+        1,
     ),
     Case(
         "run sst2,ag_news --set scenario=class --metric sst2=f1",
-        "scenario=class tells the labels of all tasks apart, which accuracy and macro_f1 score, and --metric names f1.",
+        "scenario=class predicts among the labels of all tasks, which only accuracy and macro_f1 can score, but --metric",
     ),
     *(
         case
@@ -200,17 +200,22 @@ CASES = [
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
         "The data directory 'nosuch.csv' does not exist.",
     ),
-    Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
+    Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "would both be the task 'train'"),
     Case("run sst2 --set seed=1", "Unknown option 'seed'. Did you mean '--seed'? Known: accumulation, "),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
-    Case("run sst2 --optimizer adamw", "--version, --without. An option without a flag is given by --set KEY=VALUE."),
+    Case("run sst2 --optimizer adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
-    Case("run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is no option of lora. Strategies that have it: "),
-    Case("run sst2 --held-out sst2", "--held-out sst2 is a task of the stream, which trains its texts. Give others."),
-    Case("run sst2 --held-out qnli", "--held-out tells the loss of a causal language model on each next token, and"),
+    Case(
+        "run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is not an option of lora. Strategies with this option: "
+    ),
+    Case(
+        "run sst2 --held-out sst2",
+        "--held-out sst2 is a task of the stream, so its texts are trained on. Give other texts.",
+    ),
+    Case("run sst2 --held-out qnli", "--held-out measures a causal language model's loss on the next token, which"),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
-    Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
-    Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
+    Case("run sst2 --resume", "--resume needs --out DIR. Give the directory of the run to resume.", bare=True),
+    Case("run sst2 --out run", "--out 'run' is not empty: it contains config.json, "),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
     ),
@@ -221,19 +226,19 @@ CASES = [
     Case("graft sst2 --set optimizer=nowhere:made", "'nowhere:made' cannot be imported: No module named 'nowhere'."),
     Case(
         "run sst2 --set ewc.ewc_lambda=1",
-        "Unknown strategy in --set 'ewc'. Known: grafting-continual. Add others by --strategy.",
+        "Unknown strategy in --set 'ewc'. Known: grafting-continual. Add others with --strategy.",
     ),
     Case(
         "run sst2 --config x.toml",
         "--batch-size and --set batch_size=3 are both given. Leave one of them out.",
         change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
     ),
-    Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
+    Case("graft sst2 --set cache=c --fine-tuned model", "cache=c cannot be given with --fine-tuned"),
     Case(
         "run sst2 --readout linear --set task_inference=router",
-        "task_inference=router is for streams that withhold the task",
+        "task_inference=router is for streams with unknown tasks",
     ),
-    Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs, and this runs on the CPU"),
+    Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs; on this run's device, the CPU"),
     Case("run sst2 --set graftable=(", "graftable must be a regular expression, got '('"),
     Case("run sst2 --set graftable=nosuch", "No graftable tensor in BertModel: expected at least one name matching", 1),
     Case(f"run sst2 --seed {'9' * 400}", "--seed must be below 9,223,372,036,854,775,808, got 9999999999"),
@@ -269,7 +274,8 @@ CASES = [
     ),
     # -- run: resuming -------------------------------------------------------------------------------------
     Case(
-        "run qnli --out run --resume", "--resume needs the configuration that run was begun with; these differ: stream"
+        "run qnli --out run --resume",
+        "--resume needs the configuration that run was started with; these differ: stream",
     ),
     Case(
         "run qnli,sst2 --out run --resume",
@@ -294,14 +300,14 @@ CASES = [
     Case("run sst2", "model/config.json is not valid JSON", 1, write("model/config.json", "{")),
     Case("run sst2", "Model 'model' cannot be loaded: ", 1, cut("model/model.safetensors")),
     # -- graft ---------------------------------------------------------------------------------------------
-    Case("graft", "No stream is given. data holds ag_news, qnli, sst2."),
+    Case("graft", "No stream was given. data contains ag_news, qnli, sst2."),
     Case("graft qnli,sst2", "Expected one task, got the 2 of 'qnli,sst2'"),
     Case(
         "graft sst2 --fine-tuned nosuch",
         "--fine-tuned 'nosuch' is no model. Expected a directory in Hugging Face layout",
     ),
     Case("graft sst2 --fine-tuned model", "--fine-tuned 'model' is BertModel without a head"),
-    Case("graft sst2 --out graft", "--out 'graft' is not empty: it holds bare-graft, config.json"),
+    Case("graft sst2 --out graft", "--out 'graft' is not empty: it contains bare-graft, config.json"),
     *(Case(f"{job} --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
     *(
         case
@@ -312,7 +318,7 @@ CASES = [
     ),
     # -- What is not there ---------------------------------------------------------------------------------
     *(
-        Case(line, " does not exist. Check the name, and the directory that you are in.")
+        Case(line, " does not exist. Check the name and the current directory.")
         for line in (
             "report nosuch",
             "predict runs/nosuch --deterministic x",
@@ -326,7 +332,7 @@ CASES = [
         )
     ),
     *(
-        Case(f"{command} sst2 --{column}-column phrase", f"no column 'phrase', which is named as {column}_column", 1)
+        Case(f"{command} sst2 --{column}-column phrase", f"no column 'phrase', which {column}_column names", 1)
         for command in ("run", "graft")
         for column in ("text", "label")
     ),
@@ -345,7 +351,7 @@ CASES = [
             ("--jobs 0", "--jobs must be auto, ray or at least 1, got 0."),
             (
                 "--resume --out nosuch",
-                "There is nothing to resume in 'nosuch'. Give the --out that was begun, or leave",
+                "There is nothing to resume in 'nosuch'. Give the --out of the run to resume, or leave",
             ),
             ("--resume --resume", "--resume is given twice. Give it once."),
             ("--steps 0", "steps must be at least 1, got 0."),
@@ -363,12 +369,12 @@ CASES = [
     # -- report --------------------------------------------------------------------------------------------
     Case("report", "The following arguments are required: DIR."),
     Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, latex, markdown, rich."),
-    Case("report data", "data holds no results: it has no config.json. Give the directory that", 1),
+    Case("report data", "data contains no results: it has no config.json. Give the directory that", 1),
     Case("report run", "run/config.json is not valid JSON", 1, cut("run/config.json")),
-    Case("report run", "scores.csv is not the file that its unit made", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
+    Case("report run", "scores.csv is not the file that its unit wrote", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
     # -- predict -------------------------------------------------------------------------------------------
     Case("predict", "The following arguments are required: DIR.", bare=True),
-    Case("predict run x", "Several tasks may answer: qnli, sst2. Give one of them by --task.", bare=True),
+    Case("predict run x", "There are several tasks: qnli, sst2. Choose one with --task.", bare=True),
     Case(f"predict {STRATEGY} x", "run/grafting-continual/config.json cannot be read: No such file or directory.", 1),
     *(
         Case(
@@ -380,11 +386,11 @@ CASES = [
     ),
     Case(
         "predict run --keep id --text-column review --device tpu x",
-        "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet.",
+        "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet file.",
     ),
     Case(
         "predict run --file data/sst2/test.jsonl --keep label --csv",
-        "--keep label has the name of a column that predict writes. Rename it in data/sst2/test.jsonl.",
+        "--keep label is also the name of a column that predict writes. Rename it in data/sst2/test.jsonl.",
     ),
     Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
@@ -395,14 +401,14 @@ CASES = [
     ),
     Case(
         "predict run data/sst2/test.jsonl",
-        "'data/sst2/test.jsonl' is the name of a file, and a TEXT is itself classified.",
+        "'data/sst2/test.jsonl' is the name of a file, but TEXT arguments are classified themselves.",
     ),
     Case("predict run", "The texts on stdin are not in UTF-8: ", stdin=b"good\n\xff\n"),
     Case("predict run --task qnli", "Task 'qnli' reads pairs of texts", stdin=b"one\n"),
-    Case("predict run x", "ledger.safetensors is not the file that its unit made", 1, flip(LEDGER)),
+    Case("predict run x", "ledger.safetensors is not the file that its unit wrote", 1, flip(LEDGER)),
     Case("predict run --json --csv x", "--json and --csv are both given. Give one of them."),
     Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
-    Case("predict run --file data", "data is of no known kind: expected a name that ends in .parquet, .jsonl,", 1),
+    Case("predict run --file data", "data has an unknown format: expected a name that ends in .parquet, .jsonl,", 1),
     Case(
         "predict run --file x.jsonl", "row 1, column 'text': expected a text, got 5", 1, write("x.jsonl", '{"text": 5}')
     ),
@@ -416,7 +422,10 @@ CASES = [
     Case("serve run --model nosuch/ --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
     Case("serve run --most-tokens 0", 'Invalid value "0" for --most-tokens. Must be >= 1.'),
-    Case("serve run --allow-host my.site --allow-origin my.site", "--allow-origin must be such as https://my.site or"),
+    Case(
+        "serve run --allow-host my.site --allow-origin my.site",
+        "--allow-origin must be an origin such as https://my.site or",
+    ),
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
     Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'? Known: show, verify."),
@@ -511,7 +520,7 @@ def test_bad_input_ends_in_one_paragraph(
         "Unknown task",
         "Expected one task",
     )
-    is_at_once = case.message.startswith(at_once) or " is not empty: it holds " in case.message
+    is_at_once = case.message.startswith(at_once) or " is not empty: it contains " in case.message
     assert start == 0 or not is_at_once, "it is told before anything else"
     first, *more = lines[start:]
     if more:  # several faults, one a line

@@ -124,7 +124,7 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     assert torch.equal(results.graft(0).region.indices, theirs.region.indices)
     pd.testing.assert_frame_equal(results.scores, forgetfree.load_results(tmp_path / "out").scores, check_exact=True)
     assert "bare-graft" in repr(results)
-    with pytest.raises(RunError, match=r"bare-graft has no seed 7: there are seeds 0\."):
+    with pytest.raises(RunError, match=r"bare-graft has no seed 7; its seeds are 0\."):
         results.graft(7)
 
 
@@ -132,7 +132,11 @@ def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> 
     ("wrong", "line", "message"),
     [
         ({"strategies": ["grafting"]}, ["--strategy", "grafting"], "Unknown strategy 'grafting'"),
-        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "--seed names the same seed twice: 1, 1. Give each once."),
+        (
+            {"seeds": [1, 1]},
+            ["--seed", "1", "--seed", "1"],
+            "--seed names the same seed twice: 1, 1. Give each only once.",
+        ),
         ({"learning_rat": 1.0}, ["--set", "learning_rat=1.0"], "Did you mean 'learning_rate'?"),
         ({"optimizer": "torch.optim:Sgd"}, ["--set", "optimizer=torch.optim:Sgd"], "cannot be imported: module"),
         (
@@ -234,7 +238,7 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
     for mine, other in zip(ours.records, theirs.records, strict=True):
         assert torch.equal(mine.owned.values, other.owned.values)
     assert repr(ours).startswith("Ledger(composition='union', owned_entries={'qnli': ")
-    with pytest.raises(RunError, match=r"no ledger of fine-tune with seed 3\. Take a strategy that keeps one\."):
+    with pytest.raises(RunError, match=r"no ledger of fine-tune with seed 3\. Choose a strategy that stores one\."):
         results.ledger("fine-tune", 3)
     with pytest.raises(UnknownNameError):
         results.ledger("wsn")
@@ -287,7 +291,7 @@ def test_a_strategy_that_fails_costs_no_results(asked: Json, capsys: Any) -> Non
     assert results.strategies == ["continual-ft"]
     assert "Failing, seed 0: It stopped with ZeroDivisionError: of its own" in capsys.readouterr().err
     assert "Failed and left out: Failing" in repr(results) and "(results" not in repr(results)
-    with pytest.raises(RunError, match=r"Nothing was finished\. Failing, seed 0: It stopped with ZeroDivisionError"):
+    with pytest.raises(RunError, match=r"No unit finished\. Failing, seed 0: It stopped with ZeroDivisionError"):
         forgetfree.run("sst2", **asked, strategies=[Failing])
     with pytest.raises(ZeroDivisionError):
         forgetfree.run("sst2", **asked, strategies=[Failing], debug=True)
@@ -310,9 +314,9 @@ def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
     ]
     assert config["run"]["set"]["optimizer"] == config["options"]["Naive"]["optimizer"] == f"{here}.make"
     assert cli.main(["run", "--config", str(out / "config.json"), "--out", str(tmp_path / "again")]) == 2
-    assert "cannot be repeated from this file alone: the run was called from Python" in capsys.readouterr().err
+    assert "cannot be repeated from this file alone, because it was started from Python" in capsys.readouterr().err
     assert cli.main(["run", "sst2", *words(asked, "--strategy", "continual-ft", "--resume", "--out", str(out))]) == 2
-    assert "was begun from Python with the strategy Naive (a class), optimizer=" in capsys.readouterr().err
+    assert "was started from Python with the strategy Naive (a class), optimizer=" in capsys.readouterr().err
     longer = forgetfree.run("sst2", **call, out=out, resume=True, seeds=[0, 1])
     assert longer.matrix("Naive").equals(first.matrix("Naive")) and longer.matrix("Naive", 1).shape == (2, 1)
 

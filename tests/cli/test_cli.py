@@ -282,7 +282,7 @@ def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
     path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
     assert cli.main(["ledger", "show", path]) == 0
     shown = capsys.readouterr().out
-    for text in (*TASKS, "Who owns what", "bytes"):
+    for text in (*TASKS, "Owners", "bytes"):
         assert text in shown
     assert cli.main(["ledger", "verify", path, "--model", str(tiny_cli.model)]) == 0
     assert "sound" in capsys.readouterr().out
@@ -331,8 +331,8 @@ def test_list_strategies_in_full(capsys) -> None:
     assert cli.main(["list", "strategies", "--verbose"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    own, shared = shown.split("what all strategies take:")
-    assert "scenario = task (task or class or domain)" in " ".join(shared.split("what a run takes:")[1].split())
+    own, shared = shown.split("options of all strategies:")
+    assert "scenario = task (task or class or domain)" in " ".join(shared.split("options of a run:")[1].split())
     parts = own.split("\n\n")
     own, shared = " ".join(own.split()), " ".join(shared.split())
     for option in describe(TrainingOptions):
@@ -343,7 +343,7 @@ def test_list_strategies_in_full(capsys) -> None:
         assert (
             f"{name}: {registry.strategies()[name].summary} {'forget-free' if cls.forget_free else 'may forget'}" in own
         )
-    assert "sparsity = 0.0001 (a number) share of the graftable entries" in own
+    assert "sparsity = 0.0001 (a number) size of a region, as a share of the graftable entries" in own
     bare = {name for name in registry.strategies() if registry.strategy(name).Options is TrainingOptions}
     assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare
 
@@ -456,7 +456,7 @@ def test_a_run_of_another_version_is_resumed_with_a_note(tiny_cli: Tiny, tmp_pat
     change_config(out, lambda config: config["versions"].update(forgetfree="0.2.0"))
     capsys.readouterr()
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--seed", "0", "--seed", "1", "--resume")) == 0
-    expected = f"note: forgetfree (was 0.2.0, is {__version__}) changed since {out} was begun"
+    expected = f"note: forgetfree (was 0.2.0, is {__version__}) changed since {out} was started"
     assert expected in capsys.readouterr().err
 
 
@@ -465,13 +465,13 @@ def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, 
     out = tmp_path / "out"
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
     said = capsys.readouterr()
-    assert "Going on" not in said.err and "one task" in said.out and "After the last task" in said.out
+    assert "Resuming" not in said.err and "one task" in said.out and "After the last task" in said.out
     assert "Time per phase" not in said.out and "Time per phase" in (out / "report.md").read_text()
     before = (out / "results.json").read_bytes()
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--resume")) == 0
     assert (out / "results.json").read_bytes() == before
     said = capsys.readouterr()
-    assert f"Going on in {out}; " in said.err
+    assert f"Resuming {out}; " in said.err
     assert "After the last task" in said.out
 
 
@@ -519,7 +519,7 @@ def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
         [sys.executable, "-m", "forgetfree", "list", "strategies"], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert r"retrained from \u03b8_pre" in done.stdout
+    assert r"trains it again from \u03b8_pre" in done.stdout
 
 
 def test_warnings_of_torch_stay_out_of_stderr() -> None:
@@ -556,6 +556,6 @@ def test_a_fault_of_several_strategies_is_told_once(capsys: pytest.CaptureFixtur
 
 def test_who_has_no_recipe_and_sets_no_optimizer_is_told_what_trains() -> None:
     config = RunConfig(stream="sst2", model="gpt2", strategy=("fine-tune",))
-    assert recipe_of(config).startswith("No recipe for gpt2: the paper's options train it, by SGD")
+    assert recipe_of(config).startswith("No recipe for gpt2: using the paper's options, with SGD")
     for key in ("optimizer", "fine-tune.optimizer"):
         assert recipe_of(config.model_copy(update={"set": {key: "adamw"}})) == ""

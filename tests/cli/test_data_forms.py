@@ -124,18 +124,18 @@ def test_names_that_are_typed_are_those_of_the_disk_in_either_form_of_unicode(
         assert row["task"] == typed and row[typed] == row["text"]
     assert call("export", typed, "--task", there, "--out", "model-of-its-own") == 0
     assert call("run", "--on", typed, "--without", there, "--out", "less") == 1
-    assert f"learned nothing but '{typed}'" in capsys.readouterr().err
+    assert f"learned only '{typed}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "fault", "code"),
     [
-        ("run mood --data mood.csv", "has no column 'label': expected it beside the texts of ", 1),
-        ("run mood --data mood.csv --label-column moood", "has no column 'moood', which is named as label_column", 1),
-        ("run mood --data mood.csv --label-column id", "has 60 labels in 60 rows, and none has two different texts", 1),
-        ("run four --data four.csv", "has 4 rows, which are too few: once test rows are split off, none can be spared", 1),
+        ("run mood --data mood.csv", "has no column 'label': expected it in addition to the texts of ", 1),
+        ("run mood --data mood.csv --label-column moood", "has no column 'moood', which label_column names", 1),
+        ("run mood --data mood.csv --label-column id", "has 60 labels in 60 rows, but no label has two different texts", 1),
+        ("run four --data four.csv", "has 4 rows, which are too few: after test rows are split off, none are left", 1),
         ("run mood --data mood.parquet --label-column mood --text-column id", "column 'id': expected a text, got", 1),
-        ("run mood --data mood.csv --label-column mood --text-column mood", "Name each column once", 2),
+        ("run mood --data mood.csv --label-column mood --text-column mood", "Name each column only once", 2),
         ("run sst2 --data demo --text-column text", "The columns of the tasks of 'demo' are known", 2),
     ],
 )  # fmt: skip

@@ -134,7 +134,7 @@ def test_labels_are_read_as_others(tickets: list[dict[str, str]]) -> None:
     (task,) = read(f" {unicodedata.normalize('NFD', 'café')} =bar, too", a=composed)  # as a Mac writes it
     assert task.task.labels == ("bar, too", "thé") and 'in this order: "bar, too", thé' in task.notes[0]
     written = [{"prompt": f"say {i}", "completion": f"it is {i}"} for i in range(40)]
-    with pytest.raises(DataError, match="tasks with labels, got none"):
+    with pytest.raises(DataError, match="tasks with labels, but no task has labels"):
         load_tasks(None, {"a": written}, options=ReadOptions.of(None, None, label_map=["a=b"]))
     for named, message in (
         (["Bug=bug", "faetre=feature"], "no row has the label 'faetre'"),
@@ -151,7 +151,7 @@ def test_a_note_names_the_likely_twin_of_a_label(tickets: list[dict[str, str]]) 
     with pytest.raises(DataError, match="Write them alike, or give --map-label Bug=bug; if"):
         load_tasks(None, {"tickets": tickets})
     (task,) = load_tasks(None, {"tickets": [row for row in tickets if row["label"] != "Bug"]})
-    told = 'label "feautre" (2 rows) may be "feature" (15): --map-label feautre=feature reads it so'
+    told = 'label "feautre" (2 rows) may be "feature" (15): --map-label feautre=feature merges them'
     assert told in task.notes[0] and task.notes[0].count("may be") == 1
     alike = [{"text": f"note {i}", "label": f"legal level{1 + i % 2}"} for i in range(20)]
     assert "may be" not in load_tasks(None, {"levels": alike})[0].notes[0]
@@ -172,7 +172,9 @@ def test_a_run_keeps_what_labels_are_read_as_also_on_top_of_another(tickets: lis
     assert section["map_label"] == [f"tickets:{each}" for each in MAPPED]
     ledgers = [Path(run) / "bitfit/seed-0/ledger.safetensors" for run in ("both", "again")]
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
-    with pytest.raises(TaskError, match=r"expected 'new', got 'tickets'\. Name tickets, or rename the file to new"):
+    with pytest.raises(
+        TaskError, match=r"expected 'new', got 'tickets'\. Name the task tickets, or rename the file to new"
+    ):
         forgetfree.run("new", data="tickets.json", on="one", out="third")
 
 
@@ -253,10 +255,10 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
     (here / "other").mkdir()
     (here / "other" / "a.tsv").write_text("x")
     for paths, message in (
-        (["a.csv", "other/a.tsv"], "both would be the task 'a'"),
+        (["a.csv", "other/a.tsv"], "would both be the task 'a'"),
         (["a.csv", "none.csv"], r"'none\.csv' does not exist\."),
-        (["a.csv", "other"], "The stream names no task"),  # a directory may hold any
-        ([{"text": "x", "label": 1}], "Rows are given by the name of their task"),
+        (["a.csv", "other"], "The stream contains no task"),  # a directory may hold any
+        ([{"text": "x", "label": 1}], "Rows must be given with the name of their task"),
     ):
         with pytest.raises(UsageError, match=message):
             load_tasks(None, paths)  # type: ignore[arg-type]
@@ -299,4 +301,4 @@ def test_texts_that_are_cut_are_told_in_training_and_in_predict(here: Path, caps
     assert "note: Task 'c': 2 of 32 rows are longer than max_length=40 allows: 64 tokens" in capsys.readouterr().err
     assert call("predict", "run", "the film", "film " * 70) == 0
     said = capsys.readouterr().err
-    assert "warning: 1 text longer than max_length=40 allows: 32 tokens cut off and not read." in said
+    assert "warning: 1 text longer than max_length=40 allows: 32 tokens cut off." in said

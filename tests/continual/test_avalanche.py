@@ -186,11 +186,11 @@ def unpaired() -> Any:
 #: A benchmark, a network, and why they do not go together.
 REFUSED: list[tuple[Callable[[], Any], Callable[[], nn.Module], type[Exception], str]] = [
     (lambda: vision.split_digits("class"), lambda: vision.network("mlp", 8), UsageError, "Give it at least 10 outputs"),
-    (lambda: vision.split_digits("class"), Softmaxed, ModelError, "something follows it"),
+    (lambda: vision.split_digits("class"), Softmaxed, ModelError, "other operations follow it"),
     (lambda: vision.split_digits("class"), lambda: nn.Conv2d(1, 1, 1), ModelError, "Its linear layers: none"),
-    (unpaired, lambda: vision.network("mlp"), UsageError, "got 3 of train, 2 of test. Avalanche's benchmark_from_datasets"),
-    (lambda: tensors(0, 1, 1), lambda: vision.network("mlp"), UsageError, r"labels \[\[0\], \[1\], \[1\]\], expected one"),
-    (lambda: tensors(1, 0), lambda: vision.network("mlp"), UsageError, r"\[\[1\], \[0\]\], expected one each: 0, 1, 2"),
+    (unpaired, lambda: vision.network("mlp"), UsageError, "got 3 of train, 2 of test. Create one with"),
+    (lambda: tensors(0, 1, 1), lambda: vision.network("mlp"), UsageError, r"labels \[\[0\], \[1\], \[1\]\], expected 0, 1"),
+    (lambda: tensors(1, 0), lambda: vision.network("mlp"), UsageError, r"\[\[1\], \[0\]\], expected 0, 1, 2"),
 ]  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_a_scheduler_of_ones_own_is_refused_for_it_would_do_nothing() -> None:
     network = vision.network("mlp")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     plugin = LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(optimizer, 1))
-    with pytest.raises(OptionError, match="an optimiser of its own for every task"):
+    with pytest.raises(OptionError, match="every task has its own optimizer"):
         vision.make("continual-ft", vision.stream("task"), plugins=[plugin])
 
 

@@ -44,7 +44,7 @@ def others() -> Iterator[tuple[str, Any, Any]]:
 @pytest.mark.parametrize("name", [name for name, *_ in others()])
 def test_experiences_of_another_benchmark_are_refused(name: str) -> None:
     stream, other = next((stream, other) for each, stream, other in others() if each == name)
-    message = r"Experience \d of the stream '\w+' is none of this stream's own.*: expected a whole experience"
+    message = r"Experience \d of the stream '\w+' does not belong to this stream.*: expected a whole experience"
     strategy = vision.make("continual-ft", stream)
     before = everything(stream.model)
     for call in (strategy.train, strategy.eval, stream.task_of):
@@ -69,7 +69,7 @@ def test_only_training_experiences_are_trained_on() -> None:
     stream = vision.stream("task")
     strategy = vision.make("joint", stream)
     message = (
-        r"Experience 1 of the stream 'test' is none of this stream's own for training.*stream.benchmark.train_stream"
+        r"Experience 1 of the stream 'test' does not belong to this stream for training.*stream.benchmark.train_stream"
     )
     with pytest.raises(UsageError, match=message):
         strategy.train(stream.benchmark.test_stream[1])

@@ -127,8 +127,8 @@ def test_a_broken_claim_is_told_and_scored_as_it_is() -> None:
         for name, found in strategy.evaluate().items():
             assert np.array_equal(found.logits, row[name].logits)
     assert answers.broken == [
-        "forget_free: claimed as True, but learning ag_news changed the answers for qnli",
-        "forget_free: claimed as True, but learning sst2 changed the answers for qnli, ag_news",
+        "forget_free is True, but learning ag_news changed the predictions for qnli",
+        "forget_free is True, but learning sst2 changed the predictions for qnli, ag_news",
     ]
 
 

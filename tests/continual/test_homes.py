@@ -59,5 +59,5 @@ def test_a_model_to_fetch_without_a_place_names_the_variable(
 
 def test_the_hub_has_no_cache_named_for_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub")
-    with pytest.raises(UsageError, match="Name a directory in HF_HOME"):
+    with pytest.raises(UsageError, match="Set HF_HOME to a directory"):
         go_offline_if_cut_off()

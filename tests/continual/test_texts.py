@@ -150,7 +150,7 @@ def test_labels_and_texts_are_not_withheld_together_and_entropy_tells_nothing_of
         with pytest.raises(UsageError, match=f"scenario={scenario} .*'qnli' is answered by texts, 'sst2' by labels"):
             make_stream("x", [tiny_texts("qnli"), labels], tiny_model(readout="generate"), scenario=scenario)  # type: ignore[arg-type]
     with pytest.raises(
-        OptionError, match=r"entropy of labels, and 'qnli' is answered by texts. Use task_inference=lda"
+        OptionError, match=r"entropy of label predictions, but 'qnli' is a generation task. Use task_inference=lda"
     ):
         learned("grafting-continual", withheld(), task_inference="router")
 

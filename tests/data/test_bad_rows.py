@@ -114,7 +114,7 @@ def test_a_fault_of_every_row_is_one_of_the_table_and_never_left_out(tmp_path: P
 
 def test_a_task_of_one_label_is_refused_where_bad_rows_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "mood.csv").write_text("text,label\na,good\nb,good\nc\n")
-    with pytest.raises(DataError, match=r'every row has label "good"\. A task needs rows of two labels at least'):
+    with pytest.raises(DataError, match=r'every row has label "good"\. A task needs rows with at least two labels'):
         load_task("mood", str(tmp_path / "mood.csv"), "test", SKIP)
 
 

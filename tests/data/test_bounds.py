@@ -67,7 +67,7 @@ def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path, suffix:
     path.touch()
     os.truncate(path, table_files.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
     assert refusal(folder) == (
-        f"{path} holds 4,294,967,297 bytes, and at most 4,294,967,296 are read. Take a part of its rows."
+        f"{path} contains 4,294,967,297 bytes, but at most 4,294,967,296 are read. Use a part of its rows."
     )
 
 

@@ -130,7 +130,7 @@ def test_a_prompt_is_never_truncated(tokenizer: Any, length: int) -> None:
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(
-        ModelError, match=r"left within 5 tokens: the prompt .* takes them all\. Set a higher max_length"
+        ModelError, match=r"are left for the text: the prompt .* fills all 5 tokens\. Set a higher max_length"
     ):
         Encoder(BERT, WAS, 5)
 

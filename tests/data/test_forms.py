@@ -142,7 +142,7 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
     monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
-    assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
+    assert "bytes or more when unpacked, but at most 100,000 are read" in refusal(str(path))
 
 
 OBJECTS = {"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}
@@ -284,8 +284,8 @@ def test_lists_of_a_sentence_are_no_columns(tmp_path: Path) -> None:
         ("[1]", "row 1: expected columns and values, got 1. Write each row with the names of its columns"),
         ('[{"text": 1', "is not valid JSON: Expecting ',' delimiter"),
         ('{\n"text": "a",\n"label": 0\n}\n{\n"text": "b",\n}\n', "is not valid JSON: Expecting property name"),
-        (json.dumps({"train": ROWS, "test": ROWS}), "several tables of rows: train, test. Write each into a file of its own"),
-        (json.dumps({"train": FRAME.to_dict("list"), "dev": {}}), "several tables of rows: train, dev. Write each into"),
+        (json.dumps({"train": ROWS, "test": ROWS}), "several tables of rows: train, test. Write each to its own file"),
+        (json.dumps({"train": FRAME.to_dict("list"), "dev": {}}), "several tables of rows: train, dev. Write each to"),
         (json.dumps({"old": ROWS, "new": ROWS}), "several tables of rows: old, new."),
         ('{"columns": ["text"], "data": [["a", 0]]}', "1 columns passed, passed data had 2 columns"),
         ('{"columns": ["a", "a"], "data": [[1, 2]]}', "has column 'a' twice"),
@@ -307,7 +307,7 @@ def test_other_names_of_splits_are_read_and_said(tmp_path: Path) -> None:
     assert (len(read.train), len(read.validation), len(read.test)) == (40, 40, 40)
     assert "dev.csv is the validation split; TEST.jsonl is the test split;" in read.notes[0]
     write_rows(tmp_path / "mood" / "valid.tsv", ROWS)
-    assert "holds dev.csv and valid.tsv, and the validation split is one file" in refusal(str(tmp_path))
+    assert "contains dev.csv and valid.tsv, but the validation split must be one file" in refusal(str(tmp_path))
 
 
 def test_rows_in_one_piece_are_cut_label_by_label_with_equal_texts_on_one_side() -> None:
@@ -328,11 +328,13 @@ def test_splits_in_memory_are_known_by_their_names() -> None:
     held = datasets.DatasetDict(train=dataset(), test=dataset(ROWS[:9]), unsupervised=dataset())
     (read,) = load_tasks(None, {"mood": held})
     assert len(read.test) == 9 and "'unsupervised' not read" in read.notes[0]
-    assert "data['mood']: 'tst' is no split" in refusal({"mood": {"train": ROWS, "tst": ROWS}})
-    assert "data['mood'] holds dev and val, and the validation split is one" in refusal(
+    assert "data['mood']: 'tst' is not a split" in refusal({"mood": {"train": ROWS, "tst": ROWS}})
+    assert "data['mood'] contains dev and val, but there must be only one validation split" in refusal(
         {"mood": {"train": ROWS, "dev": ROWS, "val": ROWS}}
     )
-    assert "data['mood'] has no train split; it holds test" in refusal({"mood": datasets.DatasetDict(test=dataset())})
+    assert "data['mood'] has no train split; it contains test" in refusal(
+        {"mood": datasets.DatasetDict(test=dataset())}
+    )
 
 
 def test_a_transform_of_a_data_set_is_applied() -> None:
@@ -430,7 +432,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["1", "\uff11"], "which look alike"),
         (["a", "\u200b"], 'got "\\u200b". Fix or remove the row.'),
         (["a", "nan"], "nan often marks rows without a label"),
-        (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
+        (["a", "a"], 'every row has label "a". A task needs rows with at least two labels'),
         ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
     ],
 )  # fmt: skip
@@ -485,7 +487,7 @@ def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> Non
     named = ReadOptions.of("prompt", "answer")
     (read,) = load_tasks(None, {"mood": rows}, options=named)
     assert read.task.labels == ("A", "B", "C") and "--kind generation learns them as texts" in read.notes[0]
-    assert "Learn answers as texts with --kind generation" in refusal({"mood": many}, options=named)
+    assert "For answers as texts, use --kind generation" in refusal({"mood": many}, options=named)
 
 
 @pytest.mark.parametrize(
@@ -568,7 +570,7 @@ def test_files_and_folders_are_found_however_their_characters_are_coded(tmp_path
         load_tasks(None, f"{tmp_path}/{NFC}/{NFC}s.csv")
     for name in (NFC, NFD):
         write_rows(tmp_path / "both" / name / "train.csv", rows)
-    assert f"both holds two folders '{NFC}', whose names are coded in two ways. Rename" in refusal(
+    assert f"both contains two folders '{NFC}', whose names differ only in their Unicode encoding. Rename" in refusal(
         f"{tmp_path}/both", NFC
     )
     path.write_text(f"text,{NFC},{NFD}\na,0,1\n")
@@ -628,19 +630,19 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
     [
         (
             ("review", "comment", "label"),
-            "the texts may be in 'review', or in 'comment'. Say which, by --text-column 'review'",
+            "the texts may be in 'review', or in 'comment'. Choose with --text-column 'review'",
         ),
         (
             ("question", "answer", "sentence", "label"),
             "the texts may be in 'question' and 'answer', or in 'question' and 'sentence'",
         ),
-        (("text", "topic", "sentiment"), "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column"),
+        (("text", "topic", "sentiment"), "the labels may be in 'sentiment', or in 'topic'. Choose with --label-column"),
         (("phrase", "label"), "has no column 'text': expected text (or text_a and text_b), and label; found 'phrase'"),
         (("phrase", "rank"), "or name others with --text-column and --label-column."),
         (
             ("comment", "rank"),
-            "has no column 'label': expected it beside the texts of 'comment'; found 'comment', 'rank'. Rename or add the "
-            "column, or name another with --label-column.",
+            "has no column 'label': expected it in addition to the texts of 'comment'; found 'comment', 'rank'. "
+            "Rename or add the column, or name another with --label-column.",
         ),
     ],
 )  # fmt: skip
@@ -667,14 +669,14 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         assert "source.json: text_column must be one column or, for pairs, two" in refusal(str(tmp_path))
     (tmp_path / "mood" / "source.json").unlink()
     message = refusal(data, options=ReadOptions.of("phase", "rank"))
-    assert "has no column 'phase', which is named as text_column; found 'phrase', 'topic', 'review', 'rank'." in message
+    assert "has no column 'phase', which text_column names; found 'phrase', 'topic', 'review', 'rank'." in message
     assert "Did you mean 'phrase'?" in message
-    assert "which is named as label_column" in refusal(data, options=ReadOptions.of("phrase", "rang"))
-    assert "one text a row, and 2 columns of texts" in refusal(
+    assert "which label_column names" in refusal(data, options=ReadOptions.of("phrase", "rang"))
+    assert "one text per row, but 2 text columns" in refusal(
         {"sst2": data["mood"]}, "sst2", options=ReadOptions.of(["phrase", "topic"], "rank", kinds="single")
     )
     for texts, label in ((["a", "b", "c"], None), (["a", "a"], None), ("a", "a"), ([""], None)):
-        with pytest.raises(UsageError, match="Name each column once"):
+        with pytest.raises(UsageError, match="Name each column only once"):
             ColumnNames.of(texts, label)
     with pytest.raises(UsageError, match="The columns of the tasks of 'demo' are known"):
         load_tasks("sst2", "demo", options=ReadOptions.of("text", None))
@@ -687,10 +689,10 @@ def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
     path = str(write_rows(tmp_path / "mood.csv.gz", ROWS))
     assert [rows.task.name for rows in load_tasks(None, path)] == ["mood"]
     assert [rows.task.name for rows in load_tasks("feelings", path)] == ["feelings"]
-    with pytest.raises(UsageError, match="holds the rows of one task, and 2 are named: mood, other"):
+    with pytest.raises(UsageError, match="contains the rows of one task, but 2 are named: mood, other"):
         load_tasks("mood,other", path)
     for name in ("..", "a/b", "sub/"):
-        with pytest.raises(UsageError, match=r"Unknown|and no task\."):
+        with pytest.raises(UsageError, match=r"Unknown|not a task\."):
             load_task(name, path)
 
 
@@ -744,7 +746,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
     read = load_tasks("work,home", str(tmp_path))
     assert [len(each.train) + len(each.validation) + len(each.test) for each in read] == [30, 40]
     message = refusal(str(tmp_path), "play")
-    assert f"Unknown stream or task 'play'. Known: home, work. {tmp_path} holds home, work." in message
+    assert f"Unknown stream or task 'play'. Known: home, work. {tmp_path} contains home, work." in message
 
 
 @pytest.mark.parametrize(
@@ -753,8 +755,8 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
         (3, "data['mood']: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows"),
         ((row for row in ROWS), "got a generator"),
         ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
-        ([], "holds no rows, and every split needs some"),
-        ({"text": ["a"], "label": [0]}, "'text' is no split; expected train"),
+        ([], "contains no rows, but every split needs rows"),
+        ({"text": ["a"], "label": [0]}, "'text' is not a split; expected train"),
         (pandas.DataFrame([[1, 2]], columns=["text", "text"]), "has column 'text' twice"),
         ([{"text": "a \udcff", "label": 0}], "row 0, column 'text': expected a text, got"),
         ("nowhere.csv", "The data directory 'nowhere.csv' does not exist"),

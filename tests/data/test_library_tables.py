@@ -142,16 +142,19 @@ def describe(folder: Path, splits: dict[str, int], files: str) -> None:
 
 
 LACKING = [
-    (["data/train-00000-of-00002.parquet"], "1 of the 2 files data/train-*-of-00002, and lacks number 00001"),
+    (["data/train-00000-of-00002.parquet"], "1 of the 2 files data/train-*-of-00002; missing: number 00001"),
     (
         ["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"],
-        "2 of the 3 files mood/train-*-of-00003, and lacks number 00001",
+        "2 of the 3 files mood/train-*-of-00003; missing: number 00001",
     ),
-    (["train-00002-of-00004.csv"], "1 of the 4 files mood/train-*-of-00004, and lacks number 00000, 00001, 00003"),
-    (["train_00000_of_00002.parquet"], "1 of the 2 files mood/train_*_of_00002, and lacks number 00001"),
-    (["data/train-2-of-2.jsonl.gz"], "1 of the 2 files data/train-*-of-2, and lacks number 1"),
+    (["train-00002-of-00004.csv"], "1 of the 4 files mood/train-*-of-00004; missing: number 00000, 00001, 00003"),
+    (["train_00000_of_00002.parquet"], "1 of the 2 files mood/train_*_of_00002; missing: number 00001"),
+    (["data/train-2-of-2.jsonl.gz"], "1 of the 2 files data/train-*-of-2; missing: number 1"),
     (["data/train-00000-of-00001-ab.parquet", "data/test-00000-of-00002-cd.parquet"], "files data/test-*-of-00002"),
-    (["train.parquet", "train-00001-of-00002.parquet"], "holds train.parquet, and train-00001-of-00002.parquet, which"),
+    (
+        ["train.parquet", "train-00001-of-00002.parquet"],
+        "contains train.parquet and also train-00001-of-00002.parquet, which",
+    ),
 ]
 
 

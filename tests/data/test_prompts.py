@@ -152,8 +152,8 @@ def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokeni
     found = encoder.read(rows(("the film", "great"), ("the film", "great great terrible")))
     assert [len(row.labels) - 1 for row in found] == [1, 3]  # without that which ends a text
     assert encoder.cut_note("row", 2) == (
-        "The right text of 1 of 2 rows is longer than max_new_tokens=2, up to 3 tokens, and no text that is written reaches "
-        "its end. Set max_new_tokens in source.json."
+        "The targets of 1 of 2 rows are longer than max_new_tokens=2, up to 3 tokens, so generated texts cannot match them. "
+        "Set max_new_tokens in source.json."
     )
 
 
@@ -175,11 +175,11 @@ def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:
         PromptEncoder(tokenizer, task(instruction="film " * 30), 16)
     endless = tiny.byte_level(causal=True)
     endless.eos_token = None
-    with pytest.raises(ModelError, match="no token that ends a text"):
+    with pytest.raises(ModelError, match="no eos_token"):
         PromptEncoder(endless, task(), 64)
     broken = tiny.byte_level(causal=True)
     broken.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(ModelError, match="chat template cannot put together"):
+    with pytest.raises(ModelError, match="chat template cannot create"):
         PromptEncoder(broken, task(), 64)
 
 

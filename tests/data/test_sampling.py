@@ -194,5 +194,5 @@ def test_a_large_batch_is_cut_into_rows_of_nearly_equal_length() -> None:
 def test_a_rare_label_is_named() -> None:
     rows = Rows(tuple("abcdefg"), (), (0, 1, 1, 1, 2, 2, 2))
     assert few_rows_note(rows, TaskDefinition("tickets", "single", ("Biling", "Billing", "Sales")), 3) == (
-        "Task 'tickets' has 1 training row of label 'Biling', fewer than --shots 3: all of them are taken."
+        "Task 'tickets' has 1 training row of label 'Biling', fewer than --shots 3: using all of them."
     )

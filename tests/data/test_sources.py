@@ -173,8 +173,8 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     # files
     ({"train.csv": None}, "'mine' has no train split: expected {folder}/train.parquet, .jsonl or .csv, found test.csv"),
     ({"train.csv": None, "train.xlsx": ""}, "/train.parquet, .jsonl or .csv, found test.csv, train.xlsx, validation.csv"),
-    ({"train.jsonl": ""}, "holds train.csv and train.jsonl, and the train split is one file"),
-    ({"test.csv": ""}, "{folder}/test.csv holds no rows"),
+    ({"train.jsonl": ""}, "contains train.csv and train.jsonl, but the train split must be one file"),
+    ({"test.csv": ""}, "{folder}/test.csv contains no rows"),
     ({"validation.csv": "text,label\n"}, "Task 'mine' has no rows in its validation split"),
     ({"test.csv": None, "test.parquet": b"PAR1 and nothing"}, "{folder}/test.parquet cannot be read as parquet: "),
     ({"test.csv": "text,label\nпривет,1\n".encode("cp1251")}, "test.csv, line 2: byte 0xef at position 11 of"),
@@ -199,8 +199,8 @@ REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     ({"test.csv": "text,label\na,2\n"}, "row 1, column 'label': expected a label of the task, got \"2\""),
     ({"source.json": '{"label_names": ["x", "y", "z"]}'}, "no training row of label 2 ('z'); rows per label: [10, 10, 0]"),
     ({"validation.csv": None, "train.csv": "text,label\na,0\nb,1\n"}, "Some went to the missing validation split"),
-    ({"validation.csv": None, "train.csv": "text,label\na,0\n"}, "one training row and no validation split to spare it"),
-    ({"test.csv": None, "validation.csv": None, "train.csv": "text,label\na,x\nb,x\n"}, "rows of two labels at least"),
+    ({"validation.csv": None, "train.csv": "text,label\na,0\n"}, "one training row and no validation split, so no row can be"),
+    ({"test.csv": None, "validation.csv": None, "train.csv": "text,label\na,x\nb,x\n"}, "rows with at least two labels"),
     # source.json
     ({"source.json": "{"}, "{folder}/source.json is not valid JSON"),
     ({"source.json": '{"metric": "f1", "metric": "f1"}'}, "the key 'metric' stands twice. Fix or remove it."),
@@ -253,7 +253,7 @@ def test_rows_with_other_columns_than_the_registered_task_of_their_name_are_thei
     write_task(tmp_path, name, [{**row, **({"label": i % 2} if "label" in row else {})} for i in range(20)])
     rows = load(tmp_path, name)
     assert rows.task.kind == kind
-    assert f"the registered task {name!r} has other columns, and these rows are a task of their own" in rows.notes[0]
+    assert f"the registered task {name!r} has other columns, so these rows become a task of their own" in rows.notes[0]
 
 
 def test_a_column_that_appears_twice_is_named(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_other_labels_under_the_name_of_a_registered_task_are_told_to_take_anoth
 def test_a_stream_names_each_task_once(tmp_path: Path) -> None:
     for name in ("mine", "sst2"):
         write_task(tmp_path, name, SINGLES)
-    with pytest.raises(UsageError, match=r"The stream names 'mine' twice.*a task of another name, such as mine-2"):
+    with pytest.raises(UsageError, match=r"The stream names 'mine' twice.*give the task another name, such as mine-2"):
         load_tasks("mine,sst2,mine", str(tmp_path))
 
 

@@ -161,7 +161,7 @@ def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no entity in its train split"):
         load_task("ner", str(write(tmp_path / "ner", [ROWS[1]] * 3)))
     (tmp_path / "same.jsonl").write_text('{"tokens": ["a"], "tags": ["B-X"]}\n' * 2)
-    with pytest.raises(DataError, match="has 1 label in 2 rows, and none has two different texts"):
+    with pytest.raises(DataError, match="has 1 label in 2 rows, but no label has two different texts"):
         load_task("same", str(tmp_path / "same.jsonl"))
     with pytest.raises(DataError, match="has no column 'tags'"):
         load_task("no", str(write(tmp_path / "no", [{"tokens": ["a"]}], {"kind": "tokens"})))

@@ -28,7 +28,7 @@ def test_columns_are_those_that_are_named_or_usual_or_known(tmp_path: Path) -> N
     (tmp_path / "a.txt").write_text("one\ttwo\r\n")
     assert read_texts(tmp_path / "a.txt", PAIRS)[1] == read_texts(tmp_path / "a.txt", None)[1] == [("one", "two")]
     assert read_texts(tmp_path / "a.txt", MOOD)[1] == [("one\ttwo",)]
-    with pytest.raises(DataError, match=r"a\.doc is of no known kind: expected a name that ends in \.parquet, "):
+    with pytest.raises(DataError, match=r"a\.doc has an unknown format: expected a name that ends in \.parquet, "):
         read_texts(tmp_path / "a.doc", MOOD)
 
 

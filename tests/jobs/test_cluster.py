@@ -66,7 +66,7 @@ def test_without_ray_it_is_told_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     assert cli.main(["graft", "sst2", "--data", "demo", "--jobs", "ray", "--out", str(tmp_path / "out")]) == 2
-    assert "Ray, which is not installed: pip install 'forgetfree[ray]'." in capsys.readouterr().err
+    assert "Ray, which is not installed. Install it with: pip install 'forgetfree[ray]'." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -116,7 +116,8 @@ def test_a_unit_goes_on_from_the_files_it_had_and_sends_what_it_has_so_far(tmp_p
 def test_a_node_must_see_where_fine_tuned_models_are_shared(tmp_path: Path) -> None:
     place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"strategy": "mine", "seed": 0}
     with pytest.raises(
-        UsageError, match=rf"does not see {tmp_path / 'out'}, where .* Give --cache DIR, a directory of every"
+        UsageError,
+        match=rf"cannot access {tmp_path / 'out'}, where .* Give --cache DIR, a directory that exists on every",
     ):
         cluster._run(measured, key, {"number": b"1"}, place, Told())
     (tmp_path / "out").mkdir()
@@ -142,7 +143,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(
         cli.main(["graft", "sst2", *given, "--sparsity", "0.1", "--jobs", cluster, "--out", str(tmp_path / "out")]) == 1
     )
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert f"Ray has no cluster for us ({address or cluster}): " in error and "refused" in error
+    assert f"Cannot connect to the Ray cluster {address or cluster}: " in error and "refused" in error
 
 
 # -- A cluster -------------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ def test_every_other_validation_row_of_each_label_stands_in_for_the_test_rows() 
 
 def test_a_task_with_a_single_validation_row_a_label_is_refused() -> None:
     """Of none a row would be left to be scored."""
-    with pytest.raises(DataError, match=r"has 2 validation rows, .* to choose by them takes two of a label"):
+    with pytest.raises(
+        DataError, match=r"has 2 validation rows, .* choosing options with them needs at least two per label"
+    ):
         task_of((0, 1)).evaluated_on("validation")
     assert task_of((0, 0, 0, 1)).evaluated_on("validation").test.labels == (0,)
 

@@ -150,7 +150,7 @@ def test_a_model_of_which_a_step_takes_more_than_there_is_is_not_loaded(
     monkeypatch.setattr(preflight, "machine_memory", lambda: 1)
     found = plan("run", "sst2", "--strategy", "fine-tune")
     assert found["model"]["parameters"] is None and found["total"]["seconds"] is None
-    assert "a step of it may take more memory than there is" in found["notes"][0]
+    assert "a training step may need more memory than there is" in found["notes"][0]
 
 
 @pytest.mark.parametrize(("optimizer", "more"), [("sgd", 4), ("adamw", 12)])
@@ -170,7 +170,7 @@ def test_what_does_not_fit_on_the_device_is_told_before_it_is_tried(
             (("lora",), False),
         ):
             found = plan(*words, *strategy)
-            told = any("for weights and optimiser alone" in note for note in found["notes"])
+            told = any("for weights and optimizer alone" in note for note in found["notes"])
             assert (found["total"]["free_bytes"], told) == (free, trains_all and free == least), strategy
 
 
@@ -223,7 +223,7 @@ def test_what_a_strategy_refuses_hides_no_other_fault(
 ) -> None:
     words = ["run", "qnli,sst2", *usual, "--strategy", strategy, "--set", setting, "--held-out", "nowhere", *check]
     said = refused(capsys, *words)
-    assert message in said and "--held-out tells the loss of a causal language model" in said
+    assert message in said and "--held-out measures a causal language model's loss" in said
 
 
 def test_one_fault_is_told_as_ever(usual: list[str], data_directory: Path, tmp_path: Path, capsys: Any) -> None:

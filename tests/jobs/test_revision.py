@@ -198,7 +198,7 @@ def test_one_that_is_cut_short_goes_on(
     assert "0 of 2 units finished" in capsys.readouterr().err
     cut.clear()
     assert remove(whole, "qnli", out) == 2
-    assert "or --resume to continue that run" in capsys.readouterr().err
+    assert "or resume that run with --resume" in capsys.readouterr().err
     assert remove(run("qnli", "ag_news", **AGAIN), "qnli", out, "--resume") == 2
     assert "these differ: stream" in capsys.readouterr().err
     assert remove(whole, "qnli", tmp_path / "nowhere", "--resume") == 2
@@ -219,7 +219,7 @@ def test_other_rows_than_those_of_the_run_are_refused(
     lines = (data / "sst2" / "train.jsonl").read_text().splitlines(keepends=True)
     (data / "sst2" / "train.jsonl").write_text("".join(lines[:-1]))
     assert remove(run(*TASKS), "qnli", out, "--data", str(data)) == 1
-    assert "data of 'sst2' changed since. Put the old files back" in capsys.readouterr().err
+    assert "data of 'sst2' changed since. Restore the old files" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -245,12 +245,12 @@ def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, caps
         return capsys.readouterr().err
 
     assert "did not learn a task 'sst'. Did you mean 'sst2'?" in refusal(1, whole, "sst")
-    assert "learned nothing but 'sst2'" in refusal(1, run("sst2", strategies=("graft-retrain",)), "sst2")
+    assert "learned only 'sst2'" in refusal(1, run("sst2", strategies=("graft-retrain",)), "sst2")
     assert "is not empty" in refusal(2, whole, "sst2", whole)
     damaged = tmp_path / "damaged"
     shutil.copytree(whole, damaged)
     (damaged / "wsn/seed-0/scores.csv").write_text("")
-    assert "is not finished, or its files are not as they were" in refusal(1, damaged, "sst2")
+    assert "is not finished, or its files have changed" in refusal(1, damaged, "sst2")
 
 
 # -- Further tasks ---------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_plain_flags_are_for_the_new_task_and_a_dry_run_says_what_is_trained(
     assert cli.main([*words, "--check"]) == 0
     units = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Unit: ")]
     assert len(units) == 2 and not out.exists()
-    assert "grafting-continual/seed-0, 6 updates" in units[0] and units[0].endswith("; carried over: qnli")
+    assert "grafting-continual/seed-0, 6 updates" in units[0] and units[0].endswith("; reused: qnli")
     assert "ewc/seed-0, 6 updates" in units[1] and "carried" not in units[1]  # 3 of each task
     assert cli.main(words) == 0
     assert Ledger.load(out / LEDGER).tasks == ["qnli", "billing"]
@@ -359,20 +359,20 @@ def test_what_cannot_be_learned_on_top_is_refused(
 ) -> None:
     base, out = run("qnli", **GRAFTING), tmp_path / "out"
     for code, message, words in (
-        (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
+        (1, "has already learned 'qnli'. To learn new data for it, give the task another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
-        (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
-        (2, "--config has the options of a whole run", ("sst2", "--config", str(base))),
-        (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
+        (2, "steps cannot be given with --on: the run continues with its own options", ("sst2", "--steps", "9")),
+        (2, "--config cannot be given with --on", ("sst2", "--config", str(base))),
+        (2, "--without qnli removes a task, but sst2 would be added", ("sst2", "--without", "qnli")),
         (2, "'nowhere.csv' does not exist", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
         assert cli.main(["run", *words, "--on", str(base), "--out", str(out)]) == code
         assert message in capsys.readouterr().err
         assert not out.exists()
     assert cli.main(["run", "--on", str(base), "--out", str(out)]) == 2
-    assert "Name a task, or give its file by --data" in capsys.readouterr().err
+    assert "Name one, or give its file with --data" in capsys.readouterr().err
     assert cli.main(["run", "--without", "qnli"]) == 2
-    assert "Give it by --on RUN" in capsys.readouterr().err
+    assert "Give it with --on RUN" in capsys.readouterr().err
     shutil.copytree(base, tmp_path / "older")
     change_config(tmp_path / "older", lambda config: config["versions"].update(torch="1.0"))
     assert extend(tmp_path / "older", "sst2", out) == 0  # the earlier answers are the same, bit for bit
@@ -389,10 +389,10 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     forgetfree.run(on=tmp_path / "more", without="sst2", out=tmp_path / "less", progress=False)
     same(tmp_path / "less", base)
     for message, arguments in (
-        ("steps cannot be given with --on: a run goes on with its own options", {"on": base, "steps": 9}),
+        ("steps cannot be given with --on: the run continues with its own options", {"on": base, "steps": 9}),
         ("mask_steps cannot be given with --on", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
-        ("--without qnli takes a task away, and sst2 would be learned", {"on": base, "without": "qnli"}),
+        ("--without qnli removes a task, but sst2 would be added", {"on": base, "without": "qnli"}),
     ):
         with pytest.raises(UsageError, match=message):
             forgetfree.run("sst2", **arguments, progress=False)

@@ -204,7 +204,7 @@ def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
         again = failing(command, patch, TrainingError(""), unit=0)
         command.perform(command.at(out), Execution(resume=True))
     assert again == [command.units[1]] and bytes_of(out) == whole
-    assert "note: files of grafting-continual seed 0 have changed or are lost" in capsys.readouterr().err
+    assert "note: files of grafting-continual seed 0 are missing or have changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert cli.main(command.words(out)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("forgetfree: error: There is not enough memory: CUDA out of memory. ")
-    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
+    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out}." in said
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
@@ -248,7 +248,7 @@ def test_a_check_of_what_is_resumed_answers_as_resuming_does(
     cases: list[tuple[Json, list[str], int, str]] = [
         (config, [], 0, ""),
         (config, ["--set", "momentum=0.5"], 2, "momentum"),
-        (other, [], 1, "the weights of the model changed since it was begun"),
+        (other, [], 1, "the weights of the model changed since it was started"),
         (version, [], 0, ""),
         ({}, [], 1, "config.json is not valid JSON"),
     ]
@@ -290,7 +290,7 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
     with (
         locked(out / LOCK),
         pytest.raises(
-            RunError, match=rf"Another process works in {out}\. Wait until it has ended, or give another --out"
+            RunError, match=rf"Another process is working in {out}\. Wait until it ends, or give another --out"
         ),
     ):
         command.perform(command.at(out), Execution(resume=True))
@@ -365,8 +365,8 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
-    assert last.startswith(f"forgetfree: error: Interrupted. 0 of 2 units finished in {out}; ")
-    assert last.endswith(f"the same command with --resume --out {out} goes on.")
+    assert last.startswith(f"forgetfree: error: Interrupted. 0 of 2 units finished in {out}. ")
+    assert last.endswith(f"To resume, repeat the command with --resume --out {out}.")
     assert not (out / LOCK).exists()
     with pytest.raises(ProcessLookupError):  # within twenty seconds, no worker is left
         for _ in range(200):

@@ -41,7 +41,7 @@ def test_other_answers_than_the_run_s_are_noticed(
     write = decoding.write
     monkeypatch.setattr(decoding, "write", lambda *args, **how: [ids[:1] for ids in write(*args, **how)])
     assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(tmp_path / "less")]) == 1
-    assert "does not answer first bit for bit" in capsys.readouterr().err
+    assert "the predictions for first differ" in capsys.readouterr().err
 
 
 def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: Path, tmp_path: Path) -> None:

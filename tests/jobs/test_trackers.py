@@ -127,7 +127,7 @@ def test_a_tracker_of_somebody_else_that_fails_costs_nothing(
     out, code = run("--log", "own")
     said = capsys.readouterr()
     told = [line for line in said.err.splitlines() if "logging to own" in line]
-    why = "note: logging to own has stopped: ConnectionError: the server is gone. The rest goes on without it."
+    why = "note: logging to own has stopped: ConnectionError: the server is gone. The run continues without it."
     assert (code, told) == (0, [why]) and "hello" not in said.out  # of both units
     assert own.told == [fails_at, fails_at]  # type: ignore[attr-defined]
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
@@ -136,7 +136,10 @@ def test_a_tracker_of_somebody_else_that_fails_costs_nothing(
 @pytest.mark.parametrize(
     ("names", "remedy"),
     [
-        (["trackio"], "--log trackio needs the library trackio, which is not installed: pip install trackio"),
+        (
+            ["trackio"],
+            "--log trackio needs the library trackio, which is not installed. Install it with: pip install trackio",
+        ),
         (["tensorbord"], "Did you mean 'tensorboard'?"),
         (["wandb", "wandb"], "--log names wandb twice"),
     ],

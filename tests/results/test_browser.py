@@ -133,10 +133,10 @@ def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) 
         [way] = found.locator("[aria-sort]").evaluate_all("them => them.map((each) => each.ariaSort)")
         return way, found.locator("tbody th").all_inner_texts()
 
-    cost, outcome, chance = "Time per phase, and memory kept", "After the last task (in %)", "a constant answer"
-    way, rows = after_a_click(cost, "kept (bytes)")
+    cost, outcome, chance = "Time per phase and stored bytes", "After the last task (in %)", "a constant answer"
+    way, rows = after_a_click(cost, "stored (bytes)")
     assert (way, rows[0]) == ("ascending", "grafting-continual")
-    way, rows = after_a_click(cost, "kept (bytes)")
+    way, rows = after_a_click(cost, "stored (bytes)")
     assert (way, rows[-1]) == ("descending", "grafting-continual")
     rows = ["grafting-continual", "ewc", "continual-ft"]
     assert after_a_click(outcome, "forgetting") == ("ascending", [*rows, chance])

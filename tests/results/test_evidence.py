@@ -243,10 +243,10 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path) -> None:
     assert found.pop("strategy") == ("average", "forgetting", "minus fine-tune", "minus continual-ft")
     assert list(found) == list(loss) and found["fine-tune"][1] == "0.0" and "[" in found["continual-ft"][1]
     assert found["fine-tune"][2] == "—" and found["fine-tune"][3].endswith("undecided")  # of two seeds
-    found = rows_of(results, "Kept above the floor")
+    found = rows_of(results, "Kept above the best baseline")
     assert found.pop("strategy") == ("a", "b", "c", "average")
-    assert list(found) == ["the floor", *loss] and found["fine-tune"][3] == "100.0"
-    assert results.constant and found["the floor"][0] == f"{100 * results.constant[0]:.1f} (a constant answer)"
+    assert list(found) == ["the best baseline", *loss] and found["fine-tune"][3] == "100.0"
+    assert results.constant and found["the best baseline"][0] == f"{100 * results.constant[0]:.1f} (a constant answer)"
     scores, floor = {name: np.mean(results.matrices(name)[:, -1]) for name in loss}, np.mean(results.constant)
     kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
     assert found["continual-ft"][3].startswith(f"{100 * kept:.1f} ")
@@ -263,8 +263,8 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path) -> None:
     merged = load_results(out)
     assert merged.learned_floors["a linear probe"][0] is None  # one seed lacks it
     assert merged.best_floors == [("a bag of words", pytest.approx(0.55)), ("a linear probe", pytest.approx(0.6))]
-    found = rows_of(merged, "Kept above the floor")
-    assert found["the floor"] == ("55.0 (a bag of words)", "60.0 (a linear probe)", "57.5")
+    found = rows_of(merged, "Kept above the best baseline")
+    assert found["the best baseline"] == ("55.0 (a bag of words)", "60.0 (a linear probe)", "57.5")
     found = rows_of(merged, "After the last task")
     assert found["a bag of words"] == ("55.0", "30.0", "42.5", "—", "—", "—")
     assert found["a linear probe"] == ("—", "60.0", "—", "—", "—", "—")

@@ -36,10 +36,10 @@ def test_what_has_no_answers_is_refused(tmp_path: Path) -> None:
         results.label_scores("fine-tune", "c")
     with pytest.raises(UnknownNameError, match="strategy in these results"):
         results.confusion("lora", "a")
-    with pytest.raises(RunError, match="has no seed 7: there are seeds 0, 1"):
+    with pytest.raises(RunError, match="has no seed 7; its seeds are 0, 1"):
         results.confusion("fine-tune", "a", 7)
     (out / "fine-tune" / "seed-0" / "predictions.safetensors").unlink()
-    with pytest.raises(RunError, match=r"There are no answers beside these scores\. Load the directory of a run\."):
+    with pytest.raises(RunError, match=r"These scores come without predictions\. Load the directory of a run\."):
         forgetfree.load_results(out).label_scores("fine-tune", "a")
 
 

@@ -162,7 +162,7 @@ def test_what_is_missing_or_wrong_is_told() -> None:
     matrix.add("b", "b", 0.5)
     with pytest.raises(MetricError, match=r"no score of task 'a' after 'b'. Add it: matrix.add\(after='b', task='a'"):
         matrix.summary()
-    with pytest.raises(UsageError, match=r"score of task 'a' after 'a' already: 0\.5"):
+    with pytest.raises(UsageError, match=r"score of task 'a' after 'a' is already set: 0\.5"):
         matrix.add("a", "a", 0.6)
     for wrong in (math.nan, "0.5", None, 50.0):
         with pytest.raises(MetricError, match=r"must be a finite number in \[0, 1\], as accuracy is, got"):
@@ -184,7 +184,7 @@ def test_metrics_of_what_is_there_do_not_change() -> None:
     assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)
 
 
-CLAIM = "forget_free: claimed as True, but learning b changed the answers for a"
+CLAIM = "forget_free is True, but learning b changed the predictions for a"
 
 
 def results_with(ece: Any, matrix: Any = LOWER) -> Json:
@@ -197,7 +197,7 @@ def test_results_go_through_files_tables_and_reports(tmp_path: Path) -> None:
         for format in ("markdown", "rich", "html", "json"):
             text = render(table, format)
             assert "nan" not in text.lower()
-            assert "learning b changed the answers for a" in text.replace("\\", "")
+            assert "learning b changed the predictions for a" in text.replace("\\", "")
         matrix = table.matrix("grafting-continual")
         assert np.array_equal(np.isnan(matrix), np.triu(np.ones((4, 3), dtype=bool)))
         assert np.isnan(table.summary()["fwt", "mean"].item())

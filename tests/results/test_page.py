@@ -44,7 +44,7 @@ def test_the_sentence_says_where_nothing_was_learned() -> None:
     runs = [run_of("continual-ft", 0, [0.8, 0.7]), run_of("grafting-continual", 0, [0.8, 0.8])]
     text = headline(compared(*runs, floors={"constant": [0.8, 0.75]}))
     assert text.startswith(
-        "Naive fine-tuning (continual-ft) learned no task above a constant answer, grafting-continual lost 0.0 points"
+        "Naive fine-tuning (continual-ft) did not score above a constant answer on any task, grafting-continual lost 0.0 points"
     )
 
 

@@ -125,8 +125,8 @@ def test_cost_table_has_every_phase_and_what_is_kept() -> None:
         "fine-tune (s)",
         "evaluate (s)",
         "localize (s)",
-        "kept (bytes)",
-        "kept per task (bytes)",
+        "stored (bytes)",
+        "stored per task (bytes)",
     )
     assert table.rows == (
         ("fine-tune", "1.5", "0.2", "—", "—", "—"),
@@ -139,7 +139,7 @@ def test_cost_table_has_every_phase_and_what_is_kept() -> None:
 def test_error_and_agreement_of_each_task_stand_beside_the_scores() -> None:
     """ECE of the last row is 0.1 and 0.3; agreement 0.8 and 0.9 is shown where a run has it."""
     page = page_of(run_of("g", 0, [0.8, 0.7], agreement=[0.8, 0.9]), run_of("h", 0, [0.8, 0.7]))
-    table = table_of(page, "Beside the scores, after the last task (in %)")
+    table = table_of(page, "Other metrics after the last task (in %)")
     assert table.header == ("strategy", "ECE qnli", "ECE mrpc", "agreement qnli", "agreement mrpc")
     assert table.rows == (("g", "10.0", "30.0", "80.0", "90.0"), ("h", "10.0", "30.0", "—", "—"))
 
@@ -172,7 +172,7 @@ def test_notes_name_the_set_up_and_the_seeds(two_seeds: Results) -> None:
     assert page.title == "forgetfree: qnli-mrpc"
     assert page.notes == (
         "Set-up: model minilm, readout prompt, shots 16.",
-        "Cells are mean (standard deviation, n - 1) over seeds.",
+        "Each cell shows the mean (standard deviation, n - 1) over seeds.",
         "Every strategy: 2 seeds (0, 1).",
     )
     runs = [run_of("a", 0, [0.6, 0.7]), run_of("a", 3, [0.6, 0.7]), run_of("b", 0, [0.6, 0.7])]

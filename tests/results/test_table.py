@@ -115,7 +115,7 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         results.matrix("ewcc")
     with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'lora'"):
         results.compare("ewc", "lora")
-    with pytest.raises(RunError, match=r"ewc has no seed 7: there are seeds 0, 1\."):
+    with pytest.raises(RunError, match=r"ewc has no seed 7; its seeds are 0, 1\."):
         results.matrix("ewc", seed=7)
     runs = [run_of("a", 0, [0.8, 0.7]), run_of("b", 1, [0.8, 0.7])]
     apart = forgetfree.load_results(write(tmp_path / "apart", results_of(*runs)))
@@ -139,7 +139,7 @@ def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
 
 
 def test_what_is_no_directory_of_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no results: it has no config\.json\. Give the directory that"):
+    with pytest.raises(RunError, match=r"contains no results: it has no config\.json\. Give the directory that"):
         forgetfree.load_results(tmp_path)
     for name in ("nowhere", "nowhere.csv"):
         with pytest.raises(RunError, match=rf"{name} does not exist"):
@@ -152,12 +152,12 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
     kept = {name: (folder / name).read_bytes() for name in ("scores.csv", "predictions.safetensors")}
     for name, content in kept.items():
         (folder / name).write_bytes(content[:-9])
-        with pytest.raises(RunError, match=rf"{name} is not the file that its unit made"):
+        with pytest.raises(RunError, match=rf"{name} is not the file that its unit wrote"):
             forgetfree.load_results(out)
         (folder / name).write_bytes(content)
     outcome = json.loads((folder / "outcome.json").read_text())
     (folder / "outcome.json").write_text(json.dumps(outcome | {"status": "failed"}))
-    with pytest.raises(RunError, match=r"outcome\.json is not the file that its unit made"):
+    with pytest.raises(RunError, match=r"outcome\.json is not the file that its unit wrote"):
         forgetfree.load_results(out)
     assert [run.strategy for run in RunReader(out, running=True).read().runs] == [
         "lora"
@@ -249,9 +249,12 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
     [
         (lambda text: text.replace(",0.8,", ",8.0,"), r"accuracy of qnli must be in \[0, 1\], got \[0\.5, 8\.0"),
         (lambda text: "\n".join(text.splitlines()[:-1]), r"ewc with seed 0: ece of mrpc are missing after a task"),
-        (lambda text: text + text.splitlines()[-1] + "\n", "a score stands twice"),
+        (lambda text: text + text.splitlines()[-1] + "\n", "a score is given twice"),
         (lambda text: text.replace("# {", "# ["), "Expecting"),
-        (lambda text: text.replace(",mrpc,", ",other,"), "a score is of no task of the stream"),
+        (
+            lambda text: text.replace(",mrpc,", ",other,"),
+            "a score names a task, or a number of tasks, that the stream does not have",
+        ),
         (lambda text: text.replace('"seed": 0', '"seed": "x"'), "seed must be an integer"),
         (lambda text: text.replace('"accuracy"', '"theirs"'), "Unknown metric 'theirs'|scores of qnli"),
     ],

@@ -182,7 +182,7 @@ def test_bleu_of_chinese_is_that_of_sacrebleus_tokenizer() -> None:
 def test_what_is_no_table_of_texts_is_refused() -> None:
     for metric in EVERY.values():
         for texts, right in ((["a"], [["a"], ["b"]]), ([], []), (["a"], [[]]), (["a"], ["a right text"])):
-            with pytest.raises(MetricError, match=f"got {len(texts)} texts? and right texts for {len(right)} row"):
+            with pytest.raises(MetricError, match=f"got {len(texts)} texts? and targets for {len(right)} row"):
                 metric(texts, right)
 
 

@@ -35,11 +35,11 @@ def compared(**runs: Run) -> Any:
 def test_rows_show_what_was_asked_what_is_right_and_what_each_strategy_wrote() -> None:
     naive = unit("", "|", "red", "b")
     (table,) = text_tables(compared(ours=unit("red", "<i>", "red", ""), naive=naive))
-    assert table.header == ("", "test row 1", "test row 2", "test row 3")
+    assert table.header == ("", "test example 1", "test example 2", "test example 3")
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["prompt"] == ("Which colour?", "x" * 200 + "…", "Which?")
-    assert cells["right text"] == ("red", "<b>blue</b> | green", "red")
-    assert list(cells) == ["prompt", "right text", "ours", "naive"]
+    assert cells["target"] == ("red", "<b>blue</b> | green", "red")
+    assert list(cells) == ["prompt", "target", "ours", "naive"]
     assert (cells["ours"], cells["naive"]) == (("red", "<i>", "red"), ("(empty)", "|", "red"))
     page = Page("Texts", (), (table,))
     html, markdown = (render_page(page, format) for format in ("html", "markdown"))

@@ -40,7 +40,7 @@ def test_the_run_chooses_grafting_then_a_ledger(run: Path) -> None:
     assert saved_file(run, strategy="continual-ft").name == "checkpoint.safetensors"
     shutil.move(run / "grafting-continual", run / "wsn")
     with pytest.raises(
-        RunError, match=r"unit\.json is another unit's: expected wsn/seed-0, got grafting-continual/seed-0"
+        RunError, match=r"unit\.json belongs to another unit: expected wsn/seed-0, got grafting-continual/seed-0"
     ):
         saved_file(run)
 
@@ -91,7 +91,9 @@ def test_what_answers_says_itself_what_its_labels_are(run: Path, strategy: str) 
     assert Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"]) == expected
     path = run / "config.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
-    with pytest.raises(RunError, match=r"config\.json is not the one that .* was made under.* restore it from a copy"):
+    with pytest.raises(
+        RunError, match=r"config\.json is not the configuration that .* was made with.* restore it from a copy"
+    ):
         Predictor.of_run(run, 0, strategy)
 
 
@@ -131,9 +133,9 @@ def test_what_another_seed_kept_answers_nothing(run: Path, strategy: str, tmp_pa
     path = exchange(run, strategy, KEPT[strategy])
     capsys.readouterr()
     assert cli.main(["predict", str(run), *asked, "a film"]) == 1
-    assert "is not the file that its unit made" in capsys.readouterr().err
+    assert "is not the file that its unit wrote" in capsys.readouterr().err
     assert cli.main(["export", str(run), *asked, "--out", str(tmp_path / "model")]) == 1
-    with pytest.raises(RunError, match=f"{path.name} is not the file that its unit made: .*Restore it from a copy"):
+    with pytest.raises(RunError, match=f"{path.name} is not the file that its unit wrote: .*Restore it from a copy"):
         Predictor.of_run(run, 0, strategy)
 
 
@@ -148,10 +150,10 @@ def test_a_ledger_of_another_seed_is_refused_wherever_it_is_read(
         ("predict", str(path), "--model", other, "--task", "sst2", "a film"),
     ):
         assert cli.main(list(command)) == 1, command
-        assert "is not the file that its unit made" in capsys.readouterr().err
-    with pytest.raises(RunError, match="its unit made"):
+        assert "is not the file that its unit wrote" in capsys.readouterr().err
+    with pytest.raises(RunError, match="its unit wrote"):
         TaskSwitch(path, object())
-    with pytest.raises(RunError, match="its unit made"):
+    with pytest.raises(RunError, match="its unit wrote"):
         load_results(run).ledger("grafting-continual", 0)
     assert cli.main(["ledger", "show", alone]) == 0  # which was taken out of its run
 
@@ -159,11 +161,11 @@ def test_a_ledger_of_another_seed_is_refused_wherever_it_is_read(
 def test_the_folder_of_another_seed_or_a_damaged_record_answers_nothing(run: Path) -> None:
     path = run / "lora" / "seed-0" / "unit.json"
     path.write_text(path.read_text().replace('"bytes": ', '"bytes": 1'))
-    with pytest.raises(RunError, match="is not the file that its unit made"):
+    with pytest.raises(RunError, match="is not the file that its unit wrote"):
         Predictor.of_run(run, 0, "lora")
     shutil.rmtree(path.parent)
     shutil.copytree(run / "lora" / "seed-1", path.parent)
-    with pytest.raises(RunError, match=r"unit.json is another unit's: expected .*/seed-0, got .*/seed-1\."):
+    with pytest.raises(RunError, match=r"unit.json belongs to another unit: expected .*/seed-0, got .*/seed-1\."):
         Predictor.of_run(run, 0, "lora")
 
 

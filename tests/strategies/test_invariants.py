@@ -192,7 +192,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
     stream = tiny_stream("bert", "linear", stream="qnli,sst2")
     strategy = learn(make(name, stream))
     before, tensors = logits(strategy), everything(stream.model)
-    with pytest.raises(TaskError, match=r"'qnli' (is already in the ledger|has adapters already)"):
+    with pytest.raises(TaskError, match=r"'qnli' (is already in the ledger|already has adapters)"):
         strategy.train(next(iter(stream.benchmark.train_stream)))
     assert [task.name for task in strategy.learned] == ["qnli", "sst2"]
     assert_same(everything(stream.model), tensors)
@@ -307,7 +307,11 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("grafting-continual", {"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no"),
+        (
+            "grafting-continual",
+            {"base_fraction": 0.0, "mask_steps": 0},
+            "base_fraction=0 with mask_steps=0 leaves the region empty",
+        ),
         ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
         ("merge-ties", {"density": 1e-9}, "leaves no entry"),
     ],

@@ -199,15 +199,15 @@ def test_a_damaged_file_is_refused_with_the_reason(
 
 
 def test_a_file_of_something_else_is_refused(tiny_stream: MakeStream, saved: Path) -> None:
-    with pytest.raises(RunError, match=r"each alone \(lora\).*lets them act all together \(o-lora\)"):
+    with pytest.raises(RunError, match=r"each alone \(lora\).*uses them all together \(o-lora\)"):
         make("o-lora", tiny_stream("bert", "linear")).load(saved.parent)
     with pytest.raises(RunError, match="belong to other weights"):
         make("lora", tiny_stream("bert-pooler", "linear")).load(saved.parent)
-    with pytest.raises(RunError, match="task 'ag_news' was learned, which this stream lacks"):
+    with pytest.raises(RunError, match="contains the task 'ag_news', which is not in this stream"):
         make("lora", tiny_stream("bert", "linear", stream="qnli,sst2")).load(saved.parent)
     with pytest.raises(RunError, match="do not fit the readout of 'qnli'"):
         make("lora", tiny_stream("bert", "linear", scenario="class")).load(saved.parent)
-    with pytest.raises(RunError, match=r"would not answer as they did: max_length \(expected 48, got 20\)"):
+    with pytest.raises(RunError, match=r"would make other predictions than before: max_length \(expected 48, got 20\)"):
         make("lora", tiny_stream("bert", "linear", max_length=20)).load(saved.parent)
 
 
@@ -254,7 +254,7 @@ def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("quary", "finds none to adapt in BertModel by target_modules='quary'.*Name some"), ("(", "regular expression")],
+    [("quary", "found none to adapt in BertModel by target_modules='quary'.*Name some"), ("(", "regular expression")],
 )
 def test_target_modules_must_name_layers(tiny_stream: MakeStream, pattern: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):

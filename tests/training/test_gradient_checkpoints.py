@@ -68,5 +68,5 @@ def test_less_is_kept_for_the_backward_pass(tiny_stream: MakeStream, kind: str, 
 def test_a_network_without_layers_is_refused() -> None:
     model = ModuleModel(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)))
     model.add_task("toy", 2)
-    with pytest.raises(OptionError, match="needs a list of layers of one class, and Sequential has none"):
+    with pytest.raises(OptionError, match="needs a list of layers of one class, which Sequential does not have"):
         layer_checkpoints(model, True).__enter__()

@@ -82,8 +82,8 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
     assert (naive.before, naive.by_task) == (before, None)
     assert naive.after != before
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "Loss on texts that no task trains (nats a token)" in report
-    assert "\n| grafting-continual | " in report.partition("no task trains")[2]
+    assert "Loss on held-out texts (nats per token)" in report
+    assert "\n| grafting-continual | " in report.partition("on held-out texts")[2]
 
 
 def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:
@@ -110,10 +110,10 @@ def texts(count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("family", "readout", "place", "error", "message"),
     [
-        ("Llama", "linear", "other", UsageError, "the readout 'linear' predicts none. Use --readout causal or g"),
-        ("T5", "generate", "sst2", UsageError, "an encoder-decoder continues prompts"),
-        ("Llama", "generate", "nowhere", UsageError, "nowhere is no file or folder of texts, and no task of"),
-        ("Llama", "generate", "EMPTY", DataError, "holds no text. Give a text a line, or a column 'text'"),
+        ("Llama", "linear", "other", UsageError, "the readout 'linear' does not predict. Use --readout causal or g"),
+        ("T5", "generate", "sst2", UsageError, "which an encoder-decoder needs"),
+        ("Llama", "generate", "nowhere", UsageError, "nowhere is neither a file or folder of texts nor a task of"),
+        ("Llama", "generate", "EMPTY", DataError, "contains no text. Give one text per line, or a column 'text'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -132,14 +132,14 @@ def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("great film", " ", None, "a movie")))
     lines.write_text("great film\n\na movie\n")
     note = HeldOutTexts.of(str(table), "demo", loaded).note
-    assert note == f"Rows of --held-out {table} left out: no text of two tokens or more (2)."
+    assert note == f"Rows of --held-out {table} were left out: no text of two tokens or more (2)."
     assert HeldOutTexts.of(str(lines), "demo", loaded).note == ""
     with table.open("a") as file:
         file.write("{broken\n")
-    with pytest.raises(DataError, match=r"texts\.jsonl, row 5: expected a JSON object, .* --skip-bad-rows leaves such"):
+    with pytest.raises(DataError, match=r"texts\.jsonl, row 5: expected a JSON object, .* --skip-bad-rows skips such"):
         HeldOutTexts.of(str(table), "demo", loaded)
     note = HeldOutTexts.of(str(table), "demo", loaded, options=ReadOptions(skip_bad_rows=True)).note
-    assert note == f"Rows of --held-out {table} left out: no text of two tokens or more (2), no JSON object (1)."
+    assert note == f"Rows of --held-out {table} were left out: no text of two tokens or more (2), no JSON object (1)."
 
 
 def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, tmp_path: Path) -> None:
@@ -148,17 +148,15 @@ def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, 
     good = [{"prompt": "film", "target": text} for text in ("great film", "a movie")]
     for split, more in (("train", []), ("validation", []), ("test", [{"prompt": "film", "target": "film " * 40}])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good, *more]))
-    with pytest.raises(DataError, match=r"test\.jsonl, row 3: .* --skip-bad-rows leaves such rows out"):
+    with pytest.raises(DataError, match=r"test\.jsonl, row 3: .* --skip-bad-rows skips such rows"):
         HeldOutTexts.of(str(folder), "demo", loaded)
     with (folder / "test.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "film", "target": ""}) + "\n")
-    with pytest.raises(
-        DataError, match=r"test\.jsonl, row 4, column 'target': expected .* --skip-bad-rows leaves such"
-    ):
+    with pytest.raises(DataError, match=r"test\.jsonl, row 4, column 'target': expected .* --skip-bad-rows skips such"):
         HeldOutTexts.of(str(folder), "demo", loaded)
     texts = HeldOutTexts.of(str(folder), "demo", loaded, options=ReadOptions(skip_bad_rows=True))
     assert (texts.counts["texts"], len(texts.texts)) == (2, 2)
-    assert texts.note == f"Rows of --held-out {folder} left out: answer does not fit (1), no target (1)."
+    assert texts.note == f"Rows of --held-out {folder} were left out: answer does not fit (1), no target (1)."
 
 
 def test_texts_that_a_task_trains_are_told_or_refused(model: Path, data: Path, tmp_path: Path) -> None:
@@ -176,10 +174,10 @@ def test_other_texts_are_noticed_on_resume(model: Path, data: Path, lines: Path,
     how: dict[str, Any] = {"strategies": "continual-ft", "data": str(data), "model": str(model), "held_out": lines}
     forgetfree.run("first", out=tmp_path / "out", steps=1, **how)
     lines.write_text("a movie\n")
-    with pytest.raises(RunError, match="the texts of --held-out changed since it was begun"):
+    with pytest.raises(RunError, match="the texts of --held-out changed since it was started"):
         forgetfree.run("first", out=tmp_path / "out", steps=1, resume=True, **how)
 
 
 def test_a_task_of_the_stream_is_refused(model: Path, data: Path) -> None:
-    with pytest.raises(UsageError, match="first is a task of the stream, which trains its texts"):
+    with pytest.raises(UsageError, match="first is a task of the stream, so its texts are trained on"):
         forgetfree.run("first,last", data=str(data), model=str(model), held_out="first", steps=1)

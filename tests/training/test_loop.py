@@ -329,7 +329,7 @@ def test_deterministic_training_asks_for_algorithms_that_repeat_while_it_trains(
     monkeypatch.delenv(WORKSPACE)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     options = TrainingOptions(batch_size=4, deterministic_training=True)
-    with pytest.raises(OptionError, match=r"before CUDA starts.*Set CUBLAS_WORKSPACE_CONFIG=:4096:8"):
+    with pytest.raises(OptionError, match=r"before CUDA is initialised.*Set CUBLAS_WORKSPACE_CONFIG=:4096:8"):
         fine_tune(bert, rows_for(bert), options, steps=1, seed=0)
 
 

@@ -216,7 +216,7 @@ def _as_markdown(page: Page) -> str:
         rule = " | ".join(["| ---"] + ["---:"] * (len(table.header) - 1)) + " |"
         blocks += [f"## {escape(table.title)}", "\n".join([line(table.header), rule, *map(line, table.rows)])]
     if page.words:
-        blocks += ["## Words", "\n".join(f"- {escape(name)}: {escape(meaning)}" for name, meaning in page.words)]
+        blocks += ["## Glossary", "\n".join(f"- {escape(name)}: {escape(meaning)}" for name, meaning in page.words)]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -32,7 +32,7 @@ OURS = "grafting-continual"
 _REFERENCES = (REFERENCE, "joint", "cumulative")
 #: How the figure of a run is read.
 _CAPTION = (
-    "Mean of seeds; shaded: worst to best seed. Upright line: here the task is learned. Dotted: a constant answer."
+    "Mean over seeds; shaded: worst to best seed. Vertical line: the task is learned here. Dotted: a constant answer."
 )
 
 
@@ -71,7 +71,7 @@ def render(results: Results, format: str) -> str:
         from forgetfree.results.report import figures  # matplotlib takes its time
 
         ends = (f"{label} {results.scale.with_unit(_average(label, results))}" for label in results.strategies)
-        says = f"Scores over the stream; on average at the end {', '.join(ends)}"
+        says = f"Scores over the stream; average at the end: {', '.join(ends)}"
         figure = figures.inlined(results.plot(), says) if results.strategies else ""
         return render_html(page, figure, _CAPTION, figures.style_sheet())
     return render_page(page, format)
@@ -125,7 +125,7 @@ def _lost(label: str, results: Results) -> str:
     name = f"naive fine-tuning ({label})" if label == results.first_of(NAIVE) else label
     learned: Floats = np.diagonal(results.matrices(label).mean(axis=0), -1)
     if results.constant and not np.any(np.array(results.signs) * (learned - results.constant) > 0):
-        return f"{name} learned no task above a constant answer"
+        return f"{name} did not score above a constant answer on any task"
     loss, scale = results.forgetting(label), results.scale
     verb, what = ("lost", "loss") if loss.value >= 0 else ("gained", "gain")
     if verb == "gained":
@@ -168,10 +168,10 @@ def notes(results: Results) -> Iterator[str]:
     if len({*rows.values()}) == 1:
         yield f"Each task is scored on {counted(max(rows.values()), 'row')}."
     elif rows:
-        yield f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
+        yield f"Number of rows scored: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
     seeds = [(label, list(runs)) for label, runs in results.units.items()]
     if any(len(numbers) > 1 for _, numbers in seeds):
-        yield "Cells are mean (standard deviation, n - 1) over seeds."
+        yield "Each cell shows the mean (standard deviation, n - 1) over seeds."
     if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
         yield f"Every strategy: {_count_seeds(seeds[0][1])}."
     elif seeds:

@@ -85,7 +85,9 @@ def _by_strategy(
 def _outcome(results: Results) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     scale, several, measured = results.scale, len(results.tasks) > 1, {*results.scores["metric"]}
-    title = titled("After the last task", _unit_of_scores(results), "loss in nats a token" if LOSS in measured else "")
+    title = titled(
+        "After the last task", _unit_of_scores(results), "loss in nats per token" if LOSS in measured else ""
+    )
     beside = [
         *([("average", scale.text)] if several else []),
         *([(LOSS, PLAIN.text)] if LOSS in measured else []),
@@ -163,8 +165,8 @@ def _beside(results: Results) -> Table:
         (f"{'ECE' if name == 'ece' else name} {task}", percent if limits_of(name) == (0, 1) else PLAIN.text)
         for name, task in pairs
     ]
-    losses = "loss in nats a token" if any(name == LOSS for name, _ in pairs) else ""
-    title = titled("Beside the scores, after the last task", "in %", losses)
+    losses = "loss in nats per token" if any(name == LOSS for name, _ in pairs) else ""
+    title = titled("Other metrics after the last task", "in %", losses)
     return _table(results, title, "strategy", columns, _by_strategy(results, numbers) if columns else (), of_tasks=True)
 
 
@@ -206,9 +208,9 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
         rows.append((label, *(NULL if share is None else share.text for share in shares)))
     if all(each == NULL for row in rows for each in row[1:]):
         return
-    best = ("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))
+    best = ("the best baseline", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))
     table = Table(
-        f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
+        f"Kept above the best baseline (in % of the gain of {reference} over it, with 95 % intervals)",
         ("strategy", *results.tasks, "average"),
         (best, *rows),
     )
@@ -231,11 +233,11 @@ def text_tables(results: Results) -> Iterator[Table]:
         few = min(_SHOWN, len(one.right))
         places = [row * len(one.right) // few for row in range(few)]
         lines = [("prompt", [one.prompts[place] for place in places])] if one.prompts else []
-        lines += [("right text", [one.right[place][0] for place in places])]
+        lines += [("target", [one.right[place][0] for place in places])]
         lines += [(label, [each.texts[place] for place in places]) for label, each in written.items()]
         yield Table(
-            f"Texts of {task} at the end, by the first seed",
-            ("", *(f"test row {place + 1}" for place in places)),
+            f"Texts generated for {task} after the last task, with the first seed",
+            ("", *(f"test example {place + 1}" for place in places)),
             tuple((name, *map(_cut, texts)) for name, texts in lines),
         )
 
@@ -256,9 +258,9 @@ def _held_out(results: Results) -> Table:
             return None
         return [aside.before, aside.after, mean_of_known(aside.by_task or [None])]
 
-    stages = ("before training", "at the end, without a task", "at the end, as tasks are answered")
+    stages = ("before training", "after the last task, no task active", "after the last task, a task active")
     columns = [(stage, PLAIN.text) for stage in stages]
-    title = "Loss on texts that no task trains (nats a token)"
+    title = "Loss on held-out texts (nats per token)"
     return _table(results, title, "strategy", columns, _by_strategy(results, numbers))
 
 
@@ -267,14 +269,14 @@ def _costs(results: Results) -> Table:
     phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds)]
     columns: list[Column] = [(f"{phase.replace('_', '-')} (s)", _SECONDS) for phase in phases]
     kept = any(each.kept_bytes for each in facts)
-    columns += [(header, _COUNT) for header in ("kept (bytes)", "kept per task (bytes)") if kept]
+    columns += [(header, _COUNT) for header in ("stored (bytes)", "stored per task (bytes)") if kept]
 
     def numbers(label: str, run: Run) -> Numbers:
         most = run.facts.kept_bytes[-1] if run.facts.kept_bytes else np.nan
         return [*(run.facts.seconds.get(phase) for phase in phases), *([most, most / tasks] if kept else [])]
 
     rows = _by_strategy(results, numbers) if columns else ()
-    return _table(results, "Time per phase, and memory kept", "strategy", columns, rows)
+    return _table(results, "Time per phase and stored bytes", "strategy", columns, rows)
 
 
 # ---- over the stream ------------------------------------------------------------------------------------
@@ -320,42 +322,50 @@ def _unit_of_scores(results: Results, percent: str = "in %") -> str:
 # ---- what names mean ------------------------------------------------------------------------------------
 
 MEANINGS = {
-    "F1": "of label 1, or of entities where a task labels words",
+    "F1": "F1 of label 1, or of entities for tagging",
     # How learned tasks are scored, see `forgetfree.continual.strategy`.
-    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. Of "
-    "a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
-    "task; the task is scored anew only where a bit of these answers changed",
-    "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
-    "were forgotten",
-    "ECE": "expected calibration error, in %: how far confidence is from accuracy, in 15 bins; the mean over tasks",
-    "updates": "of the model's weights or of a region's, over all tasks; those of the fine-tuned models that it stands on "
-    "count, too, whoever made them, and those of a search for a mask do not",
-    CONSTANT: "the best score that the same answer to every row has: what knows a task is better",
-    "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, and of pairs on how far both texts "
-    "overlap, without the model; the mean over seeds",
-    "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
-    "seeds. Nothing of the model is trained",
-    "a linear probe at the mean": "the same on the mean of the tokens' features",
-    "the most similar training row": "the right text of the row whose prompt has the largest cosine of TF-IDF; the mean "
-    "over seeds",
-    UNTRAINED: "the pre-trained model, asked as it is",
-    "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
-    "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
-    "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
-    "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
-    "kept (bytes)": "beside the pre-trained model, to answer for all tasks and learn the next",
-    "95 % intervals": "in brackets: of 100 such intervals 95 hold what other seeds and test rows would give. Seeds count with "
-    "n - 1, rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is "
-    "mostly wider. No end goes beyond what a score can be",
-    "minus": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
-    "Kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
-    "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
-    "fine-tune is not above the floor for certain, or by fewer than 3 points: a share of so little is noise",
-    "Learning matrix": "the scores of all tasks after each. In HTML, the stronger the tint of a cell, the nearer it is to the "
-    "best score of its task; without a tint, it is no better than a constant answer",
-    LOSS: "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
-    "is the perplexity",
-    "without a task": "where each task has a model of its own, there is none; the column beside it is the mean over the "
-    "models that answer for the tasks",
-    "word_accuracy": "the share of words that are labelled rightly",
+    "forgetting": "the difference between a task's best score since it was learned and its final score; the mean "
+    "over all tasks but the last. If a strategy claims to forget nothing, 32 test rows of each learned task (8 for "
+    "generation) are predicted again after each later task, and the task is scored again only if a bit of these "
+    "predictions changed",
+    "BWT": "backward transfer: a task's final score minus its score right after it was learned; negative if tasks were "
+    "forgotten",
+    "ECE": "expected calibration error, in %: the mean difference between confidence and accuracy, in 15 bins; the "
+    "mean over tasks",
+    "updates": "number of updates of the model's or a region's weights, over all tasks. Updates of the fine-tuned "
+    "models that the strategy uses are included, even if another strategy or run trained them; updates of mask "
+    "scores are not",
+    CONSTANT: "the best score of any single answer that is given to every row; a model that has learned the task "
+    "scores higher",
+    "a bag of words": "logistic regression on TF-IDF features of the same training rows, for pairs also on the "
+    "overlap of the two texts; it does not use the model. The mean over seeds",
+    "a linear probe": "logistic regression on features of the frozen pre-trained model, on the same training rows; "
+    "the mean over seeds",
+    "a linear probe at the mean": "the same, on the mean of the features of all tokens",
+    "the most similar training row": "the target of the training row whose prompt is most similar (cosine of "
+    "TF-IDF); the mean over seeds",
+    UNTRAINED: "the pre-trained model without any training",
+    "FWT": "forward transfer: a task's score just before it is learned minus its score before training",
+    "intransigence": "the score of a model fine-tuned on the task alone minus the task's score right after it was "
+    "learned",
+    "agreement": "the share of test rows with the same prediction as the model fine-tuned on the task alone",
+    "(s)": "seconds over all tasks; the time for a fine-tuned model that several strategies share is counted for the "
+    "strategy that trained it",
+    "stored (bytes)": "stored besides the pre-trained model, to predict for all tasks and to learn the next one",
+    "95 % intervals": "in brackets: 95 % confidence intervals over seeds and test rows. The variance between seeds "
+    "is estimated with n - 1; the variance between rows comes from the part that all seeds share (Cochran and Cox). "
+    "Without predictions for single rows, an upper bound is used, which is mostly wider. Intervals are clipped to "
+    "the range of the score",
+    "minus": "the difference of the averages on the same rows and seeds; undecided: the interval contains 0",
+    "Kept above the best baseline": "(score − baseline) / (score of fine-tune − baseline): the share of what "
+    "fine-tuning learned. A task's baseline is the best one in the table of scores; that of the average is their "
+    "mean. Baselines are treated as exact. — if fine-tune is not significantly above the baseline, or by fewer than "
+    "3 points, because such a share is noise",
+    "Learning matrix": "the scores of all tasks after each task. In HTML, a stronger tint means closer to the task's "
+    "best score; no tint means no better than a constant answer",
+    LOSS: "the mean cross-entropy per token of the targets, including the token that ends them; its exponential is "
+    "the perplexity",
+    "no task active": "empty if each task has its own model. With a task active: the mean over the models that "
+    "predict for the tasks",
+    "word_accuracy": "the share of words with the correct tag",
 }
