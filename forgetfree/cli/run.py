@@ -102,6 +102,8 @@ def run(
     if not how.on and how.without is None:
         if len(stream) > 1:
             raise _too_many("run", stream, f"Join the tasks of a stream by commas: {','.join(stream)}. ")
+        if how.resume and not (stream or how.config) and (begun := Path(flags["out"]) / CONFIG).is_file():
+            how = how.model_copy(update={"config": str(begun)})
         return _learned(how, _config_of(how, flags | ({"stream": stream[0]} if stream else {})))
     check_there(None, Path(how.on) if how.on else None)
     if how.config:

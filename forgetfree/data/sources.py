@@ -5,6 +5,7 @@ docs/data.md tells users all of it; kinds of tasks read the tables, see `forgetf
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -184,6 +185,9 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
         raise UsageError(reason)
     if os.path.exists(name):
         raise UsageError(f"{brief(name)} is a file or a directory, not a task. To read its rows, give --data {name}.")
+    files = sorted(source.path.glob(f"{glob.escape(name)}.*")) if source.path else []
+    if file := next((file for file in files if format_of(file.name)), None):
+        raise UsageError(f"{source.path} has no folder of task {name!r}, but the file {file.name}. Give --data {file}.")
     known |= set() if source.is_closed else {*streams}
     raise UnknownNameError("stream or task" if streams else "task", name, known, source.hint)
 

@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert "Unfinished and left out: grafting-continual, seed 0, after 1 of 3 tasks" in page and "<svg" in page
 
     monkeypatch.undo()
-    assert tiny_cli.run(out, *seeds, "--resume") == 0
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 0  # config.json has the rest
     resumed = results_of(out)
     assert without_times(resumed) == without_times(results_of(finished))
 

@@ -463,6 +463,14 @@ def test_a_real_task_is_read_whole(name: str) -> None:
         assert sum(counts) == notes["splits"][split]["rows"]
 
 
+def test_a_file_beside_the_folders_of_tasks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mood.csv").write_text("text,label\na,0\n")
+    with pytest.raises(
+        UsageError, match=r"has no folder of task 'mood', but the file mood\.csv\. Give --data .*mood\.csv"
+    ):
+        load_tasks("mood,sst2", tmp_path)
+
+
 @pytest.mark.sampled(share=0.2)
 @pytest.mark.parametrize("name", TOKEN_TASKS)
 def test_a_real_task_that_labels_words_is_read_whole(name: str) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from forgetfree import cli
 from forgetfree.jobs import progress
-from forgetfree.jobs.progress import Ended, ShownProgress, Step, make_progress
+from forgetfree.jobs.progress import Ended, ShownProgress, Step, TaskLearned, make_progress
 from forgetfree.results.run_folder import Score
 
 UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
@@ -151,6 +151,13 @@ def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.M
         "2/2 tasks, 0:00:00 left · fine-tune seed 0 · b 100.0 %, average of 2 tasks 75.0 %",
         "2/2 tasks, 0:00:00 left · done in 0:01:20",
     ]
+
+
+def test_the_score_of_a_task_is_the_one_by_its_own_metric() -> None:
+    """Here of the first task, by micro F1, of which macro F1 is known as well."""
+    measured = (("a", "micro_f1", 0.75), ("a", "macro_f1", 0.1), ("b", "accuracy", 1.0), ("c", "accuracy", 0.0))
+    found = [Score("fine-tune", 0, task, 2, metric, value, 8) for task, metric, value in measured]
+    assert str(TaskLearned("unit", 2, found)) == "unit · b 100.0 %, average of 2 tasks 87.5 %"
 
 
 def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
