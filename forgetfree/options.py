@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     Place = str
 else:
     Place = str | Path
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelType
+else:
+    _ModelType = type(pydantic.BaseModel)
 #: Where an option stands in the help of a command.
 HelpGroup = Literal["What to learn", "How to learn", "How to run"]
 GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
@@ -98,7 +102,16 @@ def option(
     return field
 
 
-class Options(pydantic.BaseModel):
+class _OptionsType(_ModelType):
+    """The type of classes of options: says what ``@dataclass`` would do to one."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "__dataclass_params__":
+            raise TypeError(f"{cls.__name__} is a pydantic model, which takes no @dataclass. Remove the decorator.")
+        super().__setattr__(name, value)
+
+
+class Options(pydantic.BaseModel, metaclass=_OptionsType):
     """Base of all options: reads texts, checks types and bounds when it is made, and reports all faults together.
 
     >>> class Speed(Options):
@@ -170,7 +183,11 @@ def build(options: type[AnyOptions], values: Mapping[str, Any], owner: str) -> A
         UnknownNameError: no such option; lists the known ones.
         OptionError: a value of the wrong type or out of range.
     """
-    return options.model_validate(dict(values), context=owner)
+    try:
+        return options.model_validate(dict(values), context=owner)
+    except pydantic.ValidationError as error:
+        faults = sentences(options, error)
+        raise OptionError(f"Options of {owner}: {'; '.join(faults)}.", faults) from None
 
 
 def read_value(value: Any, hint: Any) -> Any:
@@ -210,8 +227,8 @@ def sentences(options: type[Options], error: pydantic.ValidationError, show: Cal
     """
     refused: dict[str, list[ErrorDetails]] = {}
     for each in error.errors():
-        refused.setdefault(str(each["loc"][0]), []).append(each)
-    phrases: list[str] = []
+        refused.setdefault(str(each["loc"][0]) if each["loc"] else "", []).append(each)
+    phrases: list[str] = [_message(each) for each in refused.pop("", ())]
     for name, errors in refused.items():
         hint = options.model_fields[name].annotation
         if _is_union(hint):  # a number out of bounds is none of the words beside it
@@ -286,11 +303,18 @@ def _is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
+def _message(error: ErrorDetails) -> str:
+    """Return the sentence of a validator."""
+    return str(error["ctx"]["error"]).rstrip(".")
+
+
 def _phrase(name: str, error: ErrorDetails, hint: Any) -> str:
     """Return what is wrong with one value of an option."""
     kind = error["type"]
-    if kind == "value_error":
-        return f"{name}: {str(error['ctx']['error']).rstrip('.')}"
+    if kind == "missing":
+        return f"{name} has no default: declare it as {name}: {getattr(hint, '__name__', hint)} = option(default, help)"
+    if kind in ("value_error", "assertion_error"):
+        return f"{name}: {_message(error)}"
     if kind == "finite_number":
         expected = "finite"
     elif kind in _BOUNDS:

@@ -391,9 +391,12 @@ def _loaded(group: Group) -> dict[str, Any]:
 
 def strategy_class(candidate: Any) -> Any:
     """Return a strategy class as it was given; raise ``UsageError`` if it is none."""
+    from forgetfree.options import build
+
     _subclass(candidate, "forgetfree.continual.strategy:ContinualStrategy")
     _subclass(candidate.Options, "forgetfree.training.training_options:TrainingOptions")
-    candidate.Options()  # fails where an option has a type that cannot be read
+    # This fails where an option has a type that cannot be read, or a default that it would refuse.
+    build(candidate.Options, dict(candidate.Options()), candidate.__name__)
     return candidate
 
 

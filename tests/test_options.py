@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from forgetfree import registry
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.options import Options, build, describe, option
+from forgetfree.strategies.bitfit import BitFit
 
 
 class Own(Options):
@@ -93,3 +96,40 @@ def test_every_option_is_described() -> None:
     assert described["steps"] == ("a whole number or none", "none", "how long")
     assert described["nesterov"] == ("true or false", "false", "look ahead")
     assert (described["optimizer"][0], described["note"][0]) == ("sgd or adamw", "a text")
+
+
+class Paired(Options):
+    low: int = option(0, "the least")
+    high: int = option(1, "the most")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Paired:
+        if self.low > self.high:
+            raise ValueError("low must not be above high")
+        return self
+
+
+def test_a_validator_of_an_author_is_told_in_its_words() -> None:
+    with pytest.raises(OptionError, match=r"^Options of mine: low must not be above high\.$"):
+        build(Paired, {"low": 3}, "mine")
+
+
+def test_an_authors_mistakes_are_told() -> None:
+    class NoDefault(Options):
+        rate: float
+
+    with pytest.raises(OptionError, match=r"rate has no default: declare it as rate: float = option\(default, help\)"):
+        build(NoDefault, {}, "mine")
+    with pytest.raises(TypeError, match=r"Own is a pydantic model, which takes no @dataclass\. Remove the decorator"):
+        dataclass(Own)
+
+
+def test_a_strategy_whose_default_is_refused_cannot_be_used() -> None:
+    class WrongDefault(BitFit.Options):  # type: ignore[misc,name-defined]
+        strength: int = option("much", "how much")
+
+    class Mine(BitFit):
+        Options = WrongDefault
+
+    with pytest.raises(OptionError, match="Options of Mine: strength must be a whole number, got 'much'"):
+        registry.strategy_class(Mine)

@@ -114,6 +114,8 @@ class _Look:
         for name in config.names:
             if name not in self._rows and (task := registry.tasks().get(name)):
                 self._definitions[name] = task
+        for kind in dict.fromkeys(map(kind_of, self._definitions.values())):
+            attempt(kind.check_scenario, list(self._definitions.values()), self._common.scenario)
         self._loaded: LoadedModel | None = attempt(self._load)
         if self._loaded is not None:
             self._check_against(self._loaded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from forgetfree.data.columns import ColumnNames, bare_name, choose, choose_texts
 from forgetfree.data.labels import Labels, check_alike, parts_of, several
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, shown
-from forgetfree.display import listed, nfc
+from forgetfree.display import counted, listed, nfc
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.classification import check_filled, definition_of, with_source
 from forgetfree.kinds.kind import Form, Kind, Text
@@ -113,17 +114,18 @@ class MultiLabel(Kind):
         faults, read, rows = DataFaults(), dict[str, _LabelSets](), dict[str, Rows]()
         if task.train.columns or not task.train.bad:
             columns, labels = faults.demand(_columns, task)
+            written = [cell for cell in task.train.columns.get(labels[0], ()) if isinstance(cell, str)]
+            sign = next((sign for sign in _BETWEEN if any(sign in cell for cell in written)), "|")
             for split, table in task.tables.items():
-                if each := faults.attempt(_LabelSets, table, columns, labels, task.new_labels):
+                if each := faults.attempt(_LabelSets, table, columns, labels, task.new_labels, sign):
                     read[split] = each
         if "train" in read:
             known = task.source.get("label_names") or (task.registered.labels if task.registered else ())
-            names = known or faults.demand(read["train"].names)
-            inferred = definition_of(
-                task.name, "multi-label", tuple(map(str, names)), len(columns.texts), self.metrics[0]
-            )
-            definition = faults.demand(with_source, task.registered or inferred, task.source, task.folder)
-            rows = {split: each.rows(definition) for split, each in read.items()}
+            if names := known or faults.attempt(read["train"].names):
+                labels = tuple(map(str, names))
+                inferred = definition_of(task.name, "multi-label", labels, len(columns.texts), self.metrics[0])
+                definition = faults.demand(with_source, task.registered or inferred, task.source, task.folder)
+                rows = {split: each.rows(definition, bool(known)) for split, each in read.items()}
         for split, table in task.tables.items():
             faults.add_rows(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
         if not rows:
@@ -207,13 +209,24 @@ def _columns(task: TaskTables) -> tuple[ColumnNames, tuple[str, ...]]:
     table, form = task.train, task.registered.form if task.registered else None
     texts = choose_texts(table.where, table.columns, task.columns, form)
     others = [name for name in table.columns if name not in texts]
-    names = [name for name in others if name in (task.source.get("label_names") or ())]
+    own = task.source.get("label_names") or ()
+    names = [name for name in others if name in own]
+    if len(names) > 1 and (missing := [str(name) for name in own if name not in names]):
+        raise DataError(
+            f"{table.where} has columns of the labels {listed(names, 10)}, and none of {listed(missing, 10)}. Correct "
+            "label_names in source.json."
+        )
     if texts and not names and not task.columns.label and not any(map(is_label, others)):
-        names = [name for name in others if all(_yes_or_no(cell) is not None for cell in table.columns[name])]
+        names = [name for name in others if _are_mostly_yes_or_no(table.columns[name])]
     if len(names) > 1:
         return ColumnNames(texts), tuple(names)
     columns, _ = choose(table.where, table.columns, task.columns, form)
     return ColumnNames(columns.texts), (columns.label or "label",)
+
+
+def _are_mostly_yes_or_no(cells: Sequence[Any]) -> bool:
+    """Return whether a column is one of a label; its other cells are faults."""
+    return 2 * sum(_yes_or_no(cell) is not None for cell in cells) > len(cells)
 
 
 def _yes_or_no(cell: Any) -> bool | None:
@@ -224,18 +237,31 @@ def _yes_or_no(cell: Any) -> bool | None:
 class _LabelSets:
     """The labels of each row of a table, by their names; ``mapped`` are those that are read as others."""
 
-    def __init__(self, table: Table, columns: ColumnNames, labels: Sequence[str], new: Mapping[str, str]) -> None:
+    def __init__(
+        self, table: Table, columns: ColumnNames, labels: Sequence[str], new: Mapping[str, str], sign: str
+    ) -> None:
         table.check_columns(ColumnNames((*columns.texts, *labels)))
         check_filled(table, columns)
         self._table, self._texts, self._columns, self.mapped = table, columns.texts, labels, set[str]()
         self._own = labels if len(labels) > 1 else table.label_names.get(labels[0], ())
-        written = [cell for cell in table.columns[labels[0]] if isinstance(cell, str)]
-        sign = next((sign for sign in _BETWEEN if any(sign in cell for cell in written)), "|")
         self._labels = dict[int, list[str]]()
         for i in range(len(table.numbers)):
             found = table.bad.attempt(self._of_columns if len(labels) > 1 else partial(self._of_cell, sign), i) or []
             self.mapped |= new.keys() & set(found)
             self._labels[i] = [label for label in (new.get(label, label) for label in found) if label]
+        self._check_no_masks([each for each in self._labels.values() if each])
+
+    def _check_no_masks(self, rows: list[list[str]]) -> None:
+        """Raise ``DataError`` where lists say yes or no of each label in turn, and so repeat 0 or 1."""
+        if (
+            len({*map(len, rows)}) == 1
+            and {*chain(*rows)} <= {"0", "1"}
+            and any(len({*each}) < len(each) for each in rows)
+        ):
+            raise DataError(
+                f"{self._table.where}, column {self._columns[0]!r}: lists of 0 and 1, expected lists of the labels of a row. "
+                "Write their names, or a column of 0 and 1 for each label."
+            )
 
     def _of_columns(self, i: int) -> list[str]:
         answers = {name: _yes_or_no(self._table.columns[name][i]) for name in self._columns}
@@ -265,20 +291,23 @@ class _LabelSets:
         check_alike(where, [label for label, _ in cells], [row for _, row in cells])
         found = {label for label, _ in cells}
         if len(found) < 2:
-            raise DataError(f"{where} has {len(found)} different labels, and a task needs two. Add rows of others.")
+            raise DataError(
+                f"{where} has {counted(len(found), 'different label')}, and a task needs two. Add rows of others."
+            )
         order = [*self._own, *sorted(found, key=lambda label: (label.isdecimal() and int(label), label))]
         return [label for label in dict.fromkeys(order) if label in found]
 
-    def rows(self, task: TaskDefinition) -> Rows:
+    def rows(self, task: TaskDefinition, numbered: bool) -> Rows:
         """Return the good rows, with a 0 or 1 for each of the task's labels."""
-        known, table = Labels.named(task.labels), self._table
+        known, table = Labels.named(task.labels) if numbered else Labels(task.labels, {}), self._table
         seen = {label for labels in self._labels.values() for label in labels}
         numbers = {label: int(label) for label in seen if label.isdecimal() and label not in task.labels}
         place = {label: known.place(numbers.get(label, label)) for label in seen}
         for i, labels in self._labels.items():
             if unknown := [label for label in labels if place[label] is None]:
                 expected = f"labels of {known.shown}"
-                table.bad.add(table.fault(i, self._columns[0], "unknown label", expected, shown(unknown[0])))
+                column = unknown[0] if len(self._columns) > 1 else self._columns[0]
+                table.bad.add(table.fault(i, column, "unknown label", expected, shown(unknown[0])))
         keep = [i for i, number in enumerate(table.numbers) if number not in table.bad.numbers]
         first, *second = (tuple(table.columns[name][i] for i in keep) for name in self._texts)
         sets = ({place[label] for label in self._labels[i]} for i in keep)
@@ -295,6 +324,8 @@ def _f1(answers: LabelSetAnswers, average: str) -> float:
 
     right, answered = answers.compared
     there = np.flatnonzero(right.any(axis=0))
+    if not len(there):
+        return 0.0
     return float(
         f1_score(right, answered, labels=there if average == "macro" else None, average=average, zero_division=0.0)
     )

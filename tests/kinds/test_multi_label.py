@@ -24,7 +24,7 @@ from forgetfree.continual.stream import Stream, make_stream
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.rows import Rows, TaskRows, few_rows_note, k_shot
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import DataError, RunError, UsageError
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.multi_label import LabelSetAnswers
 from forgetfree.serve.server import application
@@ -177,12 +177,20 @@ def test_one_label_a_row_is_classification_as_before(labels: list[str]) -> None:
         ([{"text": "a", "labels": "joy|sad"}, {"text": "", "labels": "sad|joy"}], "expected a text"),
         (
             [{"text": "a", "labels": ["joy"]}, {"text": "b", "labels": ["joy"]}],
-            "has 1 different labels, and a task needs two",
+            "has 1 different label, and a task needs two",
         ),
         ([{"text": "a", "labels": ["Joy"]}, {"text": "b", "labels": ["joy", "sad"]}], "which look alike"),
         ([{"text": "a", "labels": ["sad", 0.5]}, {"text": "b", "labels": ["joy", "sad"]}], "or a list of them"),
         ([{"text": "a", "labels": []}, {"text": "b", "labels": []}], "has 0 different labels"),
         ([{"text": "a", "joy": 1, "sad": 0}, {"text": "b", "joy": 0, "sad": 2}], "has no column 'label'"),
+        (
+            [{"text": t, "joy": 1, "sad": sad} for t, sad in zip("abc", (0, 1, None), strict=True)],
+            "column 'sad': expected 0 or 1, got nothing",
+        ),
+        (
+            [{"text": "a", "labels": [0, 1, 1]}, {"text": "b", "labels": [1, 0, 0]}],
+            "expected lists of the labels of a row",
+        ),
     ],
 )
 def test_rows_that_cannot_be_read_are_told(rows: Any, said: str) -> None:
@@ -358,6 +366,32 @@ def test_metrics_of_sets(answered: Any, micro: float, macro: float, exact: float
     answers = answers_of([[1, 0, 0], [1, 1, 0], [0, 0, 0]], answered)
     scores = [answers.score(name) for name in ("micro_f1", "macro_f1", "exact_match")]
     assert scores == pytest.approx([micro, macro, exact])
+
+
+def test_lists_of_yes_and_no_are_refused() -> None:
+    rows = [{"text": "a", "labels": [0, 1, 1]}, {"text": "b", "labels": [1, 0, 0]}]
+    with pytest.raises(DataError, match="lists of 0 and 1, expected lists of the labels of a row"):
+        load_tasks(None, {"mood": rows})
+
+
+def test_where_no_row_has_a_label_the_f1_is_0() -> None:
+    answers = answers_of([[0, 0], [0, 0]], [[0, 0], [0, 1]])
+    assert [answers.score(name) for name in ("micro_f1", "macro_f1", "exact_match")] == [0.0, 0.0, 0.5]
+
+
+def test_a_number_is_a_place_only_where_labels_are_listed(tmp_path: Path) -> None:
+    for split, labels in {"train": "10|20\n20|30\n10|30\n", "test": "1\n"}.items():
+        rows = "".join(f"t{i},{cell}\n" for i, cell in enumerate(labels.splitlines()))
+        (tmp_path / f"{split}.csv").write_text(f"text,labels\n{rows}")
+    with pytest.raises(DataError, match=r"expected labels of 10, 20, 30, got \"1\""):
+        load_tasks("mood", tmp_path)
+
+
+def test_the_sign_between_labels_is_that_of_the_training_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text('text,labels\na,"Oil, gas|Wind"\nb,Wind|Sun\nc,"Sun|Oil, gas"\n')
+    (tmp_path / "test.csv").write_text('text,labels\nd,"Oil, gas"\ne,Sun\n')
+    (read,) = load_tasks("energy", tmp_path)
+    assert read.task.labels == ("Oil, gas", "Sun", "Wind") and read.test.labels == ((1, 0, 0), (0, 1, 0))
 
 
 def test_the_floor_is_the_best_constant_set() -> None:
