@@ -187,10 +187,6 @@ def test_one_label_a_row_is_classification_as_before(labels: list[str]) -> None:
             [{"text": t, "joy": 1, "sad": sad} for t, sad in zip("abc", (0, 1, None), strict=True)],
             "column 'sad': expected 0 or 1, got nothing",
         ),
-        (
-            [{"text": "a", "labels": [0, 1, 1]}, {"text": "b", "labels": [1, 0, 0]}],
-            "expected lists of the labels of a row",
-        ),
     ],
 )
 def test_rows_that_cannot_be_read_are_told(rows: Any, said: str) -> None:
