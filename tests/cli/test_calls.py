@@ -193,9 +193,9 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.graft("qnli,sst2", **asked)
     with pytest.raises(UsageError, match="expected a subclass of ContinualStrategy, got <class 'int'>"):
         forgetfree.run("sst2", **asked, strategies=[int])
-    with pytest.raises(UsageError, match="No stream is given"):
+    with pytest.raises(UsageError, match="No stream was given"):
         forgetfree.run(**asked)
-    with pytest.raises(UsageError, match="No stream is given"):
+    with pytest.raises(UsageError, match="No stream was given"):
         forgetfree.run(data={}, progress=False)
     for seeds in ({0, 1}, np.arange(2)):
         with pytest.raises(UsageError, match=r"--seed must be a whole number, got [{a]"):

@@ -130,7 +130,7 @@ def test_two_classes_of_one_name_are_refused(here: Path, run: list[str], capsys:
     shutil.copy(EXAMPLE, "other.py")
     two = ["--strategy", CLASS, "--strategy", "mystrategy=other:MyStrategy"]  # one folder where case does not count
     assert cli.main(["run", *run, *two, "--out", "out"]) == 2
-    assert f"--strategy {CLASS} and mystrategy=other:MyStrategy have one name" in capsys.readouterr().err
+    assert f"--strategy {CLASS} and mystrategy=other:MyStrategy have the same name" in capsys.readouterr().err
     one = ["run", *run, "--strategy", "continual-ft", "--strategy"]
     assert cli.main([*one, f"mine={CLASS}", "--out", "out"]) == 0
     assert cli.main([*one, "mine=other:MyStrategy", "--out", "out", "--resume"]) == 2
