@@ -204,9 +204,9 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run("sst2", **asked | {"shots": np.int64(2)})
     frame = pd.DataFrame({"text": ["a", "b"], "label": [0, 1]})
     for call in (forgetfree.run, forgetfree.graft):
-        with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):
+        with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}, got a DataFrame\."):
             call("sst2", **asked | {"data": frame})
-    with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):
+    with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}, got a DataFrame\."):
         forgetfree.load_stream("sst2", data=frame, model=asked["model"])  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"data\['demo'\]"):  # its rows are meant, not the registered stream
         forgetfree.run(["demo"], **asked | {"data": {"demo": frame.assign(text="")}})
