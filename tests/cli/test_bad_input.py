@@ -164,7 +164,7 @@ CASES = [
     Case("run --data demo", "No stream was given. Known: qnli-agnews-sst2"),
     Case(
         "run --data data/sst2",
-        "data/sst2 holds one task, which may have any name without a comma or a slash. Give task names",
+        "data/sst2 contains one task, which may have any name without a comma or a slash. Give task names",
     ),
     Case("run sst2 --strategy lora --set rank=1000000000", "rank must be at most 65,536, got 1000000000."),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),

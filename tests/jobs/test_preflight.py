@@ -125,7 +125,7 @@ def test_it_is_printed_for_people_with_the_recipe(usual: list[str], capsys: pyte
         "Memory: ",
     ):
         assert f"\n{line}" in f"\n{said}"
-    assert "test rows, labels negative, positive\n" in said
+    assert "test examples, labels negative, positive\n" in said
     assert said.index("Memory: ") < said.index("Recipe of minilm: ") < said.index("Nothing was written")
 
 

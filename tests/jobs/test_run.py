@@ -393,4 +393,4 @@ def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_
         if '"fine_tune"' in (tmp_path / "out" / name / "seed-0" / "history.jsonl").read_text(encoding="utf-8")
     ]
     assert len(made) == 1
-    assert sorted(path.suffix for path in (tmp_path / "out" / "fine-tuned").iterdir()) == [".json", ".safetensors"]
+    assert sorted(path.suffix for path in (tmp_path / "out" / "fine-tuned").iterdir()) == [".safetensors"]
