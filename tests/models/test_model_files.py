@@ -267,6 +267,7 @@ def test_names_on_the_hub_are_read_from_the_cache_of_a_machine_without_a_connect
     pickle_weights(snapshots["owner/name"])
     (snapshots["owner/none"] / "model.safetensors").unlink()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    environment["TORCH_LOGS"] = "-torch.utils._pytree"  # where torchao is installed, PyTorch warns of it
     command = [sys.executable, "-c", LOADING, *names, "nobody/nothing", str(model_directory("bert-mlm"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     sound, pickled, none, unknown, headed = done.stdout.splitlines()

@@ -211,7 +211,8 @@ class LeavesAHook(Plain):
 
     def commit(self, task: Any, training: Training) -> None:
         if task.label == 1:
-            self.model.dropout.register_forward_hook(lambda module, inputs, output: output * 1.5)
+            norm = next(each for each in self.model.backbone.modules() if isinstance(each, torch.nn.LayerNorm))
+            norm.register_forward_hook(lambda module, inputs, output: output * 1.5)
 
 
 @told("fresh start: expected parameters to ask for gradients again, got requires_grad = False for backbone.emb")
