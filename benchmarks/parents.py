@@ -1,4 +1,4 @@
-"""Which earlier task should a new one stand on? Rules side by side, on the same rows, from the same models.
+"""Rules that choose what a new task stands on, compared on the same rows and models.
 
     python -m benchmarks.parents related --data DIR --seed 10 --out runs/parents
 
@@ -81,7 +81,7 @@ class Skill:
 
 
 @dataclass
-class Bench:
+class ChoiceTree:
     """The tasks of a stream, encoded for one model with one seed."""
 
     loaded: Any
@@ -116,8 +116,8 @@ class Bench:
         pre.load_(self.loaded.model, [task.name])
         return SingleTask(self.loaded, task, pre=pre, seed=self.seed, device=self.device)
 
-    def learn(self, choices: tuple[str, ...], tuned_from: str | None = None) -> Skill:
-        """Return the last task of a path of choices, learned; ``tuned_from`` is where θ_ft starts, if not where it stands."""
+    def learn(self, choices: tuple[str, ...]) -> Skill:
+        """Return the skill of the last task of a path of choices."""
         if choices in self.trained:
             return self.trained[choices]
         learned = self.path(choices[:-1])
@@ -250,11 +250,11 @@ def merged(parts: Sequence[tuple[Region, Tensor]]) -> tuple[Region, Tensor]:
 # -- Rules -----------------------------------------------------------------------------------------------
 
 
-def by_probe(margin: float = 0.0, accuracy: bool = False) -> Callable[[Bench, tuple[str, ...]], str]:
+def by_probe(margin: float = 0.0, accuracy: bool = False) -> Callable[[ChoiceTree, tuple[str, ...]], str]:
     """Return the rule: the candidate of the lowest log loss, if it is below that of θ_pre by a share, and as accurate."""
 
-    def choose(bench: Bench, before: tuple[str, ...]) -> str:
-        probes = bench.probes(before)
+    def choose(tree: ChoiceTree, before: tuple[str, ...]) -> str:
+        probes = tree.probes(before)
         best = min(probes, key=lambda on: probes[on][0])
         fine = probes[best][0] <= (1 - margin) * probes[ALONE][0]
         return best if fine and (not accuracy or probes[best][1] > probes[ALONE][1]) else ALONE
@@ -262,34 +262,34 @@ def by_probe(margin: float = 0.0, accuracy: bool = False) -> Callable[[Bench, tu
     return choose
 
 
-def with_way_back(bench: Bench, before: tuple[str, ...]) -> str:
+def with_way_back(tree: ChoiceTree, before: tuple[str, ...]) -> str:
     """The probe with a margin; a task whose loss after training is above that of the probe on θ_pre is trained alone."""
-    on = by_probe(MARGIN)(bench, before)
-    return on if bench.learn((*before, on)).loss <= bench.probes(before)[ALONE][0] else ALONE
+    on = by_probe(MARGIN)(tree, before)
+    return on if tree.learn((*before, on)).loss <= tree.probes(before)[ALONE][0] else ALONE
 
 
-def better_of_two(bench: Bench, before: tuple[str, ...]) -> str:
+def better_of_two(tree: ChoiceTree, before: tuple[str, ...]) -> str:
     """The probe's best, or alone: what has the lower loss after training, for which the task is trained twice."""
-    on = by_probe()(bench, before)
-    return min((ALONE, on), key=lambda each: bench.learn((*before, each)).loss)
+    on = by_probe()(tree, before)
+    return min((ALONE, on), key=lambda each: tree.learn((*before, each)).loss)
 
 
-def by_gradients(bench: Bench, before: tuple[str, ...]) -> str:
+def by_gradients(tree: ChoiceTree, before: tuple[str, ...]) -> str:
     """The earlier task whose gradient at θ_pre is most like the new one's, if it is like it at all."""
-    kinship = bench.kinship(before)
+    kinship = tree.kinship(before)
     best = max(kinship, key=lambda name: kinship[name])
     return best if kinship[best] >= KIN else ALONE
 
 
-def by_trial(bench: Bench, before: tuple[str, ...]) -> str:
+def by_trial(tree: ChoiceTree, before: tuple[str, ...]) -> str:
     """The better of the probe's two best after a few steps of a region."""
-    trials = bench.trials(before)
+    trials = tree.trials(before)
     return min(trials, key=lambda on: trials[on])
 
 
-RULES: dict[str, Callable[[Bench, tuple[str, ...]], str]] = {
-    "alone": lambda bench, before: ALONE,
-    "union": lambda bench, before: UNION if len(before) > 1 else bench.tasks[0].name,
+RULES: dict[str, Callable[[ChoiceTree, tuple[str, ...]], str]] = {
+    "alone": lambda tree, before: ALONE,
+    "union": lambda tree, before: UNION if len(before) > 1 else tree.tasks[0].name,
     "probe": by_probe(),
     "probe, margin": by_probe(MARGIN),
     "probe, margin and way back": with_way_back,
@@ -300,23 +300,23 @@ RULES: dict[str, Callable[[Bench, tuple[str, ...]], str]] = {
 }
 
 
-def measured(bench: Bench) -> dict[str, Any]:
+def measured(tree: ChoiceTree) -> dict[str, Any]:
     """Return each rule's choices and scores, and what the rules looked at."""
     rules = {}
     for name, rule in RULES.items():
         choices: tuple[str, ...] = (ALONE,)
-        while len(choices) < len(bench.tasks):
-            choices = (*choices, rule(bench, choices))
-        skills = bench.path(choices)
+        while len(choices) < len(tree.tasks):
+            choices = (*choices, rule(tree, choices))
+        skills = tree.path(choices)
         rules[name] = {"choices": choices, "scores": [skill.score for skill in skills]}
         average = 100 * sum(skill.score for skill in skills) / len(skills)
         print(f"{name}: {average:.1f}  {' '.join(choices)}", flush=True)
     return {
-        "tasks": [task.name for task in bench.tasks],
+        "tasks": [task.name for task in tree.tasks],
         "rules": rules,
-        "paths": {" > ".join(path): [skill.score, skill.loss] for path, skill in bench.trained.items()},
-        "looked": {" > ".join(path): looked for path, looked in bench.looked.items()},
-        "kinship": {" > ".join(path): bench.kinship(path) for path in bench.trained if len(path) < len(bench.tasks)},
+        "paths": {" > ".join(path): [skill.score, skill.loss] for path, skill in tree.trained.items()},
+        "looked": {" > ".join(path): looked for path, looked in tree.looked.items()},
+        "kinship": {" > ".join(path): tree.kinship(path) for path in tree.trained if len(path) < len(tree.tasks)},
     }
 
 
@@ -353,8 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for task in (single.task for single in singles)
     ]
     pre = ModelState.of(loaded.model, [task.name for task in tasks])
-    bench = Bench(loaded, tasks, options, asked.seed, device, pre)
-    result = measured(bench)
+    tree = ChoiceTree(loaded, tasks, options, asked.seed, device, pre)
+    result = measured(tree)
     asked.out.mkdir(parents=True, exist_ok=True)
     write_json(file, {**vars(asked), "out": None, "seconds": round(time.perf_counter() - began), **result})
     return 0

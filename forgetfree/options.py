@@ -103,7 +103,7 @@ def option(
 
 
 class _OptionsType(_ModelType):
-    """The type of classes of options: says what ``@dataclass`` would do to one."""
+    """The metaclass of options, which refuses ``@dataclass`` in a sentence."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name == "__dataclass_params__":

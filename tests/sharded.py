@@ -65,7 +65,7 @@ def learn_both(out: str, rank: int, several: int) -> None:
 
 
 def refuse(model: Any, rank: int, effect: Any, *, early: bool = False) -> None:
-    """What is not told to leave the values whole, and regions that are written into parts, sharded inside or before."""
+    """Sharding without the vector among its ignored parameters is refused, and so is writing into sharded weights."""
     ledger = Ledger.of_model(model, effect=effect)
     try:
         if early:

@@ -17,7 +17,7 @@ from typing import Any
 
 
 class _Name(type):
-    """What ``from MODULE import NAME`` takes: its calls, attributes and instances are those of the real one."""
+    """A stand-in for a class of a deferred module: its calls, attributes and instances are those of the class."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         return cls._real()(*args, **keywords)
@@ -50,9 +50,9 @@ class _Deferred(ModuleType):
 
 @contextmanager
 def deferred(*names: str) -> Iterator[None]:
-    """Within the block, importing one of these modules costs nothing; afterwards it is imported as ever.
+    """Inside the block, put a stand-in for each of these modules; it imports the module when one of its names is used.
 
-    What is imported stays, so no garbage is looked for meanwhile.
+    Imported objects stay alive, so the garbage collector is off inside the block.
     """
     stands_for = {name: _Deferred(name) for name in names if name not in sys.modules}
     sys.modules.update(stands_for)

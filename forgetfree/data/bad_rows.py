@@ -72,7 +72,7 @@ class BadRows:
 
     @property
     def faults(self) -> list[BadRow]:
-        """What is wrong with them, one fault a cell."""
+        """The faults, one per cell."""
         return [*self._by_cell.values()]
 
     def add(self, fault: BadRow) -> None:

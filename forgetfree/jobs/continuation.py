@@ -1,4 +1,4 @@
-"""Whether a run can be resumed or extended: its config.json is compared with the request, and with data and model now."""
+"""Checks before a run is resumed or extended: its config.json against the request, the data and the model."""
 
 from __future__ import annotations
 

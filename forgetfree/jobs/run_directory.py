@@ -42,7 +42,7 @@ LOCK = ".lock"
 
 def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless the directory has a run to resume, or a run was killed before it wrote config.json."""
-    if not os.path.lexists(out / "config.json") and not is_unused(out):
+    if not os.path.lexists(out / CONFIG) and not is_unused(out):
         raise UsageError(
             f"There is nothing to resume in {str(out)!r}. Give the --out of the run to resume, or leave --resume out."
         )

@@ -53,7 +53,7 @@ class LabelSetAnswers(LabelAnswers):
 
     @property
     def compared(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Whether each row has each label, and whether it is answered so: ``(rows, count)`` both."""
+        """The labels of each row and those predicted, as truth values: ``(rows, count)`` both."""
         right, answered = self.labels == 1, self.logits.argmax(axis=1) == 1
         return right.reshape(-1, self.count), answered.reshape(-1, self.count)
 
@@ -225,7 +225,7 @@ def _columns(task: TaskTables) -> tuple[ColumnNames, tuple[str, ...]]:
 
 
 def _are_mostly_yes_or_no(cells: Sequence[Any]) -> bool:
-    """Return whether a column is one of a label; its other cells are faults."""
+    """Return whether most cells of a column are 0 or 1; then it is a label, and the other cells are faults."""
     return 2 * sum(_yes_or_no(cell) is not None for cell in cells) > len(cells)
 
 

@@ -25,7 +25,7 @@ from forgetfree.errors import ModelError
 
 @dataclass(frozen=True)
 class Head:
-    """What the heads of a model's tasks are of, where they are those of transformers' classifiers.
+    """The classifier of transformers whose head reads out a model's tasks.
 
     Attributes:
         architecture: the classifier's class, such as ``BertForSequenceClassification``.

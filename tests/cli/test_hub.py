@@ -26,7 +26,7 @@ print(json.dumps([constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")]))
 
 
 def asked(patience: float = 60, **variables: str) -> tuple[bool, str | None, str]:
-    """Whether the client works offline then, the variable that says so, and what was said.
+    """Return ``HF_HUB_OFFLINE`` as the client and as the environment have it, and what was printed.
 
     A hub that is there has more ``patience`` than the user's, for a machine that is busy beside the tests.
     """

@@ -224,7 +224,7 @@ def test_what_the_caller_does_to_its_tensors_later_cannot_reach_the_ledger(model
 
 @pytest.mark.parametrize(("names", "there"), [(("h.0.w", "norm.w"), ("h.0.w", "norm.w")), (("gpt.h.w",), ("h.w",))])
 def test_the_graft_of_a_language_model_has_names_as_in_its_body(names: tuple[str, ...], there: tuple[str, ...]) -> None:
-    """Whether the body is one attribute of the model, or the model itself."""
+    """The body is one attribute of the model, or the model itself."""
     space = ParameterSpace(tuple(TensorSpec(name, (2,), torch.float32, 2 * i) for i, name in enumerate(names)))
     ledger = Ledger(space, "f" * 64, binding=Binding("{}", "t", "causal", 5))
     owned = Graft(Region.of([1]), torch.ones(1))
