@@ -9,6 +9,7 @@
     <!-- made of: paper claims -->
     <!-- made of: coverage -->
     <!-- made of: gpu -->
+    <!-- made of: parents -->
     …
     <!-- end -->
 """
@@ -19,7 +20,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import claims, coverage
+from benchmarks import claims, coverage, parents
 from benchmarks.gpu import table as gpu
 from benchmarks.paper import overview
 from forgetfree.display import NULL
@@ -53,6 +54,8 @@ def made(what: str) -> str:
         return _markdown(coverage.tables().tables)
     if kind == "gpu":
         return _markdown([gpu.table(claims.RESULTS / "gpu")])
+    if kind == "parents":
+        return _markdown(parents.tables(claims.RESULTS / "parents"))
     if kind == "claims":
         return _markdown(claims.judged(rest).tables)
     if kind == "figures":

@@ -2,17 +2,19 @@
 
     python -m benchmarks.parents related --data DIR --seed 10 --out runs/parents
 
-A task stands on θ_pre, on what an earlier task is answered with, or on the union of all: θ_ft starts there, γ is what moved
-most among the entries that nobody owns, and γ is trained there. A rule looks at the task's training and validation rows and
-chooses. What a choice leads to depends on the choices before it alone, so each is trained once, whichever rules make it.
-Nothing that is learned changes later: a rule's average is the mean of the scores of its tasks, each right after learning.
+A task stands on θ_pre, on what an earlier task is answered with, or on all earlier tasks: θ_ft starts there, γ is what moved
+most among the entries that nobody below it owns, and γ is trained there. A rule looks at the task's training rows and at as
+many of its validation rows, and chooses; the other validation rows give its score, and no test row is read. What a task
+becomes depends on the tasks below it alone, so it is trained once for each, whichever rules choose them. Nothing learned
+changes later: a rule's average is the mean of the scores of its tasks, each right after learning.
 
-OUT/STREAM-SEED.json holds every rule's choices and scores, and what the rules looked at.
+OUT/STREAM-SHOTS-SEED.json holds every rule's choices and scores, and what the rules looked at.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -20,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,17 +30,22 @@ from torch import Tensor
 
 from forgetfree.continual.region_strategy import SkillOptions
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.precision import faster_precision
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget, most_moved
 from forgetfree.core.trained import RegionParameters
+from forgetfree.data.examples import Examples
 from forgetfree.data.rows import representative
 from forgetfree.data.sources import load_tasks
+from forgetfree.display import NULL, counted
 from forgetfree.files import write_json
 from forgetfree.jobs.environment import quiet_libraries, set_threads
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.recipes import recipe_of
+from forgetfree.results.evidence import interval
+from forgetfree.results.report.page import Table
 from forgetfree.training.encoded_task import EncodedTask, answers_of, features_of, loss_of
 from forgetfree.training.single_task import SingleTask, in_pieces, mask_loss
 
@@ -47,7 +54,7 @@ STREAMS = {
     "mixed": ("sst2", "ag_news", "mr", "mpqa", "cr", "qnli"),
     "unrelated": ("ag_news", "qnli", "wic", "dbpedia", "mpqa"),
 }
-#: What a task stands on, beside earlier tasks by name: θ_pre, and the union of all regions.
+#: What a task stands on, beside earlier tasks by name: θ_pre, and all earlier tasks.
 ALONE, UNION = "alone", "union"
 #: The share by which a parent's log loss must be below that of θ_pre.
 MARGIN = 0.13
@@ -55,44 +62,65 @@ MARGIN = 0.13
 KIN, SKETCH = 0.1, 4096
 #: Updates of the region by which two candidates are compared.
 TRIAL_STEPS = 20
+#: When naive training is scored on a task.
+NAIVE = ("right after", "at the end")
+#: Validation rows, at most, that give the score.
+SCORED_ROWS = 500
+#: What a task takes from those below it: entries and values; values alone, where θ_ft starts and γ is written into θ_pre; the
+#: head, too, where labels are the same; or θ_ft from a copy that is trained on all tasks in turn.
+Inherits = Literal["graft", "values", "head", "naive"]
+INHERITS: dict[str, tuple[str, Inherits]] = {
+    "probe, margin; values alone": ("probe, margin", "values"),
+    "probe, margin; head": ("probe, margin", "head"),
+    "union; θ_ft from a naive copy": (UNION, "naive"),
+}
 
 
 @dataclass(frozen=True)
 class Skill:
-    """A task that is learned on top of something.
+    """A task that is learned on top of others.
 
     Attributes:
         task: its name.
-        on: what it stands on.
-        graft: the entries of θ_pre that it is answered with, its own and inherited, and their values.
+        below: what it stands on, in the order of the stream.
         own: the entries that it owns, and their values.
         readout: its readout.
-        score: on test rows.
-        loss: on validation rows, in nats.
+        score: on validation rows that no rule looks at.
+        loss: on validation rows that rules look at, in nats.
+        inherits: what it took from those below it.
     """
 
     task: str
-    on: str
-    graft: tuple[Region, Tensor]
+    below: tuple[Skill, ...]
     own: tuple[Region, Tensor]
     readout: dict[str, Tensor]
     score: float
     loss: float
+    inherits: Inherits = "graft"
+
+    @property
+    def key(self) -> str:
+        """The task, with what it stands on."""
+        below = " ".join(each.key for each in self.below)
+        return f"{self.task}({below})" + ("" if self.inherits == "graft" else f" by {self.inherits}")
 
 
 @dataclass
-class ChoiceTree:
-    """The tasks of a stream, encoded for one model with one seed."""
+class Skills:
+    """The tasks of a stream, encoded for one model with one seed, and what was learned of them."""
 
     loaded: Any
     tasks: list[EncodedTask]
+    scored: list[Examples]
     options: SkillOptions
     seed: int
     device: torch.device
     pre: ModelState
     sketches: dict[str, Tensor] = field(default_factory=dict)
-    trained: dict[tuple[str, ...], Skill] = field(default_factory=dict)
-    looked: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    trained: dict[str, Skill] = field(default_factory=dict)
+    probed: dict[str, tuple[float, float]] = field(default_factory=dict)
+    tried: dict[str, float] = field(default_factory=dict)
+    naive: list[tuple[ModelState, float]] = field(default_factory=list)
 
     @cached_property
     def space(self) -> ParameterSpace:
@@ -100,109 +128,123 @@ class ChoiceTree:
         space: ParameterSpace = self.loaded.model.space()
         return space
 
-    def start(self, on: str, learned: Sequence[Skill]) -> tuple[Region, Tensor]:
-        """Return the entries and values that a task which stands on ``on`` inherits."""
-        if on == ALONE:
-            return Region.empty(), torch.empty(0)
-        if on != UNION:
-            return next(skill.graft for skill in learned if skill.task == on)
-        return merged([skill.own for skill in learned])
-
-    def single(self, task: EncodedTask, inherited: tuple[Region, Tensor]) -> SingleTask:
-        """Return the bench of a task on top of what it inherits."""
-        theta = self.pre.theta.clone()
-        theta[inherited[0].indices] = inherited[1].to(theta)
-        pre = replace(self.pre, theta=theta, readouts={task.name: self.pre.readouts[task.name]})
+    def single(self, number: int, below: Sequence[Skill], theta: Tensor | None = None) -> SingleTask:
+        """Return the bench of a task on top of what it stands on, or of ``theta``."""
+        task, readout = self.tasks[number], self.pre.readouts[self.tasks[number].name]
+        pre = replace(self.pre, theta=self.theta(below) if theta is None else theta, readouts={task.name: readout})
         pre.load_(self.loaded.model, [task.name])
         return SingleTask(self.loaded, task, pre=pre, seed=self.seed, device=self.device)
 
-    def learn(self, choices: tuple[str, ...]) -> Skill:
-        """Return the skill of the last task of a path of choices."""
-        if choices in self.trained:
-            return self.trained[choices]
-        learned = self.path(choices[:-1])
-        task, on = self.tasks[len(choices) - 1], choices[-1]
-        inherited = self.start(on, learned)
-        bench = self.single(task, inherited)
-        taken = merged([skill.own for skill in learned])[0]
-        tuned = bench.fine_tuned(self.options)
-        moved = tuned.theta.clone()
+    def theta(self, below: Sequence[Skill]) -> Tensor:
+        """Return θ_pre with the entries of some tasks; the first owner of an entry counts."""
+        theta = self.pre.theta.clone()
+        for skill in reversed(below):
+            region, values = skill.own
+            theta[region.indices] = values.to(theta)
+        return theta
+
+    def learn(self, number: int, below: tuple[Skill, ...], inherits: Inherits = "graft") -> Skill:
+        """Return the skill of a task that stands on others."""
+        task, nothing = self.tasks[number], (Region.empty(), torch.empty(0))
+        key = Skill(task.name, below, nothing, {}, math.nan, math.nan, inherits).key
+        if key in self.trained:
+            return self.trained[key]
+        bench = self.single(number, below)
+        if inherits == "head" and below and task.definition.labels == self._definition(below[-1]).labels:
+            bench.pre = replace(bench.pre, readouts={task.name: below[-1].readout})
+        tuned = self._naive(number) if inherits == "naive" else bench.fine_tuned(self.options)
+        if inherits == "values":
+            bench = self.single(number, ())
+        moved, taken = tuned.theta.clone(), merged([] if inherits == "values" else [each.own for each in below])
         moved[taken.indices] = bench.pre.theta[taken.indices]
         region = most_moved(bench.pre.theta, moved, budget(len(self.space), self.options.sparsity))
-        values, readout, score, loss = self._region_trained(bench, tuned, region)
-        own = (region, values)
-        skill = Skill(task.name, on, merged([inherited, own]), own, readout, score, loss)
-        self.trained[choices] = skill
-        print(f"{' > '.join(choices)}: {task.name} {100 * score:.1f}, loss {loss:.3f}", file=sys.stderr, flush=True)
+        start = replace(tuned, theta=bench.pre.theta.clone())
+        if inherits == "values":
+            start.theta[region.indices] = tuned.theta[region.indices]
+        values, readout, loss, score = self._region_trained(bench, start, region, self.scored[number])
+        skill = Skill(task.name, below, (region, values), readout, score, loss, inherits)
+        self.trained[key] = skill
+        print(f"{key}: {100 * score:.1f}, loss {loss:.3f}", file=sys.stderr, flush=True)
         return skill
 
+    def _definition(self, skill: Skill) -> Any:
+        return next(task.definition for task in self.tasks if task.name == skill.task)
+
+    def _naive(self, number: int) -> ModelState:
+        """Return what naive training holds after a task."""
+        while len(self.naive) <= number:
+            at = len(self.naive)
+            bench = self.single(at, (), self.naive[-1][0].theta if self.naive else None)
+            state = bench.fine_tuned(self.options)
+            rows = self.scored[at]
+            self.naive.append((state, bench.answers(state, rows, self.options).score(bench.task.definition.metric)))
+        return self.naive[number][0]
+
+    def naive_scores(self) -> dict[str, list[float]]:
+        """Return the scores of naive training on each task, right after it and at the end of the stream."""
+        last = self._naive(len(self.tasks) - 1)
+        after = []
+        for number, task in enumerate(self.tasks):
+            state = replace(last, readouts=self.naive[number][0].readouts)
+            answers = self.single(number, ()).answers(state, self.scored[number], self.options)
+            after.append(answers.score(task.definition.metric))
+        return dict(zip(NAIVE, ([score for _, score in self.naive], after), strict=True))
+
     def _region_trained(
-        self, bench: SingleTask, start: ModelState, region: Region, steps: int | None = None
+        self, bench: SingleTask, start: ModelState, region: Region, scored: Examples | None, steps: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor], float, float]:
-        """Return the region's values, the readout, the score on test rows and the loss on validation rows."""
+        """Return the region's values, the readout, the loss on the rows that rules look at, and the score on ``scored``."""
         model, task = self.loaded.model, bench.task
         options = self.options.for_region(len(self.space), budget(len(self.space), self.options.sparsity))
-        with bench.holding(replace(start, theta=bench.pre.theta), region):
+        with bench.holding(start, region):
+            self.space.scatter_(model.backbone, region.indices, start.theta[region.indices])
             bench.train_(options, "train", RegionParameters(model.backbone, self.space, region), steps)
             values = self.space.gather(model.backbone, region.indices)
             readout = {n: t.detach().clone() for n, t in model.readout_module(task.label).state_dict().items()}
-            score = math.nan if steps else answers_of(model, task, task.test, options).score(task.definition.metric)
-            return values, readout, score, loss_of(model, task, task.validation, options)
-
-    def path(self, choices: tuple[str, ...]) -> list[Skill]:
-        """Return the skills that a path of choices leads to."""
-        return [self.learn(choices[: n + 1]) for n in range(len(choices))]
+            loss = loss_of(model, task, task.validation, options)
+            score = (
+                math.nan if scored is None else answers_of(model, task, scored, options).score(task.definition.metric)
+            )
+            return values, readout, loss, score
 
     # -- What rules look at ----------------------------------------------------------------------------------
 
-    def candidates(self, before: tuple[str, ...]) -> list[str]:
-        """Return what the next task may stand on."""
-        return [ALONE, *(task.name for task in self.tasks[: len(before)]), *([UNION] if len(before) > 1 else [])]
+    def probe(self, number: int, below: tuple[Skill, ...]) -> tuple[float, float]:
+        """Return the log loss and the accuracy, by four-fold cross-validation, of a linear probe of a task on others."""
+        key = f"{self.tasks[number].name}({' '.join(each.key for each in below)})"
+        if key not in self.probed:
+            self.probed[key] = self._probe(number, below)
+        return self.probed[key]
 
-    def _known(self, before: tuple[str, ...], name: str, make: Callable[[], Any]) -> Any:
-        looked = self.looked.setdefault(before, {})
-        if name not in looked:
-            looked[name] = make()
-        return looked[name]
-
-    def probes(self, before: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-        """Return the log loss and the accuracy, by four-fold cross-validation, of a linear probe on each candidate."""
-        found: dict[str, tuple[float, float]] = self._known(
-            before, "probes", lambda: {on: self._probe(before, on) for on in self.candidates(before)}
-        )
-        return found
-
-    def _probe(self, before: tuple[str, ...], on: str) -> tuple[float, float]:
+    def _probe(self, number: int, below: tuple[Skill, ...]) -> tuple[float, float]:
         from sklearn.linear_model import LogisticRegression
         from sklearn.metrics import log_loss
         from sklearn.model_selection import cross_val_predict
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        task = self.tasks[len(before)]
-        bench = self.single(task, self.start(on, self.path(before)))
-        rows = [
-            features_of(bench.model, part, bench.model.features).flatten(1) for part in (task.train, task.validation)
-        ]
-        x = torch.cat(rows).numpy()
-        y = np.concatenate([np.asarray(part.targets) for part in (task.train, task.validation)])
+        bench = self.single(number, below)
+        parts = bench.task.train, bench.task.validation
+        x = torch.cat([features_of(bench.model, part, bench.model.features).flatten(1) for part in parts]).numpy()
+        y = np.concatenate([np.asarray(part.targets) for part in parts])
         probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
         shares = cross_val_predict(probe, x, y, cv=4, method="predict_proba")
         right = shares.argmax(1) == np.searchsorted(np.unique(y), y)
         return float(log_loss(y, shares)), float(right.mean())
 
-    def kinship(self, before: tuple[str, ...]) -> dict[str, float]:
-        """Return the cosine of the task's gradient at θ_pre with that of each earlier task."""
-        mine = self._sketch(self.tasks[len(before)])
+    def kinship(self, number: int, earlier: Sequence[Skill]) -> dict[str, float]:
+        """Return the cosine of a task's gradient at θ_pre with that of each earlier task."""
+        mine = self._sketch(number)
         return {
-            task.name: float(torch.cosine_similarity(mine, self._sketch(task), dim=0))
-            for task in self.tasks[: len(before)]
+            skill.task: float(torch.cosine_similarity(mine, self._sketch(at), dim=0))
+            for at, skill in enumerate(earlier)
         }
 
-    def _sketch(self, task: EncodedTask) -> Tensor:
+    def _sketch(self, number: int) -> Tensor:
         """Return the gradient of up to 64 training rows at θ_pre, under a readout that was trained alone, as a count sketch."""
+        task = self.tasks[number]
         if task.name not in self.sketches:
-            bench = self.single(task, (Region.empty(), torch.empty(0)))
+            bench = self.single(number, ())
             state = bench.with_readout(self.options)
             model = self.loaded.model
             with bench.holding(state):
@@ -219,79 +261,89 @@ class ChoiceTree:
             self.sketches[task.name] = torch.zeros(SKETCH).index_add_(0, places, gradient * signs)
         return self.sketches[task.name]
 
-    def trials(self, before: tuple[str, ...]) -> dict[str, float]:
-        """Return the loss on validation rows after a few steps of a region chosen by SNIP, for the two best candidates."""
-
-        def make() -> dict[str, float]:
-            probes = self.probes(before)
-            best = sorted(probes, key=lambda on: probes[on][0])[:2]
-            return {on: self._trial(before, on) for on in best}
-
-        found: dict[str, float] = self._known(before, "trials", make)
-        return found
-
-    def _trial(self, before: tuple[str, ...], on: str) -> float:
-        learned, task = self.path(before), self.tasks[len(before)]
-        bench = self.single(task, self.start(on, learned))
-        start = bench.with_readout(self.options)
-        taken = merged([skill.own for skill in learned])[0]
-        region = bench.region(start, self.options.model_copy(update={"region_from": "snip", "among": "free"}), taken)
-        return self._region_trained(bench, start, region, TRIAL_STEPS)[-1]
+    def trial(self, number: int, below: tuple[Skill, ...]) -> float:
+        """Return the loss on validation rows after a few steps of a region that SNIP chose."""
+        key = f"{self.tasks[number].name}({' '.join(each.key for each in below)})"
+        if key not in self.tried:
+            bench = self.single(number, below)
+            start = bench.with_readout(self.options)
+            options = self.options.model_copy(update={"region_from": "snip", "among": "free"})
+            region = bench.region(start, options, merged([skill.own for skill in below]))
+            self.tried[key] = self._region_trained(bench, start, region, None, TRIAL_STEPS)[2]
+        return self.tried[key]
 
 
-def merged(parts: Sequence[tuple[Region, Tensor]]) -> tuple[Region, Tensor]:
-    """Return the union of regions that share no entry, with their values."""
-    indices = torch.cat([torch.empty(0, dtype=torch.int64), *(region.indices for region, _ in parts)])
-    values = torch.cat([torch.empty(0), *(values.float() for _, values in parts)])
-    order = indices.argsort()
-    return Region(indices[order]), values[order]
+def merged(parts: Sequence[tuple[Region, Tensor]]) -> Region:
+    """Return the union of regions."""
+    return Region(torch.unique(torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each, _ in parts)])))
+
+
+def stands_on(on: str, learned: Sequence[Skill]) -> tuple[Skill, ...]:
+    """Return the tasks that a task stands on which chose ``on``."""
+    if on == ALONE:
+        return ()
+    if on == UNION:
+        return tuple(learned)
+    parent = next(skill for skill in learned if skill.task == on)
+    return (*parent.below, parent)
 
 
 # -- Rules -----------------------------------------------------------------------------------------------
 
+Rule = Callable[[Skills, Sequence[Skill]], str]
 
-def by_probe(margin: float = 0.0, accuracy: bool = False) -> Callable[[ChoiceTree, tuple[str, ...]], str]:
+
+def probes(skills: Skills, learned: Sequence[Skill], union: bool = False) -> dict[str, tuple[float, float]]:
+    """Return what the probe of the next task says of each candidate."""
+    candidates = [ALONE, *(skill.task for skill in learned), *([UNION] if union and len(learned) > 1 else [])]
+    return {on: skills.probe(len(learned), stands_on(on, learned)) for on in candidates}
+
+
+def by_probe(margin: float = 0.0, *, accuracy: bool = False, union: bool = False) -> Rule:
     """Return the rule: the candidate of the lowest log loss, if it is below that of θ_pre by a share, and as accurate."""
 
-    def choose(tree: ChoiceTree, before: tuple[str, ...]) -> str:
-        probes = tree.probes(before)
-        best = min(probes, key=lambda on: probes[on][0])
-        fine = probes[best][0] <= (1 - margin) * probes[ALONE][0]
-        return best if fine and (not accuracy or probes[best][1] > probes[ALONE][1]) else ALONE
+    def choose(skills: Skills, learned: Sequence[Skill]) -> str:
+        found = probes(skills, learned, union)
+        best = min(found, key=lambda on: found[on][0])
+        fine = found[best][0] <= (1 - margin) * found[ALONE][0]
+        return best if fine and (not accuracy or found[best][1] > found[ALONE][1]) else ALONE
 
     return choose
 
 
-def with_way_back(tree: ChoiceTree, before: tuple[str, ...]) -> str:
+def with_way_back(skills: Skills, learned: Sequence[Skill]) -> str:
     """The probe with a margin; a task whose loss after training is above that of the probe on θ_pre is trained alone."""
-    on = by_probe(MARGIN)(tree, before)
-    return on if tree.learn((*before, on)).loss <= tree.probes(before)[ALONE][0] else ALONE
+    on = by_probe(MARGIN)(skills, learned)
+    loss = skills.learn(len(learned), stands_on(on, learned)).loss
+    return on if loss <= probes(skills, learned)[ALONE][0] else ALONE
 
 
-def better_of_two(tree: ChoiceTree, before: tuple[str, ...]) -> str:
+def better_of_two(skills: Skills, learned: Sequence[Skill]) -> str:
     """The probe's best, or alone: what has the lower loss after training, for which the task is trained twice."""
-    on = by_probe()(tree, before)
-    return min((ALONE, on), key=lambda each: tree.learn((*before, each)).loss)
+    on = by_probe()(skills, learned)
+    return min((ALONE, on), key=lambda each: skills.learn(len(learned), stands_on(each, learned)).loss)
 
 
-def by_gradients(tree: ChoiceTree, before: tuple[str, ...]) -> str:
+def by_gradients(skills: Skills, learned: Sequence[Skill]) -> str:
     """The earlier task whose gradient at θ_pre is most like the new one's, if it is like it at all."""
-    kinship = tree.kinship(before)
+    kinship = skills.kinship(len(learned), learned)
     best = max(kinship, key=lambda name: kinship[name])
     return best if kinship[best] >= KIN else ALONE
 
 
-def by_trial(tree: ChoiceTree, before: tuple[str, ...]) -> str:
+def by_trial(skills: Skills, learned: Sequence[Skill]) -> str:
     """The better of the probe's two best after a few steps of a region."""
-    trials = tree.trials(before)
-    return min(trials, key=lambda on: trials[on])
+    found = probes(skills, learned)
+    best = sorted(found, key=lambda on: found[on][0])[:2]
+    return min(best, key=lambda on: skills.trial(len(learned), stands_on(on, learned)))
 
 
-RULES: dict[str, Callable[[ChoiceTree, tuple[str, ...]], str]] = {
-    "alone": lambda tree, before: ALONE,
-    "union": lambda tree, before: UNION if len(before) > 1 else tree.tasks[0].name,
+RULES: dict[str, Rule] = {
+    "alone": lambda skills, learned: ALONE,
+    "union": lambda skills, learned: UNION,
     "probe": by_probe(),
     "probe, margin": by_probe(MARGIN),
+    "probe, margin, union among the candidates": by_probe(MARGIN, union=True),
     "probe, margin and way back": with_way_back,
     "probe, loss and accuracy": by_probe(accuracy=True),
     "better of two": better_of_two,
@@ -300,24 +352,57 @@ RULES: dict[str, Callable[[ChoiceTree, tuple[str, ...]], str]] = {
 }
 
 
-def measured(tree: ChoiceTree) -> dict[str, Any]:
-    """Return each rule's choices and scores, and what the rules looked at."""
+def measured(skills: Skills, names: Sequence[str]) -> dict[str, Any]:
+    """Return the choices and the scores of rules, and what they looked at."""
     rules = {}
-    for name, rule in RULES.items():
-        choices: tuple[str, ...] = (ALONE,)
-        while len(choices) < len(tree.tasks):
-            choices = (*choices, rule(tree, choices))
-        skills = tree.path(choices)
-        rules[name] = {"choices": choices, "scores": [skill.score for skill in skills]}
-        average = 100 * sum(skill.score for skill in skills) / len(skills)
+    for name in names:
+        rule, inherits = INHERITS.get(name, (name, "graft"))
+        learned: list[Skill] = []
+        choices = []
+        for number in range(len(skills.tasks)):
+            choices.append(RULES[rule](skills, learned) if learned else ALONE)
+            below = stands_on(choices[-1], learned)
+            learned.append(skills.learn(number, below, inherits if below or inherits == "naive" else "graft"))
+        rules[name] = {"choices": choices, "scores": [skill.score for skill in learned]}
+        average = 100 * sum(skill.score for skill in learned) / len(learned)
         print(f"{name}: {average:.1f}  {' '.join(choices)}", flush=True)
     return {
-        "tasks": [task.name for task in tree.tasks],
+        "tasks": [task.name for task in skills.tasks],
+        "rows": [len(rows) for rows in skills.scored],
         "rules": rules,
-        "paths": {" > ".join(path): [skill.score, skill.loss] for path, skill in tree.trained.items()},
-        "looked": {" > ".join(path): looked for path, looked in tree.looked.items()},
-        "kinship": {" > ".join(path): tree.kinship(path) for path in tree.trained if len(path) < len(tree.tasks)},
+        "naive": skills.naive_scores(),
+        "skills": {key: [skill.score, skill.loss] for key, skill in skills.trained.items()},
+        "probes": skills.probed,
+        "trials": skills.tried,
+        "kinship": {
+            task.name: skills.kinship(number, learned[:number])
+            for number, task in enumerate(skills.tasks)
+            if number and "gradients" in names
+        },
     }
+
+
+def tables(directory: Path) -> list[Table]:
+    """Return for each stream the average of each rule, and by how much it is above training alone, paired by seed."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))]
+    made = []
+    for stream in sorted({each["stream"] for each in found}):
+        units = [each for each in found if each["stream"] == stream]
+        rows = []
+        for rule in (*RULES, *INHERITS):
+            pairs = [(each["rules"][rule], each["rules"]["alone"]) for each in units if rule in each["rules"]]
+            if pairs:
+                means = np.array([[np.mean(one["scores"]) for one in pair] for pair in pairs])
+                above = NULL if rule == "alone" else interval(means[:, 0] - means[:, 1]).text
+                choices = "; ".join(" ".join(chosen["choices"][1:]) for chosen, _ in pairs)
+                rows.append((rule, str(len(pairs)), f"{100 * means[:, 0].mean():.1f}", above, choices))
+        for when in NAIVE:
+            average = np.mean([each["naive"][when] for each in units])
+            rows.append((f"naive training, {when}", str(len(units)), f"{100 * average:.1f}", NULL, NULL))
+        title = f"{stream}: {', '.join(units[0]['tasks'])} (in %, {counted(len(units), 'seed')})"
+        header = ("rule", "seeds", "average", "above alone (points)", "what the tasks after the first stand on")
+        made.append(Table(title, header, tuple(rows)))
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -326,10 +411,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("stream", choices=STREAMS)
     parser.add_argument("--data", required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--rule", action="append", choices=(*RULES, *INHERITS), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/parents"))
     parser.add_argument("--shots", type=int, default=32)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--test-limit", type=int, default=500)
+    parser.add_argument("--max-length", type=int, default=64)
     asked = parser.parse_args(arguments)
     file = asked.out / f"{asked.stream}-{asked.shots}-{asked.seed}.json"
     if file.exists():
@@ -338,23 +424,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_threads(1)
     began = time.perf_counter()
     rows = load_tasks(list(STREAMS[asked.stream]), asked.data)
-    loaded = load_model("minilm", "linear", tasks=[each.task for each in rows])
-    settings = {"steps": asked.steps, "precision": "fp32"}
+    loaded = load_model("minilm", "linear", tasks=[each.task for each in rows], max_length=asked.max_length)
+    device = torch.device("cpu")
+    tasks, scored = [], []
+    for each in rows:
+        task = SingleTask.of(loaded, each, shots=asked.shots, seed=asked.seed, test_limit=1, device=device).task
+        # As many validation rows as training rows, at most: who has few rows has few of both.
+        seen = representative(task.validation.targets, len(task.train))
+        rest = task.validation.subset([row for row in range(len(task.validation)) if row not in {*seen}])
+        scored.append(rest.subset(representative(rest.targets, SCORED_ROWS)))
+        tasks.append(replace(task, validation=task.validation.subset(seen)))
+    settings = {"steps": asked.steps, "precision": faster_precision(loaded.model, tasks[0].train)}
     recipe = recipe_of("minilm", settings, ["grafting-continual"], "grafting-continual")
     options = build(SkillOptions, {**recipe, **settings}, "the benchmark")
-    device = torch.device("cpu")
-    singles = [
-        SingleTask.of(loaded, each, shots=asked.shots, seed=asked.seed, test_limit=asked.test_limit, device=device)
-        for each in rows
-    ]
-    # As many validation rows as training rows, at most: who has few rows has few of both.
-    tasks = [
-        replace(task, validation=task.validation.subset(representative(task.validation.targets, len(task.train))))
-        for task in (single.task for single in singles)
-    ]
     pre = ModelState.of(loaded.model, [task.name for task in tasks])
-    tree = ChoiceTree(loaded, tasks, options, asked.seed, device, pre)
-    result = measured(tree)
+    skills = Skills(loaded, tasks, scored, options, asked.seed, device, pre)
+    result = measured(skills, asked.rule or (*RULES, *INHERITS))
     asked.out.mkdir(parents=True, exist_ok=True)
     write_json(file, {**vars(asked), "out": None, "seconds": round(time.perf_counter() - began), **result})
     return 0

@@ -19,8 +19,8 @@ class GraftingOptions(SkillOptions):
     composition: Literal["union", "alone", "auto"] = option(
         "union",
         "weights that a task's region is trained on; union: θ_pre with the regions of all earlier tasks, as in the "
-        "paper; alone: θ_pre, so that regions may overlap and no task depends on the order; auto: trains each "
-        "region both ways and keeps the one with the lower loss on the validation examples",
+        "paper; alone: θ_pre, so that regions may overlap and no task depends on the order; auto: those of the "
+        "earlier task on which a linear probe reads the new examples clearly better than on θ_pre, if there is one",
     )
     final_union: bool = option(False, "also evaluate the final union on all tasks")
 
@@ -29,10 +29,9 @@ class GraftingContinual(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
     Each task is inferred with θ_pre and the union of the regions up to its own, so later tasks cannot change it.
-    With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, each task after the first is
-    trained both ways, from the same θ_ft and γ, and the version with the lower loss on validation rows
-    is recorded; if they are equal, the union. A task trained alone leaves the union unchanged. Plugins
-    are only called in the training on the union.
+    With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, a task may have a parent: the
+    earlier task on which a linear probe reads its rows best, if clearly better than on θ_pre. Then θ_ft starts from what the
+    parent is inferred with, γ is found among the entries that are free there, and the task is inferred with both.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
@@ -45,25 +44,27 @@ class GraftingContinual(RegionStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse compositions that contradict other options."""
-        if options.composition == "alone" and options.final_union:
-            raise OptionError("composition=alone makes no union, but final_union evaluates one. Leave one of them out.")
+        if options.composition != "union" and options.final_union:
+            raise OptionError(
+                f"composition={options.composition} makes no union, but final_union evaluates one. Leave one of them out."
+            )
 
     def setup(self) -> None:
-        """Open a ledger in which a task is inferred with the union of all regions up to its own, or with its own."""
-        self.open_ledger(self.options.composition)
+        """Open a ledger in which each task stands on the one before it, or on θ_pre unless it has a better parent."""
+        self.open_ledger("union" if self.options.composition == "union" else "alone")
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft.
-        tuned = self.fine_tuned(task)
-        region = self.localize(task, tuned)
+        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and a parent may take the
+        #     place of θ_pre.
+        parent = self.better_parent(task) if self.options.composition == "auto" else ""
+        tuned = self.fine_tuned(task, parent)
+        region = self.localize(task, tuned, parent)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        if self.options.composition == "auto" and self.ledger.last_of_union:  # beyond C.3
-            return self.better_training(task, tuned, region)
-        return self.region_training(task, region, start=tuned)
+        return self.region_training(task, region, start=tuned, parent=parent or None)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""

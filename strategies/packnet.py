@@ -61,7 +61,7 @@ class PackNet(RegionStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train all that is free, keep the share of it that moved the most, tensor by tensor, and retrain that."""
-        owned, space = self.ledger.owned(), self.space
+        owned, space = self.ledger.taken(self.ledger.last), self.space
         matrices, is_free = weight_matrices(space), ~owned.mask(len(space))
         trained = None
         if any(bool(view.any()) for i, view in enumerate(space.views(is_free)) if i in matrices):

@@ -73,7 +73,7 @@ def make_run(
             (unit.directory / HISTORY).touch()
             size = 9000 if not lost else 40_000_000
             details = {
-                "ledger": None if lost else {"composition": "union", "bytes": 9000 * n},
+                "ledger": None if lost else {"composition": "parents", "bytes": 9000 * n},
                 "kept_bytes": [size * (i + 1) if not lost else size for i in range(n)],
                 "seconds": {"train": 20.0 * (number + 1) + rng.random(), "evaluate": 3.0},
             }

@@ -82,7 +82,7 @@ def test_names_of_others_stay_names_in_the_card(ledger: Ledger) -> None:
     first = ledger.records[0]
     assert first.definition is not None
     bad = replace(first.definition, name="a`b|c\nd<img src=x>[e](http://f){{ 7 * 7 }}", labels=("---\n# x", "```"))
-    named = Ledger(ledger.space, ledger.fingerprint, "alone", ledger.binding)
+    named = Ledger(ledger.space, ledger.fingerprint, binding=ledger.binding)
     named.append(Record(bad.name, first.region, first.owned, 0.1, first.readout, definition=bad, classes=(0, 1)))
     (line,) = [line for line in str(named.generate_model_card()).splitlines() if "img" in line]
     assert line.startswith("    {") and json.loads(line)["labels"] == ["---\n# x", "```"]

@@ -15,12 +15,12 @@ from benchmarks.gpu.results import Measurement, SectionResults, Value, promise
 from benchmarks.speed.ledger_growth import ledger_of
 from forgetfree import LedgerSwitch, MixedBatchModel, registry
 from forgetfree.checkpoint import Checkpoint
+from forgetfree.continual.region_strategy import StandsOn
 from forgetfree.continual.stream import make_stream
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.checkpoints import pack, unpack
 from forgetfree.kinds.decoding import write_greedily
-from forgetfree.ledger.ledger import Composition
 from forgetfree.options import build
 from forgetfree.recipes import ModelDtype
 from forgetfree.training.encoded_task import predict
@@ -33,9 +33,9 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
     """Yield every promise; the most important first."""
     for precision in ("fp32", "bf16"):
         yield Measurement(f"later tasks, {precision}", 20, partial(later_tasks, bench, precision))
-    compositions: tuple[Composition, ...] = ("union", "alone")
-    for composition in compositions:
-        yield Measurement(f"switches, {composition}", 10, partial(switches, bench, composition))
+    ways: tuple[StandsOn, ...] = ("union", "alone")
+    for stands_on in ways:
+        yield Measurement(f"switches, {stands_on}", 10, partial(switches, bench, stands_on))
     yield Measurement("a region", 10, partial(region, bench))
     dtypes: tuple[ModelDtype, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
@@ -62,12 +62,12 @@ def later_tasks(bench: Bench, precision: str) -> Iterator[Value]:
     yield promise("learning a task changes the answers to it", not any(now[name].same_as(before[name]) for name in now))
 
 
-def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
+def switches(bench: Bench, stands_on: StandsOn) -> Iterator[Value]:
     """Go from task to task and back, and answer after each switch; then rows of many tasks at once."""
     loaded = bench.bert()
     single = SingleTask.of(loaded, bench.rows("alpha", 30), device=bench.device)
     model, space, test = single.model, single.space, single.task.test
-    ledger = ledger_of(space, 8, max(8, len(space) // 10_000), composition)
+    ledger = ledger_of(space, 8, max(8, len(space) // 10_000), stands_on)
     for name in ledger.tasks:
         model.add_task(name, 2)
     model.to(bench.device)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.continual.region_strategy import StandsOn
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.ledger import Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch
 
 TASKS = (10, 100, 1_000, 10_000)
@@ -41,18 +42,20 @@ def encoder() -> nn.Module:
     return model.train(False)
 
 
-def record_of(space: ParameterSpace, task: str, region: Region, free: Region, generator: torch.Generator) -> Record:
+def record_of(ledger: Ledger, task: str, region: Region, parent: str, generator: torch.Generator) -> Record:
     """Return a record with normal values."""
+    free = ledger.free(region, parent)
     values = torch.randn(len(free), generator=generator).mul_(0.05)
-    return Record(task, region, Graft(free, values), len(region) / len(space))
+    return Record(task, region, Graft(free, values), len(region) / len(ledger.space), parent=parent)
 
 
-def ledger_of(space: ParameterSpace, tasks: int, entries: int, composition: Composition = "union") -> Ledger:
+def ledger_of(space: ParameterSpace, tasks: int, entries: int, stands_on: StandsOn = "union") -> Ledger:
     """Return a ledger of random regions."""
-    made, generator = Ledger(space, "f" * 64, composition), torch.Generator().manual_seed(tasks)
+    made, generator = Ledger(space, "f" * 64), torch.Generator().manual_seed(tasks)
     for task in range(tasks):
         region = Region.of(torch.randint(0, len(space), (entries,), generator=generator))
-        made.append(record_of(space, f"task-{task}", region, made.free(region), generator))
+        parent = made.last if stands_on == "union" else ""
+        made.append(record_of(made, f"task-{task}", region, parent, generator))
     return made
 
 
@@ -63,7 +66,7 @@ def next_records(ledger: Ledger, count: int) -> Iterator[Record]:
     chosen: Tensor = free[torch.randperm(len(free), generator=generator)[: count * ENTRIES]]
     for number, part in enumerate(torch.split(chosen, ENTRIES)):
         region = Region(part.sort().values)
-        yield record_of(ledger.space, f"new-{number}", region, region, generator)
+        yield record_of(ledger, f"new-{number}", region, ledger.last, generator)
 
 
 def resident() -> int:

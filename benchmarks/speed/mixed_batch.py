@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.continual.region_strategy import StandsOn
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.ledger import Ledger, Record
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
@@ -28,24 +29,25 @@ TASKS = 8
 SPARSITY = 1e-4
 
 
-def mixed_model(loaded: LoadedModel, tasks: int, composition: Composition, prefix: str = "") -> MixedBatchModel:
+def mixed_model(loaded: LoadedModel, tasks: int, stands_on: StandsOn, prefix: str = "") -> MixedBatchModel:
     """Return the model that answers for tasks ``0`` … of random regions: the worst case, for learned ones lie in few rows.
 
     Args:
         loaded: the base model; it gets a readout for each task.
         tasks: how many.
-        composition: the kind of ledger.
+        stands_on: what its tasks stand on.
         prefix: what the names begin with.
     """
     model, space = loaded.model, loaded.model.space()
     generator = torch.Generator().manual_seed(0)
-    ledger = Ledger(space, loaded.fingerprint, composition)
+    ledger = Ledger(space, loaded.fingerprint)
     for number in range(tasks):
         task = f"{prefix}{number}"
         region = Region.of(torch.randint(len(space), (round(SPARSITY * len(space)),), generator=generator))
-        owned = ledger.free(region)
+        parent = ledger.last if stands_on == "union" else ""
+        owned = ledger.free(region, parent)
         values = space.gather(model.backbone, owned.indices) + 0.02 * torch.randn(len(owned), generator=generator)
-        ledger.append(Record(task, region, Graft(owned, values), SPARSITY))
+        ledger.append(Record(task, region, Graft(owned, values), SPARSITY, parent=parent))
         model.add_task(task, 2 + number % 3)
     return MixedBatchModel(model, LedgerSwitch(ledger, model.backbone, fingerprint=loaded.fingerprint), pad=loaded.pad)
 
@@ -87,17 +89,17 @@ def lora_pass(loaded: LoadedModel, rows: list[Tensor]) -> Callable[[], object]:
     return answer
 
 
-def measured(composition: Composition, sizes: Mapping[int, float], turns: int) -> list[Figure]:
+def measured(stands_on: StandsOn, sizes: Mapping[int, float], turns: int) -> list[Figure]:
     """Return the ratios for one kind of ledger.
 
     Args:
-        composition: the kind.
+        stands_on: what the tasks stand on.
         sizes: rows a task, and the ratio that the project accepts.
         turns: see `figures`.
     """
     loaded = load_model("minilm", "linear")
     loaded.model.eval()
-    mixed = mixed_model(loaded, TASKS, composition)
+    mixed = mixed_model(loaded, TASKS, stands_on)
     found = []
     for each, wanted in sizes.items():
         rows = demo_rows(loaded, TASKS * each)
@@ -109,7 +111,7 @@ def measured(composition: Composition, sizes: Mapping[int, float], turns: int) -
         if each == 1:
             contenders["PEFT"] = lora_pass(loaded, rows)
         seconds = alternate(contenders, turns=turns, warm_up=2)
-        shape = f"{TASKS} tasks of 1e-4 ({composition}), rows a task: {each}"
+        shape = f"{TASKS} tasks of 1e-4 ({stands_on}), rows a task: {each}"
         found.append(ratio(f"mixed batch / base model, {shape}", seconds, "ours", "base", at_most=wanted, limit=1))
         if each == 1:
             found.append(ratio("PEFT: mixed batch of LoRA / base model, rows a task: 1", seconds, "PEFT", "base"))

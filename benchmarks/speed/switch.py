@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from benchmarks.speed.ledger_growth import ledger_of
 from benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.continual.region_strategy import StandsOn
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.ledger.ledger import Composition, Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 
-_COMPOSITIONS: tuple[Composition, ...] = ("alone", "union")
+_WAYS: tuple[StandsOn, ...] = ("alone", "union")
 
 
 def with_adapters(model: nn.Module) -> nn.Module:
@@ -54,9 +55,9 @@ def figures(turns: int = 9) -> list[Figure]:
     space, found = ParameterSpace.of(model), list[Figure]()
     flat = torch.zeros(len(space))
     for share, entries in (("1e-3", 10_646), ("1e-4", 1_064)):
-        for composition in _COMPOSITIONS:
-            ledger = ledger_of(space, 3, entries, composition)
-            switch, writes = LedgerSwitch(ledger, model, check=False), 4 if composition == "alone" else 2
+        for stands_on in _WAYS:
+            ledger = ledger_of(space, 3, entries, stands_on)
+            switch, writes = LedgerSwitch(ledger, model, check=False), 4 if stands_on == "alone" else 2
             contenders: dict[str, Callable[[], object]] = {
                 "ours": partial(_flip, switch),
                 "load_state_dict": lambda: [plain.load_state_dict(state) for state in states],
@@ -66,7 +67,7 @@ def figures(turns: int = 9) -> list[Figure]:
             }
             seconds = alternate(contenders, turns=turns, repeats=3)
             limit = float(np.median(seconds["writes"] / seconds["load_state_dict"]))
-            what = f"s = {share}, {composition}"
+            what = f"s = {share}, {stands_on}"
             found += [
                 ratio(
                     f"switch / load_state_dict, {what}",

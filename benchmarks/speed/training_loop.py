@@ -38,7 +38,7 @@ def bare_loop(stream: Stream, steps: int) -> None:
         separators = x.eq(model.tokens.separator or 0).long()
         types = (separators.cumsum(1) - separators).eq(1).long() * attention
         hidden = model.backbone(input_ids=x, attention_mask=attention, token_type_ids=types).last_hidden_state
-        loss = F.cross_entropy(head(model.dropout(hidden[:, 0])), y)
+        loss = F.cross_entropy(head(F.dropout(hidden[:, 0], model.dropout)), y)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -53,7 +53,8 @@ def pictures(names: dict[str, Any]) -> dict[str, str]:
     for_news = names["grafted"].clone()
     for_news[trainable[0].indices] = names["news"].values
     ledger = names["ledger"]
-    owners = [[*ledger.tasks, "–"][owner] for owner in ledger.owners(type(region).of(range(size))).tolist()]
+    every = type(region).of(range(size))
+    owners = [[*ledger.tasks, "–"][owner] for owner in ledger.owners(every, ledger.last).tolist()]
     scores, gamma = names["scores"], names["gamma"]
     base = names["base"].nonzero().flatten().tolist()
     return {

@@ -309,7 +309,7 @@ class Job:
         config, out, is_watched = self.config, Path(self.config.out), execution.progress is not None
         if is_watched:
             tell(self.title)
-            tell("" if self.revision else recipe_of(config))
+            tell(self.revision.trained_again() if self.revision else recipe_of(config))
         if needs_hub(config.model, config.data):
             if config.objects.model is None:
                 from forgetfree.models.location import locate

@@ -48,8 +48,7 @@ def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -
 def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
     file, ledger = _load(file)
-    disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
-    checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
+    checked = ["layout, bounds, order, disjointness along parents, dtypes, finiteness, checksum"]
     if model:
         from forgetfree.ledger.switch import check_binding, check_weights
         from forgetfree.models.loading import load_bound
@@ -99,7 +98,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
             "task": record.task,
             "region": len(record.region),
             "owned": len(record.owned.region),
-            "alone": ledger.stands_alone(record.task),
+            "parent": record.parent,
             "readout": sum(tensor.numel() for tensor in record.readout.values()),
         }
         for record in ledger.records
@@ -124,11 +123,12 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Return the tables as text."""
     from forgetfree.results.report.page import Page, Table, render_page
 
-    told, is_auto = describe_ledger(ledger, path), ledger.composition == "auto"
+    told, has_parents = describe_ledger(ledger, path), ledger.composition == "parents"
     tasks, total = told["tasks"], told["graftable"]
     owners = [
         (
-            f"{task['task']} (alone)" if is_auto and task["alone"] else task["task"],
+            task["task"],
+            *([task["parent"] or "θ_pre"] if has_parents else []),
             f"{task['region']:,}",
             f"{task['owned']:,}",
             f"{task['region'] - task['owned']:,}",
@@ -137,13 +137,15 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
         )
         for task in tasks
     ]
-    union = ("the union" if is_auto else "all", "", f"{told['owned']:,}", "", f"{told['owned'] / total:.4%}", "")
-    columns = ("task", "region", "owned", "shared", "share of model", "readout values")
+    share = f"{told['owned'] / total:.4%}"
+    every = ("all", *([""] if has_parents else []), "", f"{told['owned']:,}", "", share, "")
+    stands_on = ("stands on",) if has_parents else ()
+    columns = ("task", *stands_on, "region", "owned", "shared", "share of model", "readout values")
     overlaps = [
         (task["task"], *(f"{share:.3f}" for share in row)) for task, row in zip(tasks, told["overlap"], strict=True)
     ]
     tables = [
-        Table("Owners", columns, (*owners, union)),
+        Table("Owners", columns, (*owners, every)),
         Table(
             "Share of the column's region that is also in the row's region",
             ("overlap with", *ledger.tasks),
@@ -153,6 +155,7 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
     title = f"{path}: {counted(len(tasks), 'task')}, {told['bytes']:,} bytes"
     notes = (
         f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {told['tensors']} tensors",
-        f"composition {ledger.composition}" + (", stored beside the weights" if ledger.effect == "beside" else ""),
+        *([] if has_parents else ["a selection: tasks share the values of earlier ones"]),
+        *(["stored beside the weights"] if ledger.effect == "beside" else []),
     )
     return render_page(Page(title, notes, tuple(tables)), "rich").rstrip()

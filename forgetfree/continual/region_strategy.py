@@ -1,8 +1,8 @@
 """Base class of strategies with a ledger: each task trains a region that no later task can change.
 
-Such a strategy chooses a task's region. The region minus what earlier tasks own is trained as one small vector and
-recorded, and a task is answered with what the ledger's composition says. An author meets `RegionStrategy` and its options here;
-`LedgerModel` below decides which weights the model holds at each moment; `forgetfree.continual.strategy` has the rest.
+Such a strategy chooses a task's region, and what the task stands on: θ_pre or an earlier task. The region minus what is owned
+there is trained as one small vector and recorded. An author meets `RegionStrategy` and its options here; `LedgerModel` below
+decides which weights the model holds at each moment; `forgetfree.continual.strategy` has the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
 from forgetfree.core.trained import RegionParameters, TrainedParameters
-from forgetfree.data.rows import representative
 from forgetfree.errors import ConformanceError, LedgerError
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Composition, Ledger, Record
@@ -32,9 +31,13 @@ from forgetfree.ledger.transaction import Transaction
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.results.run_folder import LEDGER
-from forgetfree.training.encoded_task import EncodedTask, loss_of
-from forgetfree.training.single_task import VALIDATION_ROWS
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
+
+#: What a strategy's tasks stand on, where `RegionStrategy.region_training` is told nothing else: each on the one before it, so
+#: that tasks are inferred with unions (paper, C.3); each ``alone``, on θ_pre; or a ledger of selections, in which none does.
+StandsOn = Literal["union", "alone", "selection"]
 
 
 class RegionOptions(TrainingOptions):
@@ -81,7 +84,7 @@ class SkillOptions(LedgerOptions, LocalizationOptions):
 class RegionStrategy(ContinualStrategy):
     """Base class of strategies with a ledger: `setup` opens the ledger, and `begin` returns a `region_training`.
 
-    Between tasks, the model holds the union of all regions if tasks are inferred with unions, else θ_pre.
+    Between tasks, the model holds the union of all regions if each task stands on the one before it, else θ_pre.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LedgerOptions
@@ -92,36 +95,78 @@ class RegionStrategy(ContinualStrategy):
     ledger_model: LedgerModel
 
     @final
-    def open_ledger(self, composition: Composition) -> None:
+    def open_ledger(self, stands_on: StandsOn) -> None:
         """Create an empty ledger, which becomes the strategy's `storage`.
 
         Args:
-            composition: regions that a task is inferred with: ``union``, ``alone``, ``selection`` or ``auto``, see `Ledger`.
+            stands_on: what tasks stand on, where `region_training` is told nothing else.
         """
-        self.ledger_model = LedgerModel(self, composition)
+        self.ledger_model = LedgerModel(self, stands_on)
+        self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
 
     @final
-    def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``, trained from θ_pre on it alone, once per store; the model does not change.
+    def better_parent(self, task: EncodedTask) -> str:
+        """Return the earlier task that ``task`` had better stand on; empty: none, θ_pre.
+
+        Features of the task's training rows, and of as many validation rows, are read once under θ_pre and under each earlier
+        task. An earlier task is better if a linear probe on them has a clearly lower loss, see `forgetfree.training.parents`.
+        """
+        if not self.learned:
+            return ""
+        from forgetfree.training.parents import better_parent, nearest_tasks, probed_loss
+
+        losses = {}
+        with self.ledger_model.standing_on(""):
+            candidates = nearest_tasks(self.model, task, self.learned, self._centres)
+        for parent in ("", *candidates):
+            with self.ledger_model.standing_on(parent):
+                losses[parent] = probed_loss(self.model, task, self.options)
+        return better_parent(losses)
+
+    @contextmanager
+    def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:
+        """Give the bench of a task on top of another, or of θ_pre; the model holds that inside."""
+        with self.ledger_model.standing_on(parent):
+            bench = self.bench(task)
+            if parent:  # θ_ft there is of use to nobody else
+                pre = ModelState.of(self.model, [])
+                pre = replace(pre, readouts={task.name: self.pre_trained.readouts[task.name]})
+                bench = SingleTask(
+                    bench.loaded, task, pre=pre, seed=self.seed, device=self.device, monitor=self.monitor
+                )
+            yield bench
+
+    @final
+    def fine_tuned(self, task: EncodedTask, parent: str = "") -> ModelState:
+        """Return θ_ft of ``task``, trained on it alone from θ_pre, once per store; the model does not change.
 
         If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it.
+
+        Args:
+            task: the task.
+            parent: an earlier task, with whose weights the training begins in the place of θ_pre.
         """
         options = self.options
-        with self.ledger_model.base(union=False):
+        with self._bench_on(task, parent) as bench:
             if isinstance(options, SkillOptions) and not options.needs_fine_tuned:
-                return self.bench(task).with_readout(options)
-            return self.bench(task).fine_tuned(options)
+                return bench.with_readout(options)
+            return bench.fine_tuned(options)
 
     @final
-    def localize(self, task: EncodedTask, tuned: ModelState) -> Region:
+    def localize(self, task: EncodedTask, tuned: ModelState, parent: str = "") -> Region:
         """Return γ of ``task`` as its `LocalizationOptions` say: by ``region_from=mask``, eqs. 3 and 4; the model is as before.
 
         Args:
             task: the task.
             tuned: what `fine_tuned` returned.
+            parent: what it was fine-tuned on. Except by ``mask``, γ is then chosen among what is free on top of it.
         """
-        with self.ledger_model.base(union=False):
-            return self.bench(task).region(tuned, self.options, self.ledger.taken())
+        options = self.options
+        below = parent or self.ledger_model.usual_parent
+        if parent and options.region_from != "mask":
+            options = options.model_copy(update={"among": "free"})
+        with self._bench_on(task, parent) as bench:
+            return bench.region(tuned, options, self.ledger.taken(below))
 
     @final
     def region_training(
@@ -131,13 +176,13 @@ class RegionStrategy(ContinualStrategy):
         start: ModelState | None = None,
         *,
         sparsity: float | None = None,
-        alone: bool = False,
+        parent: str | None = None,
         rate_for: int | None = None,
         steps: int | None = None,
         options: TrainingOptions | None = None,
         trained: Callable[[], TrainedParameters] | None = None,
     ) -> Training:
-        """Return the training of the entries of γ that no earlier task owns, on top of the union, or of all of γ on θ_pre.
+        """Return the training of the entries of γ that no task below owns, on top of what the task stands on.
 
         Args:
             task: the task.
@@ -145,7 +190,7 @@ class RegionStrategy(ContinualStrategy):
             start: where its free entries and the readout start from, such as θ_ft; default: θ_pre, and the untrained readout.
                 With ``region_start=pre-trained`` the entries start from θ_pre all the same.
             sparsity: the share of the space that γ was allowed; default: that of the options, or else what γ has.
-            alone: whether the task stands on θ_pre alone; in a ledger of composition ``alone``, each does.
+            parent: the task that it stands on; empty: θ_pre. Default: as the ledger was opened for.
             rate_for: how many entries the rate of AdamW is meant for; default: as many as γ was allowed.
             steps: updates; default: `RegionOptions.region_updates`.
             options: how it is trained; default: `RegionOptions.for_region`.
@@ -157,9 +202,9 @@ class RegionStrategy(ContinualStrategy):
             sparsity = own.sparsity
         # Though fewer entries may have moved, the rate is that of as many as γ may have.
         allowed = len(region) if sparsity is None else budget(len(space), sparsity)
-        alone = alone or self.ledger.composition == "alone"
-        free = self.ledger.free(region, alone=alone)
-        module = self.ledger_model.begin(task, free, alone=alone, moves_anything=trained is not None)
+        parent = self.ledger_model.usual_parent if parent is None else parent
+        free = self.ledger.free(region, parent)
+        module = self.ledger_model.begin(task, free, parent, moves_anything=trained is not None)
         load_tensors_(module, (start or self.pre_trained).readouts[task.name])
         if start is not None and not (isinstance(own, SkillOptions) and own.region_start == "pre-trained"):
             space.scatter_(model.backbone, free.indices, start.theta[free.indices])
@@ -170,48 +215,8 @@ class RegionStrategy(ContinualStrategy):
         if not any(parameter.numel() for parameter in (*what.parameters, *readouts)):
             steps = 0
         options = options or own.for_region(len(space), rate_for or allowed)
-        task_region = TaskRegion(region, len(region) / len(space) if sparsity is None else sparsity, alone)
+        task_region = TaskRegion(region, len(region) / len(space) if sparsity is None else sparsity, parent)
         return Training(task, what, readouts, steps, options, region=task_region)
-
-    @final
-    def better_training(self, task: EncodedTask, tuned: ModelState, region: Region) -> Training:
-        """Return the training on the union; at its end it gives way to what was trained alone, if that has the lower loss.
-
-        The region is trained on θ_pre alone first, by the plain loop; on the union, Avalanche's plugins meet the training.
-
-        Args:
-            task: the task; the ledger is of composition ``auto``, and has a union.
-            tuned: θ_ft, with the readout that is trained further.
-            region: γ.
-        """
-        chosen = task.validation.subset(representative(task.validation.targets, VALIDATION_ROWS))
-
-        def loss() -> float:
-            return loss_of(self.model, task, chosen, self.options)
-
-        with self.ledger_model.base(union=False):
-            alone = self.region_training(task, region, start=tuned, alone=True)
-            try:
-                self.bench(task).train_(
-                    alone.options,
-                    "train",
-                    alone.trained,
-                    alone.steps,
-                    logged=False,  # one training a task is
-                    about=("alone",),
-                )
-                record, loss_alone = self.ledger_model.record(alone), loss()
-            finally:
-                self.ledger_model.roll_back()
-        training = self.region_training(task, region, start=tuned)
-
-        def better() -> Training:
-            if loss_alone < loss():
-                self.ledger_model.put_alone(task, record)
-                return replace(training, region=alone.region)
-            return training
-
-        return replace(training, finish=better)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record who owns what, with the values that the model holds; after, it holds what the next task starts from."""
@@ -222,10 +227,8 @@ class RegionStrategy(ContinualStrategy):
         return self.ledger_model.of(task)
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
-        """Return the learned tasks where each stands alone: θ_pre answers for what is not learned yet. Else return all."""
-        apart = (
-            self.forget_free and self.stream.scenario == "task" and self.ledger.composition in ("alone", "selection")
-        )
+        """Return the learned tasks where θ_pre answers for what is not learned yet. Else return all."""
+        apart = self.forget_free and self.stream.scenario == "task" and not self.ledger_model.is_union
         return list(self.learned) if apart else None
 
 
@@ -234,10 +237,10 @@ class LedgerModel:
 
     Args:
         strategy: its model holds θ_pre. It gets an empty ledger, and this as what it keeps.
-        composition: what a task is answered with, see `forgetfree.ledger.Composition`.
+        stands_on: what tasks stand on, where `RegionStrategy.region_training` is told nothing else.
     """
 
-    def __init__(self, strategy: ContinualStrategy, composition: Composition) -> None:
+    def __init__(self, strategy: ContinualStrategy, stands_on: StandsOn) -> None:
         loaded = strategy.stream.loaded
         self._binding = loaded.binding()
         self._strategy = strategy
@@ -245,6 +248,8 @@ class LedgerModel:
         #: What the training of a task changes, and the block of the switch that it is in; none between tasks.
         self._change: Transaction[Any] | None = None
         self._learning = ExitStack()
+        self.is_union = stands_on == "union"
+        composition: Composition = "selection" if stands_on == "selection" else "parents"
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.storage = self
 
@@ -252,14 +257,19 @@ class LedgerModel:
         self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)  # refuses a ledger of other weights
         self.ledger = self._strategy.ledger = ledger
 
+    @property
+    def usual_parent(self) -> str:
+        """The task that the next one stands on, where nothing else is said; empty: θ_pre."""
+        return self.ledger.last if self.is_union else ""
+
     def _reset(self) -> None:
-        """Put into the model what the next task starts from: the union, where there is one."""
-        self._switch.to(self.ledger.last_of_union)
+        """Put into the model what the next task usually starts from."""
+        self._switch.to(self.ledger.stage(self.usual_parent))
 
     @contextmanager
-    def base(self, *, union: bool) -> Iterator[None]:
-        """Inside, the model holds the union of all regions so far, or else θ_pre; after, what the next task starts from."""
-        self._switch.to(self.ledger.last_of_union if union else 0)
+    def standing_on(self, task: str) -> Iterator[None]:
+        """Inside, the model holds what a task is answered with, or θ_pre; after, what the next task usually starts from."""
+        self._switch.to(self.ledger.stage(task))
         try:
             yield
         finally:
@@ -267,17 +277,17 @@ class LedgerModel:
 
     # -- Learning a task -------------------------------------------------------------------------------------
 
-    def begin(self, task: EncodedTask, free: Region, *, alone: bool, moves_anything: bool = False) -> nn.Module:
+    def begin(self, task: EncodedTask, free: Region, parent: str, *, moves_anything: bool = False) -> nn.Module:
         """Put what a task stands on into the model, which is going to change; return the task's readout.
 
         Args:
             task: the task.
             free: the entries that are trained.
-            alone: whether it stands on θ_pre alone.
+            parent: the task that it stands on; empty: θ_pre.
             moves_anything: whether training may move other entries, too.
         """
         module = self._strategy.model.readout_module(task.label)
-        block = self._switch.learning(free, alone=alone, modules=[module], moves_anything=moves_anything)
+        block = self._switch.learning(free, parent=parent, modules=[module], moves_anything=moves_anything)
         self._change = self._learning.enter_context(block)
         # Nothing is left to undo once it is committed.
         self._strategy.scope.enter_context(undo_on_error(self.roll_back))
@@ -293,24 +303,14 @@ class LedgerModel:
         return Record(
             task.name,
             own.region,
-            Graft.of(model.backbone, strategy.space, self.ledger.free(own.region, alone=own.alone)),
+            Graft.of(model.backbone, strategy.space, self.ledger.free(own.region, own.parent)),
             own.sparsity,
             readout=tensors_of(model.readout_module(task.label)),
             buffers=changed_buffers(model.backbone, strategy.pre_trained.buffers),
             definition=None if loaded.tokenizer is None else task.definition,
             classes=task.classes,
-            alone=own.alone and self.ledger.composition == "auto",
+            parent=own.parent,
         )
-
-    def put_alone(self, task: EncodedTask, record: Record) -> None:
-        """Put into the model, in place of what is being trained, what was trained on θ_pre alone, ready to be recorded."""
-        self.roll_back()
-        backbone = self._strategy.model.backbone
-        module = self.begin(task, record.region, alone=True)
-        self._strategy.space.scatter_(backbone, record.region.indices, record.owned.values)
-        load_tensors_(module, record.readout)
-        for name, buffer in record.buffers.items():
-            backbone.get_buffer(name).copy_(buffer)
 
     def commit(self, record: Record) -> None:
         """Append what the model holds to the ledger; the model holds what the next task starts from."""
@@ -323,6 +323,7 @@ class LedgerModel:
         if self._change is not None:
             self._change.roll_back()
             self._end()
+            self._reset()
 
     def _end(self) -> None:
         self._change = None
@@ -350,7 +351,7 @@ class LedgerModel:
         strategy = self._strategy
         with (
             self._without_training(),
-            self.base(union=False),
+            self.standing_on(""),
             grafted(strategy.model.backbone, strategy.space, graft.region, graft.values),
         ):
             yield
@@ -361,7 +362,7 @@ class LedgerModel:
 
     def union_scores(self) -> dict[str, list[float | None]]:
         """Return the scores of the one union of all regions on the tasks of the stream, and their calibration errors."""
-        self._united = self.ledger.records[self.ledger.last_of_union - 1].task
+        self._united = self.ledger.last
         try:
             answers = self._strategy.evaluate()
         finally:
@@ -401,7 +402,7 @@ class LedgerModel:
                     f"{path}: the readout of task {record.task!r} does not fit: {misfit}. Load it with the model and scenario "
                     "of its stream."
                 )
-        with self.base(union=False):
+        with self.standing_on(""):
             self._set(ledger)
         for task, record in zip(learned, ledger.records, strict=True):
             load_tensors_(strategy.model.readout_module(task.label), record.readout)

@@ -34,12 +34,12 @@ class TaskRegion:
     Attributes:
         region: γ, of which what is free is trained.
         sparsity: the share of the space that γ was allowed.
-        alone: whether the task stands on θ_pre alone, so that all of γ is free.
+        parent: the task that it stands on; empty: θ_pre.
     """
 
     region: Region
     sparsity: float
-    alone: bool = False
+    parent: str = ""
 
 
 @dataclass(frozen=True)

@@ -108,12 +108,12 @@ def dense_weight(module: nn.Module) -> Tensor:
 
 
 def _weight_by_answers(layer: Any) -> Tensor:
-    """Return the weight of a layer from a library that is not known: its answers to the rows of the identity."""
+    """Return the weight of a layer from a library that is not known: its answers to the rows of the identity, without hooks."""
     width = shape_of(layer)[1]
     device = next((each.device for each in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
     identity = torch.eye(width, device=device)
     try:
-        dense = torch.cat([layer(identity[first : first + 1024]) for first in range(0, width, 1024)]).t()
+        dense = torch.cat([layer.forward(identity[first : first + 1024]) for first in range(0, width, 1024)]).t()
     except (RuntimeError, TypeError) as error:
         raise ModelError(f"The weight of a {type(layer).__name__} cannot be read: {error}.") from error
     bias = getattr(layer, "bias", None)

@@ -78,7 +78,7 @@ class RunOptions(Options):
     )
     upper_triangle: bool | None = option(
         None,
-        "also evaluate tasks before they are learned, which FWT needs; none: only with "
+        "also evaluate tasks before they are learned (zero-shot); none: only with "
         "readouts that predict better than chance before training (not linear or mean)",
     )
     floors: Literal["constant", "words", "probe"] = option(

@@ -195,7 +195,7 @@ def _ledger_summary(ledger: Ledger | None) -> Json | None:
     return {
         "tasks": ledger.tasks,
         "composition": ledger.composition,
-        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
+        "parents": [record.parent for record in ledger.records],
         "region_size": [len(record.region) for record in ledger.records],
         "owned_size": [len(record.owned.region) for record in ledger.records],
         "bytes": ledger.size_in_bytes,
@@ -282,7 +282,7 @@ def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str,
     if not isinstance(strategy, RegionStrategy):
         return {"by_task": by_task}
     # Nothing is put back here: what a strategy spoilt outside of its regions shows.
-    return {"after": loss(strategy.ledger_model.base(union=False)), "by_task": by_task}
+    return {"after": loss(strategy.ledger_model.standing_on("")), "by_task": by_task}
 
 
 # -- Floors ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, takewhile
+from itertools import accumulate, product, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +35,7 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.run_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, load_run, read_scores
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TensorFile
+from forgetfree.training.parents import MANY
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -163,6 +164,19 @@ class Revision:
             return f"Writing {self.base.directory} without {taken[0]}"
         return f"Learning {', '.join(self.tasks[len(self.base.tasks) :])} on top of {self.base.directory}"
 
+    def trained_again(self) -> str:
+        """Say what each unit trains again without the task that is taken away; an empty text where none is."""
+        if len(self.tasks) >= len(self.base.tasks):
+            return ""
+        units: dict[str, list[str]] = {}
+        for name, seed in product(self.config.classes, self.config.seed):
+            prefix = self.carried(name, seed, False)
+            if prefix:
+                again = ", ".join(self.tasks[len(prefix.tasks) :]) or "nothing"
+                units.setdefault(again, []).append(name if len(self.config.seed) == 1 else f"{name}/seed-{seed}")
+        told = "; ".join(f"{again} ({', '.join(names)})" for again, names in units.items())
+        return f"Trained again: {told}" if told else ""
+
     def carried(self, strategy: str, seed: int, unlearned: bool) -> StreamPrefix | None:
         """Return what is carried over from a unit; ``None`` where the run does not have it.
 
@@ -244,10 +258,20 @@ class StreamPrefix:
         self.unit, self._learned, self._stream = unit, list(learned), list(tasks)
         self._record: Json = unit.record() or {}
         extra = self._record["details"]["extra"]
-        same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
         full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
-        if full and all(full.stands_alone(task) for task in learned if task not in tasks):  # they left nothing
-            same = [task for task in learned if task in tasks]
+        taken = [task for task in learned if task not in tasks]
+        chooses = self._record["details"]["options"].get("composition") == "auto"
+
+        def is_same(task: str) -> bool:
+            if full is None:
+                return task in tasks
+            place = full.position(task)
+            # Of many tasks the nearest were asked: without one of them, another would have been.
+            asked_some = chooses and place > MANY and any(full.position(each) < place for each in taken)
+            return not (asked_some or any(full.stands_on(task, each) for each in taken))
+
+        others = [task for task in learned if task in tasks] if full else learned
+        same = list(takewhile(is_same, others))
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)

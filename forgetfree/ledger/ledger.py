@@ -1,4 +1,4 @@
-"""The ledger: the append-only list of records, and who owns which entry.
+"""The ledger: the append-only list of records, who stands on whom, and who owns which entry.
 
 Its file is a `forgetfree.tensor_file.TaskFile`, with a record a task:
 
@@ -15,7 +15,6 @@ dtype.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,10 +42,10 @@ from forgetfree.ledger.owners import Owners
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import DTYPES, StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
-#: What a task is inferred with on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
-#: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap. In ``auto``
-#: some tasks stand alone, and each of the others is inferred with the union of theirs up to its own.
-Composition = Literal["union", "selection", "alone", "auto"]
+#: What a task is inferred with on top of θ_pre. ``parents``: what its parent is inferred with, and its own values; a task
+#: without a parent stands on θ_pre. So tasks that each stand on the one before them are inferred with unions. ``selection``:
+#: its own region, with the entries in it that earlier tasks own.
+Composition = Literal["parents", "selection"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 #: How tasks take effect: their values are ``written`` into the weights; or what is kept are differences, which linear layers
 #: add to their outputs ``beside`` the weights (see `forgetfree.core.differences`).
@@ -61,13 +60,13 @@ class Record:
     Attributes:
         task: its name.
         region: γ_k, as localized.
-        owned: γ_k without what earlier tasks own, with the trained values; all of γ_k where the task stands alone.
+        owned: γ_k without what the tasks below own (in a selection: all earlier ones), with the trained values.
         sparsity: the share of the space that γ_k was allowed.
         readout: the task's own readout tensors by name.
         buffers: the model's buffers that training changed, by name.
         definition: the task's labels in order, its prompt and so on; ``None`` if its rows are no texts.
         classes: the numbers of its labels in the readout, which may have other tasks' labels, too; empty: all of them.
-        alone: in a ledger of composition ``auto``: whether the task stands on θ_pre alone, apart from the union.
+        parent: the earlier task that this one stands on; empty: none, it stands on θ_pre.
     """
 
     task: str
@@ -78,11 +77,11 @@ class Record:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     definition: TaskDefinition | None = None
     classes: tuple[int, ...] = ()
-    alone: bool = False
+    parent: str = ""
 
     @property
     def shared(self) -> Region:
-        """The entries of γ_k that earlier tasks own."""
+        """The entries of γ_k that others own."""
         return self.region - self.owned.region if len(self.region) > len(self.owned.region) else Region.empty()
 
     @property
@@ -117,7 +116,7 @@ class RecordFields:
     sparsity: Annotated[float, Field(ge=0, le=1)]
     definition: TaskDefinition | None
     classes: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
-    alone: bool
+    parent: str
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
@@ -128,7 +127,7 @@ def tensors_of_record(space: ParameterSpace, record: Record) -> TaskTensors:
     if len(shared := record.shared):
         tensors["shared"] = stored_indices(space, shared)
     tensors |= grouped(readout=record.readout, buffer=record.buffers)
-    fields = {"sparsity": record.sparsity, "classes": record.classes, "alone": record.alone}
+    fields = {"sparsity": record.sparsity, "classes": record.classes, "parent": record.parent}
     return TaskTensors(record.task, tensors, fields | {"definition": record.definition and record.definition.fields})
 
 
@@ -161,7 +160,7 @@ def record_of(space: ParameterSpace, stored: TaskTensors) -> Record:
         stored.group("buffer"),
         fields.definition,
         fields.classes,
-        fields.alone,
+        fields.parent,
     )
 
 
@@ -178,8 +177,8 @@ def _check_definition(fields: RecordFields, task: str) -> None:
 class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     """The records of a stream on one base model.
 
-    Besides the records it knows the first task that owns an entry, see `forgetfree.ledger.owners`. In a ledger of composition
-    ``auto`` these are owners in the union: a task that stands alone takes nothing from later ones.
+    A task owns the entries of its region that no task below it owns: its parent, and whom that stands on. So tasks of which
+    none stands on the other may own the same entry, and taking one away changes those alone that stand on it.
 
     >>> ledger = Ledger.of_model(torch.nn.Linear(4, 3))
     >>> len(ledger.space), ledger.tasks
@@ -208,7 +207,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self,
         space: ParameterSpace,
         fingerprint: str,
-        composition: Composition = "union",
+        composition: Composition = "parents",
         binding: Binding | None = None,
         head: str = "",
         effect: Effect = "written",
@@ -225,8 +224,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
         self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
         self._positions: dict[str, int] = {}
-        self._united: list[int] = []  # in ``auto``: the positions of the tasks of the union
-        self._owners = Owners()
+        self._parents: list[int] = [0]  # by stage: the stage that it stands on
+        self._below = 0, Owners()  # a stage, and the owners of what it is inferred with; of a selection: of all entries
 
     @classmethod
     def of_model(
@@ -234,8 +233,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     ) -> Ledger:
         """Return an empty ledger of a model, for tasks that are learned inside `forgetfree.learning`; the model holds θ_pre.
 
-        Tasks of one such ledger may stand on the union of the earlier ones or alone. Names are those of the model's body, so
-        that the ledger is the same with any head.
+        Names are those of the model's body, so that the ledger is the same with any head.
 
         >>> ledger = Ledger.of_model(AutoModelForCausalLM.from_pretrained(DIR))  # doctest: +SKIP
 
@@ -267,7 +265,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             effect = "written"
             space = ParameterSpace.of(body, include=(graftable or ".",))
         dtype = str(dtype_of_rest(body)).removeprefix("torch.") if effect == "beside" else ""
-        return cls(space, body_fingerprint(model), "auto", head=head_digest(model), effect=effect, dtype=dtype)
+        return cls(space, body_fingerprint(model), head=head_digest(model), effect=effect, dtype=dtype)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -294,63 +292,98 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             )
         return self._positions[task]
 
-    def owned(self, upto: str | None = None) -> Region:
-        """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
+    def stage(self, task: str) -> int:
+        """Return the number of a task's record, from 1; 0 for the empty name, which is θ_pre.
 
-        Where all tasks stand alone, an entry counts once, even if several tasks have a value for it.
+        Raises:
+            TaskError: the ledger does not hold it.
         """
-        return Region(self._owners.owned(None if upto is None else self.position(upto)))
+        return self.position(task) + 1 if task else 0
 
-    def owners(self, region: Region) -> Tensor:
-        """Return for each entry of ``region`` the position of the first task that owns it, or −1: ``(s,)``.
+    @property
+    def last(self) -> str:
+        """The task that was learned last; empty, where there is none."""
+        return self._records[-1].task if self._records else ""
+
+    def owned(self, task: str | None = None) -> Region:
+        """Return the entries that ``task`` is inferred with; default: those of all tasks, each once."""
+        parts = range(len(self._records)) if task is None else self.parts(self.stage(task))
+        owned = [self._records[part].owned.region.indices for part in parts]
+        return Region(torch.unique(torch.cat([Region.empty().indices, *owned])))
+
+    def owners(self, region: Region, parent: str = "") -> Tensor:
+        """Return for each entry of ``region`` the position of the task at or below ``parent`` that owns it, or −1: ``(s,)``.
+
+        In a selection, where tasks have no parent, all tasks count.
 
         Raises:
             RegionError: the region does not fit the space.
         """
         self.space.check(region.indices)
-        return self._owners.among(region.indices)
+        return self._owners_below(self.stage(parent)).among(region.indices)
 
-    def free(self, region: Region, *, alone: bool = False) -> Region:
-        """Return the entries of ``region`` that the next task would own: unowned ones; all, where it stands alone.
+    def free(self, region: Region, parent: str = "") -> Region:
+        """Return the entries of ``region`` that the next task would own: those that nobody owns at or below its parent.
 
         Args:
             region: γ.
-            alone: whether it would stand alone; in a ledger of composition ``alone``, it does.
+            parent: what the task would stand on; empty: θ_pre.
         """
-        if alone or self.composition == "alone":
-            return region
-        return Region(region.indices[self.owners(region) < 0])
+        return Region(region.indices[self.owners(region, parent) < 0])
 
-    def taken(self, *, alone: bool = False) -> Region:
+    def taken(self, parent: str = "") -> Region:
         """Return the entries that are not free for the next task, see `free`."""
-        return Region.empty() if alone or self.composition == "alone" else self.owned()
+        return Region(self._owners_below(self.stage(parent)).owned())
 
-    def stands_alone(self, task: str) -> bool:
-        """Return whether a task is inferred with its own values alone, and leaves nothing to later tasks."""
-        return self.composition == "alone" or self._records[self.position(task)].alone
+    def _owners_below(self, stage: int) -> Owners:
+        """Return the owners of what a stage is inferred with; of a selection, those of all entries."""
+        known, owners = self._below
+        if self.composition == "selection":
+            stage = len(self._records)
+            written = list(range(known, stage))
+        else:
+            undone, written = self.way(known, stage)
+            if undone:
+                owners, written = Owners(), self.parts(stage)
+        for part in written:
+            owners.add(self._records[part].owned.region.indices, part)
+        self._below = stage, owners
+        return owners
 
-    @property
-    def last_of_union(self) -> int:
-        """The number of the last record whose union the next task stands on, from 1; 0, where it stands on θ_pre."""
-        if self.composition == "union":
-            return len(self._records)
-        return self._united[-1] + 1 if self._united and self.composition == "auto" else 0
+    def way(self, old: int, new: int) -> tuple[list[int], list[int]]:
+        """Return the positions of the records that are taken away and added, in this order, from one stage to another.
 
-    def parts(self, stage: int) -> Sequence[int]:
+        >>> ledger = Ledger.of_model(torch.nn.Linear(4, 3))
+        >>> ledger.way(0, 0)
+        ([], [])
+        """
+        undone, written = [], []
+        while old != new:  # parents come before their children
+            if old > new:
+                undone.append(old - 1)
+                old = self._parents[old]
+            else:
+                written.append(new - 1)
+                new = self._parents[new]
+        return undone, written[::-1]
+
+    def parts(self, stage: int) -> list[int]:
         """Return the positions of the records whose entries together are what a task has on top of θ_pre.
 
         Args:
             stage: the number of its record, from 1; 0: no task.
 
         Returns:
-            Those of two stages have nothing in common, or else one goes on where the other ends. In a ledger of composition
-            ``selection``, where records share values, a task is one part.
+            The task's ancestors, the first of which stands on θ_pre, and itself. In a ledger of composition ``selection``,
+            where records share values, a task is one part.
         """
-        if self.composition == "union":
-            return range(stage)
-        if stage and self.composition == "auto" and not self._records[stage - 1].alone:
-            return self._united[: bisect_left(self._united, stage)]
-        return range(max(0, stage - 1), stage)
+        return self.way(0, stage)[1]
+
+    def stands_on(self, task: str, other: str) -> bool:
+        """Return whether a task would be another one, had ``other`` not been learned: it stands on it, or shares its values."""
+        if self.composition == "selection":
+            return self.position(task) > self.position(other)
+        return task != other and self.position(other) in self.parts(self.stage(task))
 
     def graft(self, task: str) -> Graft:
         """Return a copy of what ``task`` is inferred with on top of θ_pre, complete enough to be saved and applied.
@@ -365,9 +398,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 "forgetfree.answering, TaskSwitch or Predictor; forgetfree export writes a model of a task."
             )
         record = self._records[last]
-        if self.stands_alone(task):
-            graft = record.owned
-        elif self.composition == "selection":
+        if self.composition == "selection":
             graft = self._selected(record.region)
         else:
             records = [self._records[part] for part in self.parts(last + 1)]
@@ -412,27 +443,26 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 space.
         """
         try:
-            owners = self.owners(record.region)
-        except RegionError as error:
+            owners = self.owners(record.region, record.parent)
+        except (RegionError, TaskError) as error:
             raise LedgerError(f"Record of task {record.task!r}: {error}") from error
         self._append(record, owners)
-        if not record.alone:
-            self._owners.add(record.region.indices[owners < 0], len(self._records) - 1)
 
     def _append(self, record: Record, owners: Tensor) -> None:
         """Do as `append`, where it is known who owns the entries of γ_k so far."""
         self.check_new(record.task)
         record = _own(record, self.space.dtype)
         where = f"Record of task {record.task!r}"
-        if record.alone and self.composition != "auto":
-            raise LedgerError(f"{where} stands alone, which only a ledger of composition auto says of single tasks.")
-        alone = record.alone or self.composition == "alone"
-        expected = record.region if alone else Region(record.region.indices[owners < 0])
-        if record.owned.region != expected:
-            if not alone and len(record.owned.region & Region(record.region.indices[owners >= 0])):
-                raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
+        if record.parent and self.composition == "selection":
             raise LedgerError(
-                f"{where} must own its region minus what earlier tasks own: expected {len(expected)} entries, "
+                f"{where} stands on {record.parent!r}, but in a ledger of selections no task has a parent."
+            )
+        expected = Region(record.region.indices[owners < 0])
+        if record.owned.region != expected:
+            if len(record.owned.region & Region(record.region.indices[owners >= 0])):
+                raise LedgerError(f"{where} takes entries that tasks below it own. Commit ledger.free(γ, parent).")
+            raise LedgerError(
+                f"{where} must own its region minus what tasks below it own: expected {len(expected)} entries, "
                 f"got {len(record.owned.region)}."
             )
         if record.owned.values.shape != (len(record.owned.region),):
@@ -451,10 +481,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             raise LedgerError(
                 f"{where}: tensor {damaged!r} holds NaN or infinity. Train the task again, with a lower rate."
             )
-        position = len(self._records)
-        if not record.alone:
-            self._united.append(position)
-        self._positions[record.task] = position
+        self._parents.append(self.stage(record.parent))
+        self._positions[record.task] = len(self._records)
         self._records.append(record)
         self._frozen = None
 
@@ -471,7 +499,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
         Raises:
             TaskError: the ledger does not hold one of them.
-            LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
+            LedgerError: one of them stands on a task that is left out, or shares its entries.
         """
         ledger = Ledger(
             self.space, self.fingerprint, self.composition, self.binding, self.head, self.effect, self.dtype
@@ -482,8 +510,10 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     def __repr__(self) -> str:
         owned = {record.task: len(record.owned.region) for record in self.records}
+        kind = "" if self.composition == "parents" else f"composition={self.composition!r}, "
         effect = "" if self.effect == "written" else f"effect={self.effect!r}, "
-        return f"Ledger(composition={self.composition!r}, {effect}owned_entries={owned})"
+        parents = {record.task: record.parent for record in self.records if record.parent}
+        return f"Ledger({kind}{effect}owned_entries={owned}{f', parents={parents}' if parents else ''})"
 
     @property
     def sizes(self) -> list[int]:
@@ -523,6 +553,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 "task": record.task,
                 "labels": record.definition.labels if record.definition else (),
                 "entries": len(record.owned.region),
+                **({"parent": record.parent} if record.parent else {}),
             }
             for record in self.records
         ]
@@ -544,18 +575,39 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         if dtype not in (("",) if effect == "written" else DTYPES):
             raise ValueError(f"the dtype of its weights is {brief(dtype)}, expected one such as float32")
         ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""), effect, dtype)
-        records, nothing = [record_of(space, each) for each in stored], Region.empty()
-        ledger._owners, before = Owners.of([nothing if each.alone else each.region for each in records])
-        for record, owners in zip(records, before, strict=True):
+        records = [record_of(space, each) for each in stored]
+        for record, owners in zip(records, ledger._owners_before(records), strict=True):
             try:
                 ledger._append(record, owners)
             except (TaskError, LedgerError) as error:
                 reason = str(error).partition(". ")[0]  # without its remedy, which is about training
-                alone = record.alone or ledger.composition == "alone"
-                if not alone and int((owners < 0).sum()) > len(record.owned.region):
-                    reason = f"task {record.task!r} shares entries that no earlier task owns"
+                if int((owners < 0).sum()) > len(record.owned.region):
+                    reason = f"task {record.task!r} shares entries that no task below it owns"
                 raise ValueError(reason) from error
         return ledger
+
+    def _owners_before(self, records: Sequence[Record]) -> list[Tensor]:
+        """Return for each record the owners of its region below it; raise ``ValueError`` where its parent is not before it."""
+        stages, parents = {"": 0}, [0]
+        for stage, record in enumerate(records, 1):
+            if record.parent not in stages:
+                raise ValueError(f"task {record.task!r} stands on {brief(record.parent)}, which is not before it")
+            parents.append(stages[record.parent])
+            stages.setdefault(record.task, stage)
+        if self.composition == "selection":
+            parents = list(range(-1, len(records)))  # what earlier tasks own is below
+        owners: dict[int, Tensor] = {}
+        for last in range(len(records), 0, -1):
+            if last not in owners:  # nobody stands on it: what is below it is sorted once
+                line = [last]
+                while parents[line[-1]] > 0:
+                    line.append(parents[line[-1]])
+                line.reverse()
+                below, before = Owners.of([records[stage - 1].region for stage in line], [stage - 1 for stage in line])
+                owners |= dict(zip(line, before, strict=True))
+                if last == len(records):
+                    self._below = last, below
+        return [owners[stage] for stage in range(1, len(records) + 1)]
 
 
 def _own(record: Record, dtype: torch.dtype) -> Record:

@@ -152,19 +152,19 @@ class MixedBatchModel:
         records, stage = self._ledger.records, 0
         positions = {task: self._ledger.position(task) for task in tasks}
         positions = {task: at for task, at in positions.items() if not records[at].buffers}
-        if self._ledger.composition == "union" and positions:
-            stage = list(positions.values())[len(positions) // 2] + 1
-        shared = self._ledger.parts(stage)
+        stages = [at + 1 for at in positions.values()]
+        if stages and {*stages} <= {
+            at + 1 for at in self._ledger.parts(stages[-1])
+        }:  # each stands on the one before it
+            stage = stages[len(stages) // 2]
         corrections = {}
         for task, at in positions.items():
-            own = self._ledger.parts(at + 1)  # of a union: the same as the shared ones, up to the end of either
-            more = len(own) > len(shared)
-            changes = self._between(own[len(shared) :] if more else shared[len(own) :])
-            if changes is not None:
-                corrections[task] = [(change, 1 if more else -1) for change in changes]
+            undone, written = map(self._changes_of, self._ledger.way(stage, at + 1))
+            if undone is not None and written is not None:
+                corrections[task] = [*((change, -1) for change in undone), *((change, 1) for change in written)]
         return stage, corrections
 
-    def _between(self, positions: Sequence[int]) -> list[Change] | None:
+    def _changes_of(self, positions: Sequence[int]) -> list[Change] | None:
         """Return the changes of records; ``None`` if one cannot be corrected, or they have too many entries."""
         changes, size = [], 0
         for at in positions:

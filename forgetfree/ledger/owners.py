@@ -29,15 +29,19 @@ class Owners:
         self._runs: list[_Run] = []
 
     @classmethod
-    def of(cls, regions: Sequence[Region]) -> tuple[Owners, tuple[Tensor, ...]]:
-        """Return the owners after regions of tasks, in their order, and for each region the owners before it, as `among` does.
+    def of(cls, regions: Sequence[Region], positions: Sequence[int]) -> tuple[Owners, tuple[Tensor, ...]]:
+        """Return the owners after regions of tasks, and for each region the owners before it, as `among` does.
 
         All regions are sorted once, where `add` merges runs again and again.
+
+        Args:
+            regions: in the tasks' order.
+            positions: those of the tasks, ascending.
         """
         owners, sizes = cls(), [len(region) for region in regions]
         indices, order = torch.cat([Region.empty().indices, *(region.indices for region in regions)]).sort(stable=True)
         lengths = torch.tensor(sizes, dtype=torch.int64, device="cpu")
-        tasks = torch.arange(len(regions), device="cpu").repeat_interleave(lengths)[order]
+        tasks = torch.tensor(positions, dtype=torch.int64, device="cpu").repeat_interleave(lengths)[order]
         is_first = torch.ones(len(indices), dtype=torch.bool, device="cpu")
         is_first[1:] = indices[1:] != indices[:-1]
         first = tasks[is_first]
@@ -64,9 +68,9 @@ class Owners:
             owners[found] = by[at[found]].long()
         return owners
 
-    def owned(self, last: int | None = None) -> Tensor:
-        """Return the sorted indices that have an owner up to position ``last``; default: any owner."""
-        runs = [own if last is None else own[by <= last] for own, by in self._runs]
+    def owned(self) -> Tensor:
+        """Return the sorted indices that have an owner."""
+        runs = [own for own, _ in self._runs]
         return torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *runs]).sort(stable=True).values
 
 

@@ -60,22 +60,20 @@ class _Written:
         #: Of each part (see `Ledger.parts`) that was ever written.
         self._pieces: dict[int, list[_Piece]] = {}
 
-    def change(self, old: Sequence[int], new: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
-        """Write the parts ``new`` where the parts ``old`` are; one of the two begins with the other, or one is empty."""
-        common = min(len(old), len(new))
-        for part in old[common:]:
+    def change(self, undone: Sequence[int], written: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
+        """Write θ_pre where the parts ``undone`` are, and then the parts ``written``."""
+        for part in undone:
             self._write(part, pre=True)
-        for part in new[common:]:
+        for part in written:
             if part not in self._pieces:
-                graft = graft_of(part)
-                self.keep(part, graft, self.values(graft.region))  # the model holds θ_pre there
-        for part in new[common:]:
+                self._keep(part, graft_of(part))
+        for part in written:
             self._write(part)
         torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
 
-    def keep(self, part: int, graft: Graft, pre: Tensor) -> None:
-        """Keep what a part writes, and θ_pre at the same entries, cut by tensor."""
-        pieces = []
+    def _keep(self, part: int, graft: Graft) -> None:
+        """Keep what a part writes, and θ_pre at the same entries, which the model holds there, cut by tensor."""
+        pre, pieces = self.values(graft.region), []
         for number, local, where in self._space.split(graft.region.indices):
             tensor = self._tensor(number)
             pieces.append(
@@ -140,16 +138,18 @@ class _Beside:
     def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
         self._layers = LinearLayers(model, space)
         self._present = ExitStack()
+        self._added: list[int] = []
 
-    def change(self, old: Sequence[int], new: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
-        """Let the layers add the parts ``new``, and no others."""
-        grafts, present = [graft_of(part) for part in new], ExitStack()
+    def change(self, undone: Sequence[int], written: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
+        """Let the layers add no longer the parts ``undone``, but the parts ``written``."""
+        added = [part for part in self._added if part not in undone] + [*written]
+        grafts, present = [graft_of(part) for part in added], ExitStack()
         if grafts:
             indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
             values = torch.cat([graft.values for graft in grafts])[order].to(self._layers.device)
             present.enter_context(Differences(self._layers, Region(indices), values).applied())
         self._present.close()  # not before the others are there
-        self._present = present
+        self._present, self._added = present, added
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -158,9 +158,6 @@ class _Beside:
         if is_sharded(model):  # whose passes gather others for a moment
             return [each for each in model.state_dict(keep_vars=True).values() if hasattr(each, "full_tensor")]
         return list(model.parameters())
-
-    def keep(self, part: int, graft: Graft, pre: Tensor) -> None:
-        """Do nothing: the ledger keeps the differences."""
 
     def values(self, region: Region) -> Tensor:
         """Return the differences ``(s,)`` of a model without a task at the entries of a region: zeros."""
@@ -173,9 +170,9 @@ class _Beside:
 class LedgerSwitch:
     """Changes one model, bit for bit, between θ_pre and what the tasks of a ledger are inferred with.
 
-    In a union, owned regions are disjoint, so going from one task to a later one writes the records between them, and going
-    back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
-    union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
+    What a task owns is disjoint from what it stands on, so going to a task that stands on another writes the records between
+    them, and going back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that
+    do not stand on each other, it goes by what both stand on. The ledger may grow meanwhile.
 
     >>> switch = LedgerSwitch(ledger, model)  # doctest: +SKIP
     >>> switch.to(1)  # the model answers the first task; 0: it is θ_pre again  # doctest: +SKIP
@@ -204,13 +201,11 @@ class LedgerSwitch:
 
     @property
     def stage(self) -> int:
-        """The number of records that the model carries now."""
+        """The number of the record whose task the model answers now; 0: none."""
         return self._stage
 
     def to(self, stage: int) -> None:
         """Make the model infer the task of record ``stage``, counted from 1; 0 is θ_pre.
-
-        In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
 
         Raises:
             LedgerError: there is no such record.
@@ -219,12 +214,11 @@ class LedgerSwitch:
         if not 0 <= stage <= len(records):
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
         if stage != self._stage:
-            old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
-            if old and old[:1] != new[:1]:
-                # They have nothing in common: nothing is half applied where one cannot be read.
-                self._entries.change(old, (), self._graft)
-                old, self._stage = (), 0
-            self._entries.change(old, new, self._graft)
+            undone, written = self.ledger.way(self._stage, stage)
+            if undone and written:  # by what both stand on: nothing is half applied where one cannot be read
+                self.to(self.ledger.stage(records[written[0]].parent))
+                undone = []
+            self._entries.change(undone, written, self._graft)
             self._stage = stage
         if stage:
             _IN_PLACE[self._backbone] = records[stage - 1].task
@@ -246,28 +240,28 @@ class LedgerSwitch:
         self,
         region: Region,
         *,
-        alone: bool = False,
+        parent: str = "",
         modules: Sequence[nn.Module] = (),
         moves_anything: bool = False,
         check: bool = True,
     ) -> Iterator[Transaction[Any]]:
-        """Let a task be learned inside, on top of the union so far or of θ_pre, and be recorded in the ledger.
+        """Let a task be learned inside, on top of another or of θ_pre, and be recorded in the ledger.
 
-        If the ledger has its record at the end, a union carries that on, and elsewhere θ_pre is there again. Else, and after an
-        error, the model has what it had at the beginning.
+        At the end, with its record in the ledger or not, and after an error, the model has what it had at the beginning of the
+        block: what the task stands on.
 
         Args:
             region: the entries that are trained.
-            alone: whether the task stands on θ_pre alone.
+            parent: the task that it stands on; empty: θ_pre.
             modules: what is trained whole beside them, such as a readout; of a recorded task it stays as it is.
             moves_anything: whether training may move other entries, too, which are put back.
             check: whether to compare all entries outside of the region at the end (reads the model twice).
 
         Raises:
-            LedgerError: the record owns other entries in a union, or one outside of the region has changed.
+            LedgerError: an entry outside of the region has changed.
         """
         ledger, space = self.ledger, self.ledger.space
-        self.to(0 if alone else ledger.last_of_union)
+        self.to(ledger.stage(parent))
         stage, learned = self._stage, len(ledger.records)
         digests = self._digests() if check and not moves_anything else []
 
@@ -296,22 +290,11 @@ class LedgerSwitch:
             yield change
             if len(ledger.records) == learned:
                 return
-            record, before = ledger.records[-1], change.before[0]
-            if ledger.composition == "union" and record.owned.region != region:
-                raise LedgerError(
-                    f"The ledger's last record, {record.task!r}, owns {len(record.owned.region):,} entries, which are not the "
-                    f"{len(region):,} that were trained. Go on with ledger.of_tasks(ledger.tasks[:-1]), and append the record "
-                    "of those."
-                )
-            put(before)
+            put(change.before[0])
             if digests:
-                self._check_outside(record.task, digests)
+                self._check_outside(ledger.last, digests)
             change.commit()
-            if ledger.composition == "union":
-                self._entries.keep(learned, record.owned, self._entries.values(region))
-                self.to(learned + 1)
-            else:
-                self._restore_buffers()
+            self._restore_buffers()
 
     def _check_outside(self, task: str, digests: Sequence[str]) -> None:
         """Raise ``LedgerError`` where an entry has changed since these were the tensors' digests."""

@@ -274,10 +274,11 @@ def summarize(
 
     The average is the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
     Forgetting is the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3), backward
-    transfer that of last row − row right after learning (Lopez-Paz & Ranzato, 2017), both 0 for a stream of one task. Forward
-    transfer is the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017), which
-    is the pre-trained model in place of their random one. Intransigence is the mean of reference − row right after learning
-    (Chaudhry et al., ECCV 2018, eq. 4), with the model fine-tuned on the task alone in place of theirs, trained on all so far.
+    transfer that of last row − row right after learning (Lopez-Paz & Ranzato, 2017). Forward transfer is the mean over tasks
+    but the first of row right after learning − reference, the model fine-tuned on the task alone: a new task has a head of its
+    own, so what earlier ones left shows once that is trained (Chaudhry et al., ECCV 2018, eq. 4, with the other sign and this
+    reference). The gain of zero-shot answers is the mean over tasks but the first of row just before learning − row 0, the
+    pre-trained model (Lopez-Paz & Ranzato, 2017, with a random one). All are 0 for a stream of one task.
 
     Args:
         matrix: learning matrix, shape (T+1, T).
@@ -285,14 +286,14 @@ def summarize(
         metrics: the name of each task's; default: any of which higher is better, in [0, 1].
 
     Returns:
-        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing) and `intransigence` (None
-        without reference). Where of a task's metric lower is better, its column counts with the other sign, so that to forget
-        is above 0 and to gain is, too; the average is that of the scores as they are.
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None without reference) and `zero_shot` (None where its scores are
+        missing). Where of a task's metric lower is better, its column counts with the other sign, so that to forget is above 0
+        and to gain is, too; the average is that of the scores as they are.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
     gains = signs * scores
     learned = np.diagonal(gains, -1)
-    forward, intransigence = mean_of((np.diagonal(gains) - gains[0])[1:]), None
+    zero_shot, forward = mean_of((np.diagonal(gains) - gains[0])[1:]), None
     if reference is not None:
         expected = floats_of(reference, "reference")
         _check_numbers(expected, "reference", metrics is None)
@@ -300,13 +301,13 @@ def summarize(
             raise MetricError(
                 f"reference must hold one fine-tuning result per task, shape {signs.shape}; got shape {expected.shape}."
             )
-        intransigence = mean_of(signs * expected - learned)
+        forward = mean_of((learned - signs * expected)[1:])
     return {
         "average": mean_of(scores[-1]),
         "forgetting": mean_of(forgetting_per_task(matrix, metrics)[:-1]),
         "bwt": mean_of((gains[-1] - learned)[:-1]),
-        "fwt": None if np.isnan(forward) else forward,
-        "intransigence": intransigence,
+        "fwt": forward,
+        "zero_shot": None if np.isnan(zero_shot) else zero_shot,
     }
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Json = dict[str, Any]
-#: The strategy that intransigence and agreement are measured against.
+#: The strategy that forward transfer and agreement are measured against.
 REFERENCE = "fine-tune"
 #: What the best constant answer scores, as tables call it.
 CONSTANT = "a constant answer"

@@ -296,8 +296,8 @@ class Results:
         """Return mean and standard deviation (n − 1) over seeds.
 
         Returns:
-            A row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against `REFERENCE`
-            with the same seed) and ``ece``, see `forgetfree.results.metrics`: fractions, each with ``mean`` and
+            A row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt`` (against `REFERENCE` with the same
+            seed), ``zero_shot`` and ``ece``, see `forgetfree.results.metrics`: fractions, each with ``mean`` and
             ``std``; NaN where a part is missing.
         """
         units = [(label, seed) for label, runs in self.units.items() for seed in runs]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,9 @@ from forgetfree.models.heads import linear_head
 from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import check_heads, meaning_of
+from forgetfree.trainers.parent_of_batches import better_parent
 
+_T = TypeVar("_T")
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
 #: The mean loss of a batch, with its graph.
@@ -76,7 +78,7 @@ class Skill:
     Attributes:
         task: its name.
         region: γ, as it was chosen.
-        free: γ without what earlier tasks own.
+        free: γ without what the tasks below own: the parent, and whom that stands on.
         values: the parameter ``(s,)`` of the free entries.
         heads: the names of the modules that are trained whole.
     """
@@ -102,7 +104,7 @@ def learning(
     loss: Loss = loss_of_model,
     rows: int = ROWS,
     among: Literal["all", "free"] = "free",
-    composition: Literal["union", "alone"] = "union",
+    parent: str | None = None,
     heads: Sequence[str] | None = None,
     seed: int = 0,
     labels: Sequence[str] | None = None,
@@ -131,17 +133,19 @@ def learning(
         task: its name.
         batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
         sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
-        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), or ``fisher``, all at θ_pre;
-            ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection.saliency`.
+        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), or ``fisher``, all on what the
+            task stands on; ``movement``: how far θ_ft is from there; or ``random``. See `forgetfree.core.selection.saliency`.
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the state dict of the fine-tuned model.
         loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
         rows: how many rows of the batches are read to choose γ, at least; whole batches are. The sum of the gradients of
             several batches takes 4 bytes an entry.
-        among: the entries among which γ is sought: ``free``: those that no earlier task owns, because tasks of one kind have
+        among: the entries among which γ is sought: ``free``: those that no task below owns, because tasks of one kind have
             their largest gradients at the same ones; ``all``, as in the paper (C.3): of γ, what is free is trained.
-        composition: ``union``: the task stands on the earlier ones of the union (C.3), and trains γ without what they own;
-            ``alone``: it stands on θ_pre.
+        parent: the earlier task that this one stands on: it is trained on top of what the parent is answered with. If each task
+            stands on the one before it, ``ledger.last``, tasks are answered with unions (C.3). ``None``: it stands on θ_pre.
+            ``"auto"``: the earlier task on which ``batches`` are read clearly better than on θ_pre, see
+            `forgetfree.trainers.parent_of_batches`.
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
             lies outside of the model's body and is not frozen, apart from an LM head.
         seed: of ``region_from="random"``.
@@ -182,37 +186,53 @@ def learning(
         meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, settings)
         if named and meaning.binding.readout == "generate":
             raise UsageError(f"Texts are written by the model's own head, got heads={list(named)}. Leave heads= out.")
-    alone = _stands_alone(composition, ledger)
     if among not in ("all", "free"):
         raise UnknownNameError("among", among, ("all", "free"))
-    if region is None:
-        region = _choose_region(
-            model,
-            body,
-            graftable,
-            task,
-            source=region_from,
-            sparsity=sparsity,
-            batches=batches,
-            rows=rows,
-            loss=loss,
-            fine_tuned=fine_tuned,
-            seed=seed,
-            taken=ledger.taken(alone=alone) if among == "free" else Region.empty(),
-            frozen=frozen,
+    if ledger.composition == "selection":
+        raise UsageError(
+            "The tasks of this ledger are selections, which share the values of earlier ones: no other task joins them. Begin "
+            "a ledger of its own by Ledger.of_model(model)."
         )
+    switch = LedgerSwitch(ledger, body, check=False)
+    if parent == "auto":
+        # Read once: an iterator would give other rows to the choice of γ.
+        batches = _first_to_read(batches, rows)
+        parent = _better_parent(model, switch, list(named.values()), batches, loss)
+    stage = ledger.stage(parent := parent or "")
+    if region is None:
+        try:
+            switch.to(stage)
+            region = _choose_region(
+                model,
+                body,
+                graftable,
+                task,
+                source=region_from,
+                sparsity=sparsity,
+                batches=batches,
+                rows=rows,
+                loss=loss,
+                fine_tuned=fine_tuned,
+                seed=seed,
+                taken=ledger.taken(parent) if among == "free" else Region.empty(),
+                frozen=frozen,
+            )
+        finally:
+            switch.to(0)
     elif named_frozen := [spec.name for spec in frozen if _has_entry(region, spec)]:
         raise UsageError(
             f"region= has entries of {listed(named_frozen)}, which the model has frozen (requires_grad=False). Leave them out, "
             "or let them be trained: requires_grad_(True)."
         )
-    free = ledger.free(region, alone=alone)
+    free = ledger.free(region, parent)
     if not len(free):
-        raise UsageError(
-            f"No entry is free for task {task!r}: earlier tasks own all that it may train. Let it stand alone "
-            "(composition='alone'), or begin a ledger with a smaller sparsity."
+        reason = (
+            f"{parent!r} and what that stands on own all of its region. Let it stand on θ_pre (parent=None), or begin a ledger "
+            "with a smaller sparsity"
+            if parent
+            else "its region is empty. Give batches whose loss depends on the graftable entries, or some entries as region=…"
         )
-    switch = LedgerSwitch(ledger, body, check=False)
+        raise UsageError(f"No entry is free for task {task!r}: {reason}.")
     own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
     before = _state(model, {*own, *kept.values(), *persistent_buffers(model)})
@@ -221,7 +241,7 @@ def learning(
         with ExitStack() as stack:
             stack.enter_context(keeping_mode(model))
             stack.callback(switch.to, 0)
-            stack.enter_context(switch.learning(free, alone=alone, check=False))
+            stack.enter_context(switch.learning(free, parent=parent, check=False))
             attached = AttachedRegion(model, body, ledger.space, free, ledger.effect, task)
             start = attached.trained()
             with attached.attached([each for head in named.values() for each in head.parameters()]):
@@ -250,7 +270,7 @@ def learning(
     learned, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
     share = len(region) / len(ledger.space)
     gamma = region - Region(free.indices[~moved])
-    ledger.append(Record(task, gamma, owned, share, learned, changed, definition, alone=alone))
+    ledger.append(Record(task, gamma, owned, share, learned, changed, definition, parent=parent))
     ledger.binding = meaning.binding if meaning else ledger.binding
     ledger.head = ledger.head or head_digest(model)
 
@@ -367,16 +387,23 @@ def check_plain(model: nn.Module, effect: Effect = "written") -> None:
         raise ModelError(f"This {type(model).__name__} cannot be grafted: {reason}.")
 
 
-def _stands_alone(composition: str, ledger: Ledger) -> bool:
-    """Return whether a record of the ledger says that its task stands alone."""
-    if composition not in ("union", "alone"):
-        raise UnknownNameError("composition", composition, ("union", "alone"))
-    if ledger.composition not in ("auto", composition):
+def _first_to_read(batches: Iterable[Any] | None, rows: int) -> list[Any]:
+    """Return the batches that ``parent="auto"`` reads."""
+    if batches is None:
         raise UsageError(
-            f"composition={composition!r} does not fit this ledger, whose composition is {ledger.composition!r} for all tasks. "
-            "Begin a ledger of its own by Ledger.of_model(model)."
+            "parent='auto' reads some batches, and none are given. Give batches=…, such as trainer.get_train_dataloader(), or "
+            "the parent's name."
         )
-    return composition == "alone" and ledger.composition == "auto"
+    return _first(batches, rows, by_one=False)
+
+
+def _better_parent(
+    model: nn.Module, switch: LedgerSwitch, heads: Sequence[nn.Module], batches: Sequence[Any], loss: Loss
+) -> str:
+    """Return what ``parent="auto"`` is; where several processes train, the same in all of them."""
+    device = next(model.parameters()).device
+    probed = [] if embeddings_of(model, "output") is not None else heads  # an LM head is trained already
+    return _same_in_all(better_parent(model, switch, probed, batches, lambda batch: loss(model, _on(batch, device))))
 
 
 def _frozen(graftable: Graftable) -> list[TensorSpec]:
@@ -622,10 +649,10 @@ def _several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _same_in_all(region: Region) -> Region:
-    """Return the first process's region in all of them."""
+def _same_in_all(chosen: _T) -> _T:
+    """Return what the first process chose in all of them."""
     if not _several():
-        return region
-    regions = [region]
-    dist.broadcast_object_list(regions, src=0)
-    return regions[0]
+        return chosen
+    choices = [chosen]
+    dist.broadcast_object_list(choices, src=0)
+    return choices[0]

@@ -58,7 +58,7 @@ from forgetfree.training.training_options import (
 
 #: Hard masks that are tried on validation rows while S is learned.
 MASK_EVALUATIONS = 2
-#: Validation rows, at most, by which a mask or a composition is chosen.
+#: Validation rows, at most, by which a mask is chosen.
 VALIDATION_ROWS = 512
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}

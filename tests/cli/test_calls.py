@@ -237,7 +237,8 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
     assert ours.tasks == theirs.tasks == tiny.STREAM.split(",")
     for mine, other in zip(ours.records, theirs.records, strict=True):
         assert torch.equal(mine.owned.values, other.owned.values)
-    assert repr(ours).startswith("Ledger(composition='union', owned_entries={'qnli': ")
+    assert repr(ours).startswith("Ledger(owned_entries={'qnli': ")
+    assert repr(ours).endswith(", parents={'ag_news': 'qnli', 'sst2': 'ag_news'})")
     with pytest.raises(RunError, match=r"no ledger of fine-tune with seed 3\. Choose a strategy that stores one\."):
         results.ledger("fine-tune", 3)
     with pytest.raises(UnknownNameError):

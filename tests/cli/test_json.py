@@ -67,7 +67,13 @@ def test_a_ledger(runs: Path, read: Any) -> None:
     ledger, shown = Ledger.load(path), read("ledger", "show", path, "--json")
     assert shown["bytes"] == path.stat().st_size and shown["fingerprint"] == ledger.fingerprint
     assert shown["tasks"] == [
-        {"task": each.task, "region": len(each.region), "owned": len(each.owned.region), "alone": False, "readout": 34}
+        {
+            "task": each.task,
+            "region": len(each.region),
+            "owned": len(each.owned.region),
+            "parent": each.parent,
+            "readout": 34,
+        }
         for each in ledger.records
     ]
     assert shown["owned"] == sum(task["owned"] for task in shown["tasks"])

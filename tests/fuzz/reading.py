@@ -96,14 +96,17 @@ def ledger_content(ledger: Ledger) -> Any:
 def sound_ledger(ledger: Ledger, path: Path) -> None:
     sound_space(ledger.space)
     taken: set[int] = set()
+    answered = {"": set[int]()}  # by task: the entries that it is answered with
     assert len(set(ledger.tasks)) == len(ledger.records)
     for record in ledger.records:
         region, owned = record.region.indices.tolist(), record.owned.region.indices.tolist()
         assert within(record.region.indices, len(ledger.space)) and within(
             record.owned.region.indices, len(ledger.space)
         )
-        assert set(owned) == set(region) - (set() if ledger.stands_alone(record.task) else taken)
-        taken |= set() if record.alone else set(owned)
+        below = taken if ledger.composition == "selection" else answered[record.parent]
+        assert set(owned) == set(region) - below
+        answered[record.task] = below | set(owned)
+        taken |= set(owned)
         assert len(record.owned.values) == len(owned) and 0 <= record.sparsity <= 1
         assert finite([record.owned.values, *record.readout.values(), *record.buffers.values()])
         assert len(set(record.classes)) == len(record.classes) and all(0 <= label < 2**31 for label in record.classes)

@@ -48,9 +48,9 @@ def test_a_ledger_takes_memory_for_what_is_owned_and_not_for_the_model_that_it_c
     """The larger model has more entries than the system has addresses for."""
     layout = json.dumps([["a", [entries], "float32"]], separators=(",", ":"))
     index = torch.tensor([3]).to(torch.uint32 if entries <= 2**32 else torch.int64)
-    fields = {"sparsity": 0.1, "definition": None, "classes": [], "alone": False}
+    fields = {"sparsity": 0.1, "definition": None, "classes": [], "parent": ""}
     one = TaskTensors("one", {"index": index, "value": torch.tensor([0.5])}, fields)
-    about = {"composition": "union", "fingerprint": "f" * 64, "layout": layout}
+    about = {"composition": "parents", "fingerprint": "f" * 64, "layout": layout}
     ledger.FILE.write_tasks(tmp_path / "l.safetensors", [one], about)
     loaded = ledger.Ledger.load(tmp_path / "l.safetensors")
-    assert loaded.owned() == Region.of([3]) and len(loaded.free(Region.of([3, entries - 1]))) == 1
+    assert loaded.owned() == Region.of([3]) and len(loaded.free(Region.of([3, entries - 1]), "one")) == 1

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from edited import change_config
+from preferred import prefer
 
 import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
+from forgetfree.jobs import revision
 from forgetfree.jobs.checkpoints import LearnedStream
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
@@ -176,6 +178,39 @@ def test_options_of_grafting_leave_the_run_without_the_task(
     same(tmp_path / "out", run("qnli", "sst2", **how))
 
 
+@pytest.mark.parametrize(
+    ("task", "many", "again"), [("ag_news", 16, []), ("qnli", 16, ["sst2"]), ("ag_news", 1, ["sst2"])]
+)
+def test_tasks_that_do_not_stand_on_it_are_carried_over(
+    run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    task: str,
+    many: int,
+    again: list[str],
+) -> None:
+    """Unless the parent was sought among some of many: without the task, another one would have been among them."""
+    prefer(monkeypatch, {"sst2": "qnli"})
+    how: dict[str, Any] = {**GRAFTING, "more": ("--set", "composition=auto")}
+    whole, begin, learned, out = run(*TASKS, **how), GraftingContinual.begin, list[str](), tmp_path / "out"
+    assert [record.parent for record in Ledger.load(whole / LEDGER).records] == ["", "", "qnli"]
+    expected = run(*(each for each in TASKS if each != task), **how)
+
+    def beginning(self: GraftingContinual, task: Any) -> Any:
+        learned.append(task.name)
+        return begin(self, task)
+
+    monkeypatch.setattr(GraftingContinual, "begin", beginning)
+    monkeypatch.setattr(revision, "MANY", many)
+    capsys.readouterr()
+    assert remove(whole, task, out) == 0
+    assert learned == again
+    told = f"Writing {whole} without {task}, into {out}\nTrained again: {', '.join(again) or 'nothing'} (grafting-continual)\n"
+    assert told in capsys.readouterr().err
+    same(out, expected)
+
+
 @pytest.mark.sampled(share=0.3)
 def test_one_that_is_cut_short_goes_on(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -195,7 +230,9 @@ def test_one_that_is_cut_short_goes_on(
     monkeypatch.setattr(LearnedStream, "keep", learning)
     monkeypatch.setattr(GraftingContinual, "begin", beginning)
     assert remove(whole, "qnli", out) == 1
-    assert "0 of 2 units finished" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "Trained again: ag_news, sst2 (grafting-continual); nothing (bitfit)\n" in told
+    assert "0 of 2 units finished" in told
     cut.clear()
     assert remove(whole, "qnli", out) == 2
     assert "or resume that run with --resume" in capsys.readouterr().err

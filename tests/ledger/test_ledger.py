@@ -25,7 +25,7 @@ from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.ledger import Composition, Ledger, Record
+from forgetfree.ledger.ledger import Ledger, Record
 from forgetfree.ledger.owners import Owners
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 from forgetfree.tasks import TaskDefinition
@@ -47,6 +47,13 @@ class Toy(nn.Module):
 #: γ of three tasks, and what each of them owns: γ minus what came before.
 REGIONS = {"one": [0, 5, 13], "two": [5, 6, 20], "three": [13, 20, 24, 25]}
 OWNED = {"one": [0, 5, 13], "two": [6, 20], "three": [24, 25]}
+#: What they stand on.
+PARENTS = {
+    "union": {"one": "", "two": "one", "three": "two"},
+    "selection": dict.fromkeys(REGIONS, ""),
+    "alone": dict.fromkeys(REGIONS, ""),
+    "tree": {"one": "", "two": "", "three": "one"},
+}
 
 
 def record(task: str, **changes: Any) -> Record:
@@ -56,7 +63,8 @@ def record(task: str, **changes: Any) -> Record:
     values = torch.arange(len(owned)) + base
     readout = {"weight": torch.full((2, 3), base), "bias": torch.tensor([base, -base])}
     buffers = {"norm.running_mean": torch.full((4,), base)} if task != "one" else {}
-    made = Record(task, Region.of(REGIONS[task]), Graft(owned, values), 0.15, readout, buffers)
+    parent = PARENTS["union"][task]
+    made = Record(task, Region.of(REGIONS[task]), Graft(owned, values), 0.15, readout, buffers, parent=parent)
     return replace(made, **changes)
 
 
@@ -67,18 +75,15 @@ def ledger_of(model: nn.Module, tasks: list[str] | None = None) -> Ledger:
     return ledger
 
 
-def composed(composition: Any, tasks: list[str] | None = None) -> Ledger:
-    """The three tasks in a ledger of one composition; one that stands alone has all of its γ. In ``auto``, two does."""
+def composed(way: str, tasks: list[str] | None = None) -> Ledger:
+    """The three tasks as they stand on each other one way, or as selections; each owns what is free of its γ."""
     model = Toy()
-    made = Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
+    made = Ledger(ParameterSpace.of(model), fingerprint_of(model), "selection" if way == "selection" else "parents")
     for task in REGIONS if tasks is None else tasks:
-        base, region = record(task), Region.of(REGIONS[task])
-        alone = composition == "auto" and task == "two"
-        if composition in ("alone", "auto"):
-            free = made.free(region, alone=alone)
-            values = torch.arange(len(free)) + 100.0 * (1 + list(REGIONS).index(task))
-            base = replace(base, owned=Graft(free, values), alone=alone)
-        made.append(base)
+        parent = PARENTS[way][task]
+        free = made.free(Region.of(REGIONS[task]), parent)
+        values = torch.arange(len(free)) + 100.0 * (1 + list(REGIONS).index(task))
+        made.append(record(task, owned=Graft(free, values), parent=parent))
     return made
 
 
@@ -99,7 +104,7 @@ INFERRED: dict[str, dict[str, dict[int, float]]] = {
         "two": {5: 200, 6: 201, 20: 202},
         "three": {13: 300, 20: 301, 24: 302, 25: 303},
     },
-    "auto": {  # two takes nothing from three
+    "tree": {  # two takes nothing from three
         "one": {0: 100, 5: 101, 13: 102},
         "two": {5: 200, 6: 201, 20: 202},
         "three": {0: 100, 5: 101, 13: 102, 20: 300, 24: 301, 25: 302},
@@ -107,9 +112,9 @@ INFERRED: dict[str, dict[str, dict[int, float]]] = {
 }
 
 
-def expected_theta(task: str, composition: str = "union") -> Tensor:
+def expected_theta(task: str, way: str = "union") -> Tensor:
     theta = ParameterSpace.of(Toy()).flatten(Toy())
-    for index, value in INFERRED[composition][task].items():
+    for index, value in INFERRED[way][task].items():
         theta[index] = value
     return theta
 
@@ -133,7 +138,8 @@ def assert_same_ledger(one: Ledger, other: Ledger) -> None:
 
 
 def assert_same_record(a: Record, b: Record) -> None:
-    assert (a.task, a.sparsity, a.definition, a.classes) == (b.task, b.sparsity, b.definition, b.classes)
+    same = ("task", "sparsity", "definition", "classes", "parent")
+    assert [getattr(a, each) for each in same] == [getattr(b, each) for each in same]
     assert a.region == b.region
     assert a.owned.region == b.owned.region
     assert torch.equal(a.owned.values, b.owned.values)
@@ -151,8 +157,16 @@ def test_every_entry_has_one_owner_or_none(ledger: Ledger) -> None:
     assert ledger.owned("one").indices.tolist() == [0, 5, 13]
     assert ledger.owned("two").indices.tolist() == [0, 5, 6, 13, 20]
     assert ledger.owned().indices.tolist() == [0, 5, 6, 13, 20, 24, 25]
-    assert ledger.free(Region.of([0, 1, 6, 25])).indices.tolist() == [1]
-    assert ledger.owners(Region.of([0, 1, 5, 6, 13, 20, 25])).tolist() == [0, -1, 0, 1, 0, 1, 2]
+    every, asked = [0, 1, 5, 6, 13, 20, 25], Region.of([0, 1, 6, 25])
+    for parent, free, owners in (  # back and forth
+        ("three", [1], [0, -1, 0, 1, 0, 1, 2]),
+        ("one", [1, 6, 25], [0, -1, 0, -1, 0, -1, -1]),
+        ("two", [1, 25], [0, -1, 0, 1, 0, 1, -1]),
+        ("", [0, 1, 6, 25], [-1] * 7),
+    ):
+        assert ledger.free(asked, parent).indices.tolist() == free
+        assert ledger.owners(Region.of(every), parent).tolist() == owners
+        assert ledger.taken(parent) == (ledger.owned(parent) if parent else Region.empty())
     with pytest.raises(RegionError):
         ledger.owners(Region.of([26]))
     with pytest.raises(TaskError, match=r"holds no task 'four'\. It holds: one, two, three"):
@@ -177,7 +191,8 @@ def test_a_task_is_appended_once(ledger: Ledger) -> None:
     ("changes", "message"),
     [
         ({"region": Region.of([5, 6, 26])}, "do not fit a parameter space of 26 entries"),
-        ({"owned": Graft(Region.of([5, 6, 20]), torch.zeros(3))}, "takes entries that earlier tasks own"),
+        ({"owned": Graft(Region.of([5, 6, 20]), torch.zeros(3))}, "takes entries that tasks below it own"),
+        ({"parent": "none"}, "holds no task 'none'"),
         ({"owned": Graft(Region.of([6]), torch.zeros(1))}, "expected 2 entries, got 1"),
         ({"owned": Graft(Region.of([6, 20, 21]), torch.zeros(3))}, "expected 2 entries, got 3"),
         ({"owned": Graft(Region.of([6, 20]), torch.zeros(3))}, r"expected shape \(2,\), got \(3,\)"),
@@ -240,7 +255,7 @@ def test_saving_and_loading_loses_nothing(model: Toy, ledger: Ledger, tmp_path: 
     """Nor of a ledger without tasks, or of a task whose region others own entirely."""
     empty, shared = ledger_of(model, []), ledger_of(model, ["one"])
     nothing = Graft(Region.empty(), torch.empty(0))
-    shared.append(Record("two", Region.of([0, 13]), nothing, 0.1, {"weight": torch.ones(1)}))
+    shared.append(Record("two", Region.of([0, 13]), nothing, 0.1, {"weight": torch.ones(1)}, parent="one"))
     assert (empty.owned(), empty.overlap()) == (Region.empty(), [])
     for made in (ledger, empty, shared):
         made.save(str(tmp_path / "deep" / "l.safetensors"))
@@ -267,7 +282,7 @@ def test_entries_far_apart_and_close_together_in_mixed_dtypes(tmp_path: Path) ->
     """A ledger and a graft of each region keep it to the bit, in the bytes of the shorter form: two an entry, or four."""
     model = nn.Sequential(nn.Linear(500, 400, bias=False), nn.Linear(400, 500).to(torch.bfloat16))
     space = ParameterSpace.of(model)
-    ledger = Ledger(space, "f" * 64, "alone")
+    ledger = Ledger(space, "f" * 64)
     regions = {
         "far": range(0, 400_000, 150_000),
         "both": [*range(9), 199_999, 200_000, 400_499],
@@ -327,8 +342,8 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "gaps that end nowhere": (sealed(put("0/index", u16(0, 5, 8, 65_535))), "'one': 'index' ends with 65,535, which passes"),
     "an index out of bounds": (moved(2, (24, 26), (13, 20)), "task 'three': Indices from 24 to 26 do not fit .* 26 entries"),
     "indices in disorder": (moved(0, (5, 0, 13)), "task 'one': "),
-    "two owners": (moved(1, (5, 20), (6,)), "Record of task 'two' takes entries that earlier tasks own"),
-    "shared with nobody": (moved(1, (6, 20), (7,)), "task 'two' shares entries that no earlier task owns"),
+    "two owners": (moved(1, (5, 20), (6,)), "Record of task 'two' takes entries that tasks below it own"),
+    "shared with nobody": (moved(1, (6, 20), (7,)), "task 'two' shares entries that no task below it owns"),
     "a layout of nothing": (sealed(note("layout", "[]")), "its layout cannot be read"),
     "a layout of dtypes that have none in common": (
         sealed(note("layout", '[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
@@ -370,9 +385,10 @@ def many(tasks: int, entries: int) -> Ledger:
     made = Ledger(space, "f" * 64)
     for k in range(tasks):
         region = Region.of(torch.randint(0, len(space), (entries,), generator=generator))
-        owned = made.free(region)
+        owned = made.free(region, made.last)
         readout = {"weight": torch.full((2, 3), float(k)), "bias": torch.zeros(2)}
-        made.append(Record(f"task-{k}", region, Graft(owned, torch.full((len(owned),), float(k))), 0.1, readout))
+        values = torch.full((len(owned),), float(k))
+        made.append(Record(f"task-{k}", region, Graft(owned, values), 0.1, readout, parent=made.last))
     return made
 
 
@@ -397,9 +413,10 @@ def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: P
     appended = []
     for ledger in (few, lots):
         region = Region.of(range(199_000, 199_200))
-        owned = ledger.free(region)
-        new = [Record(f"new-{k}", Region.empty(), Graft(Region.empty(), torch.empty(0)), 0.1) for k in range(50)]
-        new[0] = Record("new-0", region, Graft(owned, torch.zeros(len(owned))), 0.1)
+        last, nothing = ledger.last, Graft(Region.empty(), torch.empty(0))
+        owned = ledger.free(region, last)
+        new = [Record(f"new-{k}", Region.empty(), nothing, 0.1, parent=f"new-{k - 1}") for k in range(50)]
+        new[0] = Record("new-0", region, Graft(owned, torch.zeros(len(owned))), 0.1, parent=last)
         appended.append(min(seconds_of(ledger.append, record) for record in new))
     assert appended[1] < 10 * appended[0]
 
@@ -414,12 +431,11 @@ def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are() -> 
         owners.add(torch.tensor(own, dtype=torch.int64), task)
         expected |= dict.fromkeys(own, task)
     asked = torch.arange(3100)
-    at_once, found = Owners.of(regions)
+    at_once, found = Owners.of(regions, range(len(regions)))
     assert [each.tolist() for each in found] == before
     for each in (owners, at_once):
         assert each.among(asked).tolist() == [expected.get(index, -1) for index in asked.tolist()]
     assert owners.owned().tolist() == sorted(expected)
-    assert owners.owned(99).tolist() == sorted(index for index, task in expected.items() if task <= 99)
     assert Owners().among(asked).unique().tolist() == [-1] and not len(Owners().owned())
 
 
@@ -469,14 +485,14 @@ def test_a_switch_touches_only_tensors_that_hold_what_it_changes(model: Toy, led
     assert versions == {name: parameter._version for name, parameter in model.named_parameters()}
 
 
-def test_a_region_trained_in_place_is_carried_on_once_it_is_recorded(model: Toy) -> None:
-    """θ_pre comes back though the switch never wrote the record; without a record, what was there comes back at once."""
+def test_a_region_trained_in_place_is_given_back(model: Toy) -> None:
+    """What the task stands on comes back, with a record of it or without; then the switch knows it as any other."""
     before, ledger = state_of(model), ledger_of(model, ["one"])
     switch, region = LedgerSwitch(ledger, model), Region.of(OWNED["two"])
-    with switch.learning(region):
+    with switch.learning(region, parent="one"):
         ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
     assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
-    with pytest.raises(ZeroDivisionError), switch.learning(region) as change:
+    with pytest.raises(ZeroDivisionError), switch.learning(region, parent="one") as change:
         ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
         with change.suspended():
             assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
@@ -484,11 +500,10 @@ def test_a_region_trained_in_place_is_carried_on_once_it_is_recorded(model: Toy)
         assert ledger.space.gather(model, region.indices).tolist() == [7.0, 8.0]
         1 / 0  # noqa: B018
     assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
-    with switch.learning(region):
+    with switch.learning(region, parent="one"):
         ledger.space.scatter_(model, region.indices, torch.tensor([200.0, 201.0]))
         ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
-    assert switch.stage == 2
-    switch.to(1)
+    assert switch.stage == 1
     assert torch.equal(ledger.space.flatten(model), expected_theta("one"))
     switch.to(2)
     assert torch.equal(ledger.space.flatten(model), expected_theta("two"))
@@ -496,19 +511,16 @@ def test_a_region_trained_in_place_is_carried_on_once_it_is_recorded(model: Toy)
     assert_same(model.state_dict(), before)
 
 
-@pytest.mark.parametrize("composition", ["union", "alone"])
-def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
-    model: Toy, composition: Composition
-) -> None:
+def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(model: Toy) -> None:
     """One entry beside the region is enough; the message's remedy leads to the record, and back to θ_pre."""
-    before, ledger = state_of(model), Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
+    before, ledger = state_of(model), ledger_of(model, [])
     switch, region = LedgerSwitch(ledger, model), Region.of([6, 20])
     with (
         pytest.raises(LedgerError, match=r"'two' changed entries outside of its region, first in 'a\.weight'"),
         switch.learning(region),
     ):
         ledger.space.scatter_(model, torch.tensor([6, 7, 20]), torch.tensor([200.0, 9.0, 201.0]))
-        ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
+        ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region), parent=""))
     model.load_state_dict(before)
     ledger = ledger.of_tasks(ledger.tasks[:-1])
     switch = LedgerSwitch(ledger, model)
@@ -516,15 +528,15 @@ def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
         values = RegionParameters(model, ledger.space, region)
         values.values.data = torch.tensor([200.0, 201.0])
         values.write()
-        ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
+        ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region), parent=""))
     switch.to(0)
     assert_same(model.state_dict(), before)
 
 
-def test_training_that_moves_anything_gives_a_union_its_own_entries_alone(model: Toy) -> None:
+def test_training_that_moves_anything_gives_a_task_its_own_entries_alone(model: Toy) -> None:
     before, ledger = state_of(model), ledger_of(model, ["one"])
     switch, region = LedgerSwitch(ledger, model), Region.of(OWNED["two"])
-    with switch.learning(region, moves_anything=True):
+    with switch.learning(region, parent="one", moves_anything=True):
         ledger.space.load_(model, ledger.space.flatten(model) + 1)
         ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
     switch.to(1)
@@ -533,24 +545,17 @@ def test_training_that_moves_anything_gives_a_union_its_own_entries_alone(model:
     assert_same(model.state_dict(), before)
 
 
-def test_the_record_is_of_what_was_trained(model: Toy) -> None:
-    ledger = ledger_of(model, ["one"])
-    expected = r"last record, 'two', owns 2 entries, which are not the 1 that were trained"
-    with pytest.raises(LedgerError, match=expected), LedgerSwitch(ledger, model).learning(Region.of([25])):
-        ledger.append(record("two"))
-
-
-@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+@pytest.mark.parametrize("way", ["union", "selection", "alone"])
 def test_a_switch_to_a_record_that_cannot_be_read_leaves_no_half_of_it(
-    composition: str, monkeypatch: pytest.MonkeyPatch
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, made = Toy(), composed(composition)
+    model, made = Toy(), composed(way)
     before, switch = state_of(model), LedgerSwitch(made, model)
     switch.to(1)
     monkeypatch.setattr(switch, "_graft", lambda part: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         switch.to(3)
-    assert switch.stage == (1 if composition == "union" else 0)
+    assert switch.stage == (1 if way == "union" else 0)
     switch.to(0)
     assert_same(model.state_dict(), before)
 
@@ -576,74 +581,89 @@ def test_changed_buffers_are_those_that_training_moved(model: Toy) -> None:
     assert set(changed_buffers(model, before)) == changed
 
 
-# -- Compositions ----------------------------------------------------------------------------------------
+# -- Parents and selections ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("composition", INFERRED)
-def test_a_task_is_inferred_with_what_the_composition_says(composition: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", INFERRED)
+def test_a_task_is_inferred_with_what_it_stands_on(way: str, tmp_path: Path) -> None:
     """In any order, from memory and from the file, with its buffers; θ_pre comes back bit for bit."""
-    made = composed(composition)
+    made = composed(way)
     made.save(tmp_path / "l.safetensors")
     for ledger in (made, Ledger.load(tmp_path / "l.safetensors")):
-        assert ledger.composition == composition
+        assert ledger.composition == made.composition
         assert_same_ledger(ledger, made)
         model = Toy()
         before, switch = state_of(model), LedgerSwitch(ledger, model)
         for task in ("three", "one", "two", "two", "three", "one"):
             switch.to_task(task)
-            assert torch.equal(ledger.space.flatten(model), expected_theta(task, composition))
+            assert torch.equal(ledger.space.flatten(model), expected_theta(task, way))
             mean = 0.0 if task == "one" else 100.0 * (1 + list(REGIONS).index(task))
             assert model.norm.running_mean is not None and model.norm.running_mean.tolist() == [mean] * 4
             graft = ledger.graft(task)
             written = dict(zip(graft.region.indices.tolist(), graft.values.tolist(), strict=True))
-            assert written == INFERRED[composition][task]
+            assert written == INFERRED[way][task]
         switch.to(0)
         assert_same(model.state_dict(), before)
 
 
-@pytest.mark.parametrize("composition", INFERRED)
-def test_the_next_task_may_own_what_the_composition_leaves_it(composition: str) -> None:
-    ledger = composed(composition, ["one"])
-    assert ledger.free(Region.of([0, 1])).indices.tolist() == ([0, 1] if composition == "alone" else [1])
-    entries = 6 if composition == "auto" else 7  # an entry once, whoever has it; in auto, those of the union
-    assert len(composed(composition).owned()) == entries
+def test_a_ledger_says_what_lies_between_tasks_and_who_stands_on_whom() -> None:
+    """By hand: in the tree, three stands on one, and two on nothing."""
+    tree, union, selection = (composed(way) for way in ("tree", "union", "selection"))
+    assert [tree.parts(stage) for stage in range(4)] == [[], [0], [1], [0, 2]]
+    assert (tree.way(3, 2), tree.way(1, 3), tree.way(3, 1)) == (([2, 0], [1]), ([], [2]), ([2], []))
+    assert (union.way(3, 1), union.way(0, 3)) == (([2, 1], []), ([], [0, 1, 2]))
+    assert [selection.parts(stage) for stage in range(4)] == [[], [0], [1], [2]]
+    stand = {
+        name: [(a, b) for a in REGIONS for b in REGIONS if ledger.stands_on(a, b)]
+        for name, ledger in (("tree", tree), ("union", union), ("selection", selection))
+    }
+    every = [("two", "one"), ("three", "one"), ("three", "two")]
+    assert stand == {"tree": [("three", "one")], "union": every, "selection": every}
+    assert [len(each.owned()) for each in (tree, union, selection)] == [7, 7, 7]  # an entry once, whoever has it
+    assert tree.of_tasks(["one", "three"]).parts(2) == [0, 1]
+    with pytest.raises(LedgerError, match=r"'three'.*holds no task 'one'"):
+        tree.of_tasks(["two", "three"])
+    assert repr(tree).endswith("owned_entries={'one': 3, 'two': 3, 'three': 3}, parents={'three': 'one'})")
 
 
-@pytest.mark.parametrize("composition", ["selection", "alone", "auto"])
-def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union(composition: str) -> None:
+@pytest.mark.parametrize("way", INFERRED)
+def test_a_region_in_training_is_given_back_on_commit(way: str) -> None:
     model = Toy()
-    before, ledger = state_of(model), composed(composition, ["one"])
-    switch = LedgerSwitch(ledger, model)
-    region = composed(composition).records[1].owned.region
+    ledger = composed(way, ["one"])
+    switch, parent = LedgerSwitch(ledger, model), PARENTS[way]["two"]
+    switch.to(ledger.stage(parent))
+    before = state_of(model)
+    region = composed(way).records[1].owned.region
     for _ in range(2):  # an interrupted task is trained again
-        with switch.learning(region, alone=True):
+        with switch.learning(region, parent=parent):
             ledger.space.scatter_(model, region.indices, torch.full((len(region),), 7.0))
         assert_same(model.state_dict(), before)
-    with switch.learning(region, alone=True):
+    with switch.learning(region, parent=parent):
         ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
         owned = Graft.of(model, ledger.space, region)
-        ledger.append(record("two", owned=owned, alone=composition == "auto"))
-    assert switch.stage == 0
+        ledger.append(record("two", owned=owned, parent=parent))
     assert_same(model.state_dict(), before)
     switch.to_task("two")
     assert torch.equal(Graft.of(model, ledger.space, region).values, torch.full((len(region),), 200.0))
 
 
-#: Of a ledger of one composition: what is done to its file, and the reason given.
+#: Of a ledger of one kind: what is done to its file, and the reason given.
 MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
-    "an unknown one": ("alone", sealed(note("composition", "sum")), "its composition is 'sum', expected one of union, sel"),
-    "overlaps in a union": ("alone", sealed(note("composition", "union")), "'two' takes entries that earlier tasks own"),
-    "a selection as alone": ("selection", sealed(note("composition", "alone")), "must own its region"),
-    "shared though alone": ("alone", moved(1, (5, 6, 20), (0,)), "must own its region"),
-    "alone in a union": ("auto", sealed(note("composition", "union")), "stands alone, which only a ledger of"),
+    "an unknown one": ("alone", sealed(note("composition", "sum")), "its composition is 'sum', expected one of parents, sel"),
+    "overlaps with a parent": ("alone", sealed(told(1, parent="one")), "'two' takes entries that tasks below it own"),
+    "a selection as parents": ("selection", sealed(note("composition", "parents")), "entries that no task below it owns"),
+    "shared with nobody": ("alone", moved(1, (5, 6, 20), (0,)), "shares entries that no task below it owns"),
+    "parents in a selection": ("selection", sealed(told(1, parent="one")), "no task has a parent"),
+    "a parent that comes later": ("alone", sealed(told(1, parent="three")), "'two' stands on 'three', which is not before it"),
+    "a parent that is not there": ("alone", sealed(told(0, parent="none")), "'one' stands on 'none', which is not before it"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", MISCOMPOSED)
 def test_a_damaged_composition_is_refused(tmp_path: Path, damage: str) -> None:
-    composition, change, reason = MISCOMPOSED[damage]
+    way, change, reason = MISCOMPOSED[damage]
     path = tmp_path / "l.safetensors"
-    composed(composition).save(path)
+    composed(way).save(path)
     Ledger.load(path)
     rewrite(path, change)
     with pytest.raises(LedgerError, match=reason):
@@ -651,18 +671,18 @@ def test_a_damaged_composition_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("composition", "rows"),
-    [("union", ["3", "2", "2"]), ("selection", ["3", "2", "2"]), ("alone", ["3", "3", "4"]), ("auto", ["3", "3", "3"])],
+    ("way", "rows"),
+    [("union", ["3", "2", "2"]), ("selection", ["3", "2", "2"]), ("alone", ["3", "3", "4"]), ("tree", ["3", "3", "3"])],
 )
-def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str], tmp_path: Path) -> None:
+def test_the_view_says_who_stands_on_whom(way: str, rows: list[str], tmp_path: Path) -> None:
     """Owned entries task by task; all together are 7, though those that stand alone have 10 values."""
     path = tmp_path / "l.safetensors"
-    composed(composition).save(path)
+    composed(way).save(path)
     text = render_ledger(Ledger.load(path), path)
-    assert f"composition {composition}\n" in f"{text}\n"
+    assert ("a selection: tasks share" in text) == (way == "selection") == ("stands on" not in text)
     cells = [re.split(r"\s{2,}", line.strip()) for line in text.partition("readout values")[2].splitlines()[2:6]]
-    owned = {row[0]: row[1 if row[0] in ("all", "the union") else 2] for row in cells}
-    names, every = list(REGIONS), {"all": "7"}
-    if composition == "auto":
-        names, every = ["one", "two (alone)", "three"], {"the union": "6"}
-    assert owned == dict(zip(names, rows, strict=True)) | every
+    has_parents = way != "selection"
+    owned = {row[0]: row[1 if row[0] == "all" else 2 + has_parents] for row in cells}
+    assert owned == dict(zip(REGIONS, rows, strict=True)) | {"all": "7"}
+    if has_parents:
+        assert {row[0]: row[1] for row in cells[:3]} == {task: on or "θ_pre" for task, on in PARENTS[way].items()}

@@ -30,21 +30,20 @@ EXACT = {
 }
 
 
-def ledger_of(
-    model: ReadoutModel, composition: Any = "union", size: int = 12, small: str = "", **changes: Any
-) -> Ledger:
+def ledger_of(model: ReadoutModel, way: str = "union", size: int = 12, small: str = "", **changes: Any) -> Ledger:
     """A ledger of random regions that share entries, with tiny changes in ``small`` tasks; two, three or four labels each."""
     space = model.space()
     generator = torch.Generator().manual_seed(3)
-    ledger = Ledger(space, "unknown", composition)
+    ledger = Ledger(space, "unknown", "selection" if way == "selection" else "parents")
     for number, task in enumerate(TASKS):
         drawn = torch.randint(len(space), (size + number,), generator=generator)
         region = Region.of(torch.cat([drawn, torch.tensor([0, 5, len(space) - 1])]))
-        alone = composition == "auto" and number % 2 == 1
-        owned = ledger.free(region, alone=alone)
+        parents = {"union": TASKS[number - 1], "tree": ("", "", "a", "c", "b")[number]} if number else {}
+        parent = parents.get(way, "")
+        owned = ledger.free(region, parent)
         values = space.gather(model.backbone, owned.indices)
         values = values + torch.randn(len(owned), generator=generator).to(values) * (1e-5 if task in small else 1)
-        ledger.append(Record(task, region, Graft(owned, values), 0.1, alone=alone, **changes.get(task, {})))
+        ledger.append(Record(task, region, Graft(owned, values), 0.1, parent=parent, **changes.get(task, {})))
         words = (7, 9, 11, 13)[: 2 + number % 3] if model.readout == "prompt" else ()
         model.add_task(task, 2 + number % 3, words, seed=number)
     return ledger
@@ -106,20 +105,20 @@ def same(answers: list[Tensor], others: list[Tensor]) -> bool:
 # -- What it answers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
-def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composition: str) -> None:
-    ledger, tasks = ledger_of(loaded.model, composition), "abbacabacccabc"
+@pytest.mark.parametrize("way", ["union", "selection", "alone", "tree"])
+def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, way: str) -> None:
+    ledger, tasks = ledger_of(loaded.model, way), "abbacabacccabc"
     answers, exact, _ = both(loaded.model, ledger, rows_of(loaded, tasks), tasks, loaded.pad)
     assert [len(row) for row in answers] == [{"a": 2, "b": 3, "c": 4}[task] for task in tasks]
     assert same(answers, exact)
 
 
 @pytest.mark.sampled("ac-alone")
-@pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
+@pytest.mark.parametrize("way", ["union", "selection", "alone", "tree"])
 @pytest.mark.parametrize("tasks", ["eadbc", "aebbe", "ddabcccccd", "ac"])
-def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tasks: str) -> None:
+def test_small_groups_have_its_logits(loaded: LoadedModel, way: str, tasks: str) -> None:
     """Before and after the task whose union all of them share; beside a large group."""
-    ledger = ledger_of(loaded.model, composition)
+    ledger = ledger_of(loaded.model, way)
     rows = rows_of(loaded, list(tasks))
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
     exact = expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
@@ -201,10 +200,10 @@ def test_a_module_that_is_not_called_is_noticed_and_buffers_are_the_tasks(
 
 
 @pytest.mark.sampled("alone")
-@pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
-def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, composition: str) -> None:
+@pytest.mark.parametrize("way", ["union", "selection", "alone", "tree"])
+def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, way: str) -> None:
     """A layer may not do what its class says, which does not show where corrections hardly move the logits."""
-    ledger = ledger_of(loaded.model, composition, size=500, small="abc")
+    ledger = ledger_of(loaded.model, way, size=500, small="abc")
     layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
@@ -240,8 +239,8 @@ def test_the_ledger_may_grow_meanwhile(loaded: LoadedModel) -> None:
     ledger = ledger_of(loaded.model)
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
     mixed.answer(rows_of(loaded, list("ab")), list("ab"))
-    owned = ledger.free(Region.of([1, 2, 3]))
-    ledger.append(Record("new", Region.of([1, 2, 3]), Graft(owned, torch.full((len(owned),), 2.0)), 0.1))
+    owned = ledger.free(Region.of([1, 2, 3]), "e")
+    ledger.append(Record("new", Region.of([1, 2, 3]), Graft(owned, torch.full((len(owned),), 2.0)), 0.1, parent="e"))
     loaded.model.add_task("new", 2)
     tasks = ["new", "a", "e"]
     rows = rows_of(loaded, tasks)

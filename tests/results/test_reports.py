@@ -63,7 +63,7 @@ def test_updates_stand_beside_scores_where_they_are_known() -> None:
     page = page_of(*runs, floors={"constant": [0.5, 0.5]})
     table = table_of(page, "After the last task")
     assert table.header[-1] == "updates" and [row[-1] for row in table.rows] == ["400", "800", "—", "—", "—"]
-    assert {"updates", "forgetting", "FWT"} <= {name for name, _ in page.words} and "loss" not in dict(page.words)
+    assert {"updates", "forgetting", "zero-shot"} <= {name for name, _ in page.words} and "loss" not in dict(page.words)
 
 
 def test_the_final_union_has_a_row_of_its_own() -> None:
@@ -94,22 +94,22 @@ def test_a_constant_answer_has_the_last_row() -> None:
 
 
 def test_transfer_table(two_seeds: Results) -> None:
-    """FWT: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: intransigence is unknown, and has no column."""
+    """Zero-shot: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: FWT is unknown, and has no column."""
     page = lay_out(two_seeds)
     table = table_of(page, "Transfer")
-    assert table.header == ("strategy", "FWT")
+    assert table.header == ("strategy", "zero-shot")
     assert table.rows == (("continual-ft", "0.0 (0.0)"),)
-    assert "FWT" in dict(page.words) and "intransigence" not in dict(page.words)
+    assert "zero-shot" in dict(page.words) and "FWT" not in dict(page.words)
 
 
 def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
-    """Without scores before training there is no FWT, without a model of each task alone no intransigence."""
+    """Without scores before training there are none without learning, without a model of each task alone no FWT."""
     run = run_of("continual-ft", 0, [0.6, 0.7])
     run["matrix"] = [[None, None], [0.8, None], [0.6, 0.7]]
     page = page_of(run)
     titles = [table.title for table in page.tables]
     assert any(title.startswith("Learning matrix") for title in titles)
-    assert not [title for title in titles if title.startswith("Transfer")] and "FWT" not in dict(page.words)
+    assert not [title for title in titles if title.startswith("Transfer")] and "zero-shot" not in dict(page.words)
 
 
 def test_cost_table_has_every_phase_and_what_is_kept() -> None:
@@ -278,8 +278,8 @@ def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
     ]
 
 
-def test_intransigence_is_that_against_fine_tuned_models_of_another_directory() -> None:
-    """They know 0.8 and 0.7 once learned, the others 0.8 and 0.6: (0 + 0.1) / 2.
+def test_forward_transfer_is_that_against_fine_tuned_models_of_another_directory() -> None:
+    """They know 0.7 of the second task once learned, the others 0.6: −0.1. The first has nothing to transfer from.
 
     Those with other seeds, options or shots are no reference.
     """
@@ -289,9 +289,9 @@ def test_intransigence_is_that_against_fine_tuned_models_of_another_directory() 
     def found(run: Json, **more: Any) -> float | None:
         merged = together([tuned, results_of(run, source="b", **more)])
         (label,) = [each for each in merged.strategies if each.startswith("g")]
-        return merged.summary_of(label, run["seed"])["intransigence"]
+        return merged.summary_of(label, run["seed"])["fwt"]
 
-    assert found(run_of("g", 0, [0.5, 0.6], options=own)) == pytest.approx(0.05)
+    assert found(run_of("g", 0, [0.5, 0.6], options=own)) == pytest.approx(-0.1)
     assert found(run_of("g", 1, [0.5, 0.6], options=own)) is None
     assert found(run_of("g", 0, [0.5, 0.6], options=own | {"learning_rate": 0.2})) is None
     other = {"fingerprints": {"qnli": "q1", "mrpc": "p1"}, "shots": 64}

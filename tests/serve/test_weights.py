@@ -44,7 +44,7 @@ pytestmark = pytest.mark.long
 
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
-#: What each strategy keeps: a ledger of each composition, of a merged model, adapters apart, together, one model, one a task.
+#: What each strategy keeps: ledgers by what tasks stand on, of a merged model, adapters apart, together, one model, one a task.
 MERGED = ("merge-task-arithmetic", "merge-ties", "merge-stitch")
 STRATEGIES = ("grafting-continual", "wsn", "bitfit", "lora", "o-lora", "continual-ft", "fine-tune", *MERGED)
 #: Model, and strategies of a run with it: all with a linear readout, some by label words.
@@ -306,13 +306,13 @@ def test_a_ledger_of_a_model_with_a_head_is_refused_and_one_of_its_body_is_taken
     readout = {"weight": torch.ones(2, model.config.hidden_size), "bias": torch.zeros(2)}
     task = TaskDefinition("sst2", "single", ("negative", "positive"))
     graft = Graft(region, torch.tensor([1.0, 2.0]))
-    ledger = Ledger(space, fingerprint_of(model), "alone")
+    ledger = Ledger(space, fingerprint_of(model))
     ledger.append(Record("sst2", region, graft, 0.1, readout, definition=task, classes=(0, 1)))
     loaded = load_model(str(place), "linear")
     for make in (lambda: TaskSwitch(ledger, model), lambda: Predictor(loaded, ledger)):
         with pytest.raises(LedgerError, match="another layout"):
             make()
-    again = Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model), "alone")
+    again = Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model))
     again.append(*ledger.records)
     assert Predictor(loaded, again).answer("sst2", ["a lovely film"])[0].label in task.labels
     for switch in (TaskSwitch, LedgerSwitch):

@@ -40,7 +40,7 @@ from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
-#: Strategies on a ledger, by what a task is answered with.
+#: Strategies on a ledger, by what a task stands on: the one before it, nothing, or what it selects.
 LEDGERS = {
     "grafting-continual": "union",
     "packnet": "union",
@@ -91,7 +91,10 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
         if name in ("packnet", "wsn"):
             assert bool(matrices[record.region.indices].all())
     ledger = strategy.ledger
-    assert ledger.composition == LEDGERS[name] and ledger.owned() == union == localized
+    assert ledger.owned() == union == localized
+    assert ledger.composition == ("selection" if LEDGERS[name] == "selection" else "parents")
+    before_it = ["", *ledger.tasks[:-1]] if LEDGERS[name] == "union" else [""] * 3
+    assert [record.parent for record in ledger.records] == before_it
     if name in ("grafting-continual", "wsn"):  # regions do meet, or the test would be empty
         assert any(len(record.owned.region) < len(record.region) for record in ledger.records)
     for position, task in enumerate(stream.tasks):

@@ -70,7 +70,7 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
         strategy = learned(name)
         strategy.save(tmp_path / name)
         ledger = Ledger.load(tmp_path / name / "grafts.safetensors")
-        assert ledger.composition == "alone" and len(ledger.records) == 3
+        assert [record.parent for record in ledger.records] == [""] * 3
         merged = Ledger.load(tmp_path / name / "ledger.safetensors")
         assert merged.tasks == ledger.tasks and merged.owned() == strategy.merged().region
         assert all(torch.equal(merged.graft(task).values, strategy.merged().values) for task in merged.tasks)

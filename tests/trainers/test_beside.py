@@ -160,23 +160,28 @@ def test_gradient_checkpoints_and_accumulation(quantised: Any, reentrant: bool) 
 
 @pytest.mark.parametrize("source", ["gradient", "snip"])
 def test_the_region_is_that_of_the_dequantised_weights(quantised: Any, source: Any) -> None:
+    """On θ_pre by one backward pass, and by the sum over several batches; and on a task, with its differences."""
     model, plain = quantised(llama, "nf4"), dense(quantised(llama, "nf4"), llama)
-    ledger = Ledger.of_model(model)
-    for count in (1, 2):  # one backward pass, and the sum over several batches
-        region = begun(model, ledger, batches=texts(1, count), sparsity=0.01, region_from=source).region
+    ledger, regions = Ledger.of_model(model), list[Region]()
+    tensors = [body_of(plain).get_parameter(spec.name) for spec in ledger.space.tensors]
+    for count, parent in ((1, ""), (2, ""), (1, "one"), (2, "one")):
+        if parent not in ("", *ledger.tasks):
+            with learning(model, ledger, parent, region=random_region(ledger.space)) as skill, torch.no_grad():
+                skill.values.add_(0.3)
+            for number, local, _ in ledger.space.split(ledger.owned().indices):
+                tensors[number].data.view(-1)[local] += 0.3
+        how: dict[str, Any] = {"batches": texts(1, count), "sparsity": 0.01, "region_from": source, "parent": parent}
+        region = begun(model, ledger, **how).region
         for batch in texts(1, count):
             plain(**batch).loss.backward()
-        body = body_of(plain)
-        scores = torch.cat(
-            [
-                (p.grad * (p if source == "snip" else 1)).abs().reshape(-1)
-                for p in (body.get_parameter(spec.name) for spec in ledger.space.tensors)
-            ]
-        )
+        scores = torch.cat([(p.grad * (p if source == "snip" else 1)).abs().reshape(-1) for p in tensors])
+        scores[ledger.taken(parent).indices] = 0
         plain.zero_grad()
         expected = scores.topk(len(region)).indices
         assert len(region) == len(ledger.space) // 100
         assert len(region & Region(expected.sort().values)) >= len(region) - 3  # of which the last are nearly alike
+        regions.append(region)
+    assert len(regions[0] & regions[2]) < 0.5 * len(regions[0])
     drawn = begun(model, ledger, region_from="random", sparsity=0.01).region
     assert len(drawn) == len(region) and drawn != region
 
@@ -206,7 +211,7 @@ def test_a_layer_of_any_library(tmp_path: Path) -> None:
     loss = lambda model, x: model(x).square().mean()  # noqa: E731
     answers = {}
     for task in ("one", "two"):
-        with learning(model, ledger, task, batches=[x], loss=loss, sparsity=0.3) as skill:
+        with learning(model, ledger, task, batches=[x], loss=loss, sparsity=0.3, parent=ledger.last) as skill:
             optimizer = torch.optim.AdamW([skill.values], lr=0.05)
             for _ in range(3):
                 loss(model, x).backward()
@@ -237,7 +242,8 @@ def test_sft_on_a_quantised_base(quantised: Any, make: Any, how: str, tmp_path: 
     ledger, seen, fell = Ledger.of_model(model), dict[str, Tensor](), {}
     before, x = _codes(model), texts(9)[0]
     for task, data in rows.items():
-        with learning(model, ledger, task, batches=texts(1), sparsity=0.02):
+        parent = "one" if task == "two" else None
+        with learning(model, ledger, task, batches=texts(1), sparsity=0.02, parent=parent):
             fell[task] = sft(model, data, tmp_path)
         seen[task] = logits(model, ledger, task, x)
         assert all(torch.equal(logits(model, ledger, name, x), answer) for name, answer in seen.items())
@@ -443,7 +449,7 @@ def test_one_model_answers_one_task() -> None:
     ledgers = {effect: Ledger.of_model(model, effect=effect) for effect in ("beside", "written")}  # type: ignore[arg-type]
     ledger = ledgers["beside"]
     for task, seed in (("one", 2), ("two", 3)):
-        with learning(model, ledger, task, batches=texts(1), sparsity=0.05):
+        with learning(model, ledger, task, batches=texts(1), sparsity=0.05, parent=ledger.last):
             train(model, texts(seed))
     expected = {task: logits(model, ledger, task, x) for task in ledger.tasks}
     with answering(model, ledger, "one"):
@@ -473,14 +479,14 @@ def test_a_checkpoint_is_of_one_task_and_region() -> None:
     """One output directory for several tasks would let the second begin with the values of the first."""
     model = language_model()
     ledger, region = Ledger.of_model(model, effect="beside"), Region.of(range(0, 900, 3))
-    with learning(model, ledger, "one", region=region, composition="alone") as skill:
+    with learning(model, ledger, "one", region=region) as skill:
         train(model, texts(2))
         saved, values = copy.deepcopy(model.state_dict()), skill.values.detach().clone()
         train(model, texts(3))
         model.load_state_dict(saved)
         assert torch.equal(skill.values, values)
     for task, other in (("two", region), ("three", Region.of(range(1, 901, 3)))):
-        block = learning(model, ledger, task, region=other, composition="alone")
+        block = learning(model, ledger, task, region=other)
         with pytest.raises(TrainingError, match="a checkpoint of another task"), block:
             model.load_state_dict(saved)
     assert ledger.tasks == ["one"]

@@ -282,7 +282,7 @@ def test_entries_that_did_not_move_are_free_for_others() -> None:
     with learning(model, ledger, "one", region=region) as skill, torch.no_grad():
         skill.values[:10] += 1.0
     assert ledger.records[0].owned.region == Region.of(range(10))
-    with learning(model, ledger, "two", region=region) as skill:
+    with learning(model, ledger, "two", region=region, parent="one") as skill:
         assert skill.free == Region.of(range(10, 40))
         trained(model, numbers())
 
@@ -561,21 +561,7 @@ def test_a_cast_after_training_costs_nothing() -> None:
     assert torch.equal(*recorded)
 
 
-# -- Compositions, heads, any module ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("composition", ["auto", "alone"])
-def test_regions_of_tasks_that_stand_alone_may_overlap(composition: Any) -> None:
-    """In a ledger that says so of one task, and in one that says so of all."""
-    model = network()
-    empty = Ledger.of_model(model)
-    ledger = Ledger(empty.space, empty.fingerprint, composition)
-    for task in ("one", "two"):
-        with learning(model, ledger, task, composition="alone", **NUMBERS) as skill:
-            trained(model, numbers())
-            assert len(skill.free) == len(skill.region)
-    one, two = ledger.records
-    assert one.owned.region == two.owned.region
+# -- Heads, any module ---------------------------------------------------------------------------
 
 
 def untied() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Odd(nn.Module):
 
 
 def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
-    """In a union and alone, beside entries that others own, from memory and from the file."""
+    """On θ_pre and on one another, beside entries that others own, from memory and from the file."""
     torch.manual_seed(0)
     model, x = Odd(), torch.randn(8, 4)
     batch, y = {"x": x}, torch.arange(8) % 2
@@ -55,7 +56,8 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
 
     how: dict[str, Any] = {"batches": [batch], "loss": loss, "sparsity": 0.2}
     every_other = {"region": Region.of(range(0, len(ledger.space), 2))}
-    for task, way in (("one", {}), ("two", {}), ("three", {"composition": "alone"}), ("four", every_other)):
+    ways = {"one": {}, "two": {"parent": "one"}, "three": {}, "four": {"parent": "two"} | every_other}
+    for task, way in ways.items():
         with learning(model, ledger, task, **how | way) as skill:
             optimizer = torch.optim.AdamW([skill.values], lr=0.05, weight_decay=0.1)
             for _ in range(5):
@@ -71,9 +73,10 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
                 assert torch.equal(seen.setdefault(name, answer), answer)
     assert torch.equal(seen["three"], seen["one"])  # which began where it did, on the same rows
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
-    owned = [record.owned.region for record in ledger.records if not record.alone]
-    assert 0 < len(owned[-1]) < len(every_other["region"])
-    assert not any(len(one & other) for i, one in enumerate(owned) for other in owned[:i])
+    one, two, three, four = (record.owned.region for record in ledger.records)
+    assert 0 < len(four) < len(every_other["region"]) and three == one
+    assert not any(len(a & b) for a, b in ((one, two), (one, four), (two, four)))
+    assert ledger.owned("four") == one | two | four
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -209,33 +212,42 @@ def test_a_ledger_is_the_same_with_any_head() -> None:
 # -- Choosing the region -----------------------------------------------------------------------------------
 
 
-def test_the_gradient_of_the_mean_loss_chooses() -> None:
-    """Against one backward pass of the mean over the rows, in evaluation mode. No more batches are read than have them."""
+@pytest.mark.parametrize("parent", ["", "one"])
+def test_the_gradient_of_the_mean_loss_chooses(parent: str) -> None:
+    """Against one backward pass of the mean over the rows, in evaluation mode, on what the task stands on.
+
+    No more batches are read than have the rows.
+    """
     model, read = language_model(), list[dict[str, Tensor]]()
     ledger, batches = Ledger.of_model(model), texts(1, 9)
-    model.eval()
-    (sum(model(**batch).loss for batch in batches[:3]) / 3).backward()
+    with learning(model, ledger, "one", batches=batches, sparsity=0.05):
+        train(model, texts(2), lambda p: torch.optim.SGD(p, lr=10.0))
+    with answering(model, ledger, parent) if parent else nullcontext():
+        (sum(model(**batch).loss for batch in batches[:3]) / 3).backward()
     g = torch.cat([tensor.grad.view(-1) for tensor in ledger.space.parameters(model.transformer)])
+    g[ledger.taken(parent).indices] = 0
     model.zero_grad()
     count, seen = int(0.01 * len(g)), (read.append(batch) or batch for batch in batches)  # type: ignore[func-returns-value]
-    skill = begun(model, ledger, batches=seen, rows=12, region_from="gradient", sparsity=0.01)
+    how: dict[str, Any] = {"region_from": "gradient", "sparsity": 0.01, "parent": parent}
+    skill = begun(model, ledger, batches=seen, rows=12, **how)
     chosen = g.abs().topk(count).indices
     assert len(skill.region & Region.of(chosen)) >= 0.99 * count  # but for ties of rounding
     assert (len(skill.region), len(read)) == (count, 3)
 
 
 def test_a_region_is_sought_among_free_entries_or_among_all() -> None:
-    """Of the same rows, all that one task owns is what another would choose."""
+    """Of the same rows, another task would choose all that one task owns: it is free on θ_pre, and not on that task."""
     for among in ("free", "all"):
         model = classifier()
         ledger = Ledger.of_model(model)
         with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01) as first:
             train(model, labelled(1))
         taken = len(ledger.owned())
-        with learning(model, ledger, "two", batches=labelled(1), sparsity=0.02, among=among) as second:  # type: ignore[arg-type]
-            train(model, labelled(1))
-        assert len(second.region & first.region) == (0 if among == "free" else taken)
-        assert len(second.free) == len(second.region) - (0 if among == "free" else taken)
+        how: dict[str, Any] = {"batches": labelled(1), "sparsity": 0.02, "among": among}
+        on_pre, on_it = begun(model, ledger, **how), begun(model, ledger, parent="one", **how)
+        assert len(on_pre.region & first.region) == taken and on_pre.free == on_pre.region
+        assert on_it.free == on_it.region - first.region
+        assert (on_it.free == on_it.region) == (among == "free")
 
 
 def test_what_fine_tuning_moved() -> None:
@@ -320,8 +332,13 @@ def test_what_cannot_be_learned() -> None:
         (learn(loss=lambda m, b: m(**b).loss * torch.nan), TrainingError, ("expected a finite one",)),
         (learn(loss=lambda m, b: (m(**b).loss * 0).sqrt()), TrainingError, ("expected finite ones",)),
         (learn(region=Region.of([entries])), ForgetfreeError, ("do not fit a parameter space",)),
-        (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
-        (learn(composition="unoin"), UsageError, ("Did you mean 'union'?",)),
+        (
+            learn(region=ledger.owned(), parent="known"),
+            UsageError,
+            ("No entry is free for task 'new': 'known'", "parent=None"),
+        ),
+        (learn(region=Region.empty()), UsageError, ("No entry is free", "its region is empty")),
+        (learn(parent="knwon"), TaskError, ("holds no task 'knwon'. Did you mean 'known'?",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'", ".state_dict()")),
         (learn(heads=["scores"]), UsageError, ("heads names 'scores', expected modules outside of the body",)),
@@ -334,9 +351,8 @@ def test_what_cannot_be_learned() -> None:
         refused(action, error, *words)
     assert ledger.tasks == ["known"]
     assert_same(model, before)
-    of_a_run = Ledger(ledger.space, ledger.fingerprint, "union")
-    with pytest.raises(UsageError, match="does not fit this ledger"):
-        learning(model, of_a_run, "new", batches=texts(1), composition="alone").__enter__()
+    selections = Ledger(ledger.space, ledger.fingerprint, "selection")
+    refused(learning(model, selections, "new", batches=texts(1)).__enter__, UsageError, "are selections", "of its own")
     refused(lambda: answering(model, ledger, "knwon").__enter__(), TaskError, "Did you mean 'known'?")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -147,7 +146,9 @@ def test_sft_twice_then_dpo(tmp_path: Path) -> None:
 
     def dpo() -> Any:
         with answering(model, ledger, "bad"):
-            reference = copy.deepcopy(model)
+            # A copy would have TRL's forward, which is of the model itself.
+            model.save_pretrained(tmp_path / "reference")
+        reference = GPT2LMHeadModel.from_pretrained(tmp_path / "reference")
         args = DPOConfig(**options(tmp_path, max_length=24))
         return DPOTrainer(
             model=model, ref_model=reference, args=args, train_dataset=preferences(), processing_class=tokenizer
@@ -155,7 +156,9 @@ def test_sft_twice_then_dpo(tmp_path: Path) -> None:
 
     for task, make in {"good": lambda: sft("good"), "bad": lambda: sft("bad"), "prefer": dpo}.items():
         made = make()
-        own: Any = {} if task != "prefer" else {"loss": lambda m, b, trainer=made: trainer.compute_loss(m, b)}
+        own: Any = {}
+        if task == "prefer":
+            own = {"parent": "bad", "loss": lambda m, b, trainer=made: trainer.compute_loss(m, b)}
         with learning(model, ledger, task, sparsity=0.01, batches=made.get_train_dataloader(), **own):
             if task == "prefer":
                 with torch.no_grad():

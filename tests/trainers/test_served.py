@@ -211,7 +211,7 @@ def ledger_of_a_run(place: str, readout: str, definition: TaskDefinition, head: 
     """The ledger that a run on a model has, of one task with a few entries moved."""
     loaded = load_model(place, readout)
     space, region = loaded.model.space(), Region.of(range(0, 900, 9))
-    ledger = Ledger(space, loaded.fingerprint, "union", loaded.binding())
+    ledger = Ledger(space, loaded.fingerprint, binding=loaded.binding())
     moved = Graft(region, space.gather(loaded.model.backbone, region.indices) + 0.5)
     ledger.append(Record(definition.name, region, moved, 0.1, head, definition=definition))
     return ledger

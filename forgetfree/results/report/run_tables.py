@@ -133,11 +133,11 @@ def _known_mean(values: Floats) -> float | None:
 
 
 def _transfer(results: Results) -> Table:
-    names = {"FWT": "fwt", "intransigence": "intransigence"}
+    names = {"FWT": "fwt", "zero-shot": "zero_shot"}
 
     def numbers(label: str, run: Run) -> Numbers:
-        six = results.summary_of(label, run.seed)
-        return [six[name] for name in names.values()]
+        summary = results.summary_of(label, run.seed)
+        return [summary[name] for name in names.values()]
 
     columns = [(header, results.scale.text) for header in names]
     title = titled("Transfer", _unit_of_scores(results, "in percentage points"))
@@ -345,9 +345,10 @@ MEANINGS = {
     "the most similar training row": "the target of the training row whose prompt is most similar (cosine of "
     "TF-IDF); the mean over seeds",
     UNTRAINED: "the pre-trained model without any training",
-    "FWT": "forward transfer: a task's score just before it is learned minus its score before training",
-    "intransigence": "the score of a model fine-tuned on the task alone minus the task's score right after it was "
-    "learned",
+    "FWT": "forward transfer: a task's score right after it was learned minus that of a model fine-tuned on the task "
+    "alone; the mean of all tasks but the first",
+    "zero-shot": "a task's score just before it is learned minus its score before training; the mean of all tasks but "
+    "the first",
     "agreement": "the share of test rows with the same prediction as the model fine-tuned on the task alone",
     "(s)": "seconds over all tasks; the time for a fine-tuned model that several strategies share is counted for the "
     "strategy that trained it",

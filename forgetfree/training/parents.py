@@ -1,0 +1,126 @@
+"""The choice of a parent: the earlier task on whose weights a linear probe reads a new task's rows best, or θ_pre.
+
+Nothing is trained but the probe: features of the rows are read once under each candidate. Where a readout reads no features,
+such as that of texts, the loss of the rows takes the place of the probe's. Other rules are compared in
+``docs/results/parents.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forgetfree.core.readout_model import LINEAR, ReadoutModel
+from forgetfree.data.examples import Examples
+from forgetfree.data.rows import representative
+from forgetfree.training.encoded_task import EncodedTask, features_of, loss_of
+from forgetfree.training.floors import Integers, labels_of_rows
+from forgetfree.training.training_options import TrainingOptions
+
+#: The share by which the loss on a parent must be below that on θ_pre: small differences are of few rows.
+MARGIN = 0.13
+#: Training rows, at most, that the probe reads, and as many validation rows; where the loss is that of texts: of both.
+PROBED_ROWS, PROBED_TEXTS = 512, 64
+#: Where there are more earlier tasks than ``MANY``, the ``NEAREST`` whose rows are most like the new ones are probed.
+MANY, NEAREST = 16, 8
+_FOLDS = 4
+
+
+def better_parent(losses: Mapping[str, float]) -> str:
+    """Return the parent with the lowest loss, if that is below the loss on θ_pre by the share `MARGIN`; else the empty name.
+
+    >>> better_parent({"": 1.0, "mr": 0.8, "qnli": 0.9})
+    'mr'
+    >>> better_parent({"": 1.0, "mr": 0.9})
+    ''
+
+    Args:
+        losses: by the parent's name; the empty name is θ_pre.
+    """
+    best = min(losses, key=lambda parent: losses[parent])
+    return best if losses[best] <= (1 - MARGIN) * losses[""] else ""
+
+
+def probed_loss(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> float:
+    """Return the loss of a linear probe of a task on the weights that a model holds; of texts, that of the model; in nats.
+
+    The probe sees training rows, and at most as many validation rows: who has few rows has few of both.
+    """
+    most = PROBED_ROWS if model.readout in LINEAR else PROBED_TEXTS
+    train = task.train.subset(representative(task.train.targets, most))
+    if model.readout not in LINEAR:
+        return loss_of(model, task, train, options)
+    validation = task.validation.subset(representative(task.validation.targets, len(train)))
+    parts = [part for part in (train, validation) if len(part)]
+    features = np.concatenate([_features(model, part) for part in parts])
+    return cross_validated_loss(features, np.concatenate([labels_of_rows(part) for part in parts]))
+
+
+def cross_validated_loss(features: npt.NDArray[Any], labels: Integers) -> float:
+    """Return the log loss, in nats, of a logistic regression on standardised features, by four-fold cross-validation.
+
+    Args:
+        features: ``(n, H)``.
+        labels: ``(n,)``; or whether each row has each label ``(n, n_labels)``, of which the loss is the mean.
+
+    Returns:
+        The loss; infinite where there are too few rows to tell two labels apart.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if labels.ndim > 1:
+        losses = [cross_validated_loss(features, column) for column in labels.T]
+        return float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.inf]))
+    names, counts = np.unique(labels, return_counts=True)
+    common = np.isin(labels, names[counts > 1])  # a label of one row is in no other fold
+    features, labels, counts = features[common], labels[common], counts[counts > 1]
+    if len(counts) < 2:
+        return math.inf
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+    folds = StratifiedKFold(min(_FOLDS, int(counts.min())))
+    with warnings.catch_warnings():  # one that has not quite converged tells candidates apart, too
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        shares = cross_val_predict(probe, features, labels, cv=folds, method="predict_proba")
+    return float(log_loss(labels, shares))
+
+
+def nearest_tasks(
+    model: ReadoutModel, task: EncodedTask, earlier: Sequence[EncodedTask], centres: dict[str, npt.NDArray[Any]]
+) -> list[str]:
+    """Return the names of the earlier tasks to probe: all of a few; of many, those whose rows have the nearest mean features.
+
+    Where a readout reads no features, those are the latest.
+
+    Args:
+        model: holds θ_pre.
+        task: the new task.
+        earlier: the others.
+        centres: the mean features of tasks by name, to which new ones are added.
+    """
+    names = [each.name for each in earlier]
+    if len(names) <= MANY:
+        return names
+    if model.readout not in LINEAR:
+        return names[-NEAREST:]
+    for each in (*earlier, task):
+        if each.name not in centres:
+            rows = each.train.subset(representative(each.train.targets, PROBED_TEXTS))
+            centres[each.name] = _features(model, rows).mean(0)
+    distances = [float(np.linalg.norm(centres[name] - centres[task.name])) for name in names]
+    return [names[number] for number in sorted(np.argsort(distances, kind="stable")[:NEAREST])]
+
+
+def _features(model: ReadoutModel, rows: Examples) -> npt.NDArray[Any]:
+    """Return what the readout reads of rows ``(n, H)``."""
+    features: npt.NDArray[Any] = features_of(model, rows, model.features).flatten(1).numpy()
+    return features
