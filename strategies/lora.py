@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from peft import LoraConfig
@@ -30,6 +30,7 @@ from forgetfree.seeds import derive_seed
 from forgetfree.strategies.adapter_file import adapter_name, load_adapters, loaded_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.parents import parent_among
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -98,13 +99,20 @@ class AdapterStrategy(ContinualStrategy):
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
     """Options of adapters with one model per task."""
 
+    adapter_start: Literal["new", "auto"] = option(
+        "new",
+        "initial values of a task's adapters; new: PEFT's; auto: those of the earlier task on which a linear probe reads "
+        "the new examples clearly better than on θ_pre, if there is one",
+    )
+
 
 class LoRA(AdapterStrategy):
     """Low-rank adapters per task: W = W_pre + (α/r)·B·A, with W_pre frozen (Hu et al., 2021, arXiv:2106.09685, eq. 3).
 
     The paper adapts to one task; here each task of the stream has its own adapters on θ_pre, which predict for it, so
     other tasks cannot change it. Before a task is learned, θ_pre predicts for it. A task cannot be learned twice.
-    By default, PEFT's choice of layers is adapted: query and value, as in the paper.
+    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With ``adapter_start=auto``, adapters
+    start from those of an earlier task, which is chosen as grafting chooses a parent.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
@@ -113,10 +121,20 @@ class LoRA(AdapterStrategy):
     def setup(self) -> None:
         """Make adapters that act alone, none so far."""
         self.adapters = TaskAdapters(self, joint=False)
+        self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
 
     def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on θ_pre, and the task's readout."""
-        return self.adapters.training(task)
+        return self.adapters.training(task, start=self._start(task) if self.options.adapter_start == "auto" else "")
+
+    def _start(self, task: EncodedTask) -> str:
+        """Return the earlier task whose adapters the task's start from; empty: none."""
+        earlier = {each.name: each for each in self.learned}
+
+        def having(name: str) -> AbstractContextManager[None]:
+            return self.adapters.answering(earlier[name]) if name else nullcontext()
+
+        return parent_among(self.model, task, self.learned, having, self.options, self._centres)
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned task alone, where the task is known: each is answered by its own adapters."""
@@ -207,12 +225,15 @@ class TaskAdapters:
 
     # -- Learning a task -------------------------------------------------------------------------------------
 
-    def training(self, task: EncodedTask, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Training:
+    def training(
+        self, task: EncodedTask, loss: Callable[[Tensor, Tensor], Tensor] | None = None, start: str = ""
+    ) -> Training:
         """Return the training of new adapters, under those of all earlier tasks unless each acts alone.
 
         Args:
             task: the task.
             loss: from logits and labels; default: cross-entropy.
+            start: the learned task whose adapters they start from; empty: PEFT's initial values.
 
         Raises:
             TaskError: the task has adapters already.
@@ -231,6 +252,9 @@ class TaskAdapters:
             "target_modules": "|".join(map(re.escape, layers)),  # PEFT adapts those whose whole name it matches
         }
         self.adapters.add(self.newest, LoraConfig(**self._settings), derive_seed(strategy.seed, "adapters", task.name))
+        for record in self.records.values():
+            if record.task == start:
+                self.adapters.load_(self.newest, record.group("adapter"))
         readout = strategy.model.readout_module(task.label)
         self._change = Transaction(partial(self._read, readout), partial(self._write, readout))
         strategy.scope.enter_context(undo_on_error(self._change.roll_back))

@@ -111,17 +111,10 @@ class RegionStrategy(ContinualStrategy):
         Features of the task's training rows, and of as many validation rows, are read once under θ_pre and under each earlier
         task. An earlier task is better if a linear probe on them has a clearly lower loss, see `forgetfree.training.parents`.
         """
-        if not self.learned:
-            return ""
-        from forgetfree.training.parents import better_parent, nearest_tasks, probed_loss
+        from forgetfree.training.parents import parent_among
 
-        losses = {}
-        with self.ledger_model.standing_on(""):
-            candidates = nearest_tasks(self.model, task, self.learned, self._centres)
-        for parent in ("", *candidates):
-            with self.ledger_model.standing_on(parent):
-                losses[parent] = probed_loss(self.model, task, self.options)
-        return better_parent(losses)
+        standing_on = self.ledger_model.standing_on
+        return parent_among(self.model, task, self.learned, standing_on, self.options, self._centres)
 
     @contextmanager
     def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,35 @@ PROBED_ROWS, PROBED_TEXTS = 512, 64
 #: Where there are more earlier tasks than ``MANY``, the ``NEAREST`` whose rows are most like the new ones are probed.
 MANY, NEAREST = 16, 8
 _FOLDS = 4
+
+
+def parent_among(
+    model: ReadoutModel,
+    task: EncodedTask,
+    earlier: Sequence[EncodedTask],
+    standing_on: Callable[[str], AbstractContextManager[object]],
+    options: TrainingOptions,
+    centres: dict[str, npt.NDArray[Any]],
+) -> str:
+    """Return the earlier task that a new one had better stand on; empty: none, θ_pre.
+
+    Args:
+        model: reads the rows.
+        task: the new task.
+        earlier: the others.
+        standing_on: returns a context in which the model has the weights of an earlier task, by name; by the empty name, θ_pre.
+        options: evaluation batch size and precision.
+        centres: see `nearest_tasks`.
+    """
+    if not earlier:
+        return ""
+    with standing_on(""):
+        candidates = nearest_tasks(model, task, earlier, centres)
+    losses = {}
+    for parent in ("", *candidates):
+        with standing_on(parent):
+            losses[parent] = probed_loss(model, task, options)
+    return better_parent(losses)
 
 
 def better_parent(losses: Mapping[str, float]) -> str:

@@ -21,6 +21,7 @@ from forgetfree.errors import OptionError, RunError
 from forgetfree.models.lora_adapters import LoraAdapters, targets
 from forgetfree.strategies.lora import adapter_training
 from forgetfree.tensor_file import OpenFile
+from forgetfree.training import parents
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 BOTH = ["lora", "o-lora"]
@@ -96,6 +97,23 @@ def test_adapters_learn_at_ten_times_the_rate_unless_told_otherwise(tiny_stream:
     assert (options.learning_rate, options.readout_learning_rate, options.l1) == (pytest.approx(1e-2), 1e-3, 0)
     options = adapter_training(make("lora", stream, lora_learning_rate=0.3, readout_learning_rate=0.2).options)
     assert (options.learning_rate, options.readout_learning_rate) == (0.3, 0.2)
+
+
+@pytest.mark.parametrize("start", ["new", "auto"])
+def test_adapters_may_start_from_those_of_the_earlier_task_that_the_probe_prefers(
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """At a rate of nearly nothing, A of the third task is that of the first; PEFT draws one by the task's name."""
+    strategy = make("lora", tiny_stream("bert", "linear"), adapter_start=start, lora_learning_rate=1e-30)
+    monkeypatch.setattr(
+        parents, "probed_loss", lambda model, task, _: float((task.label, strategy.adapters._acting) != (2, ["task-0"]))
+    )
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+    first, second, third = (record.group("adapter") for record in strategy.adapters.records.values())
+    names = [name for name in first if "lora_A" in name]
+    assert names and all(torch.equal(first[name], third[name]) == (start == "auto") for name in names)
+    assert not any(torch.equal(first[name], second[name]) for name in names)
 
 
 # -- Orthogonality -----------------------------------------------------------------------------------------
