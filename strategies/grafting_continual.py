@@ -35,7 +35,7 @@ class GraftingContinual(RegionStrategy):
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
-    is trained. Before a task is learned, the union of all regions so far predicts for it.
+    is trained. Before a task is learned, the union of all regions so far predicts for it; without ``union``, θ_pre does.
     """
 
     Options = GraftingOptions
@@ -51,27 +51,27 @@ class GraftingContinual(RegionStrategy):
 
     def setup(self) -> None:
         """Open a ledger in which each task stands on the one before it, or on θ_pre unless it has a better parent."""
-        self.open_ledger("union" if self.options.composition == "union" else "alone")
+        self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition)
 
     def begin(self, task: EncodedTask) -> Training:
-        """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
+        """Find γ_n, and train of it what no task below owns, on top of what those own."""
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
         #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and a parent may take the
         #     place of θ_pre.
-        parent = self.better_parent(task) if self.options.composition == "auto" else ""
-        tuned = self.fine_tuned(task, parent)
+        parent = self.better_parent(task) if self.options.composition == "auto" else None
+        tuned = self.fine_tuned(task, parent or "")
         region = self.localize(task, tuned, parent)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        return self.region_training(task, region, start=tuned, parent=parent or None)
+        return self.region_training(task, region, start=tuned, parent=parent)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
         self.ledger_model.commit(self.ledger_model.record(training))
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
+        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or of what t_k stands on and its own."""
         return self.ledger_model.of(task)
 
     def extra_results(self) -> dict[str, Any]:

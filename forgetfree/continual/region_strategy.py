@@ -35,9 +35,10 @@ from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
-#: What a strategy's tasks stand on, where `RegionStrategy.region_training` is told nothing else: each on the one before it, so
-#: that tasks are inferred with unions (paper, C.3); each ``alone``, on θ_pre; or a ledger of selections, in which none does.
-StandsOn = Literal["union", "alone", "selection"]
+#: What a strategy's tasks stand on. ``union``: each on the one before it, so that tasks are inferred with unions (paper, C.3);
+#: ``alone``: each on θ_pre; ``parents``: on what `RegionStrategy.region_training` is told; ``selection``: a ledger of
+#: selections, in which no task stands on another.
+StandsOn = Literal["union", "alone", "parents", "selection"]
 
 
 class RegionOptions(TrainingOptions):
@@ -99,14 +100,14 @@ class RegionStrategy(ContinualStrategy):
         """Create an empty ledger, which becomes the strategy's `storage`.
 
         Args:
-            stands_on: what tasks stand on, where `region_training` is told nothing else.
+            stands_on: what the tasks stand on.
         """
         self.ledger_model = LedgerModel(self, stands_on)
         self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
 
     @final
     def better_parent(self, task: EncodedTask) -> str:
-        """Return the earlier task that ``task`` had better stand on; empty: none, θ_pre.
+        """Return the earlier task that ``task`` should stand on; empty: none, θ_pre.
 
         Features of the task's training rows, and of as many validation rows, are read once under θ_pre and under each earlier
         task. An earlier task is better if a linear probe on them has a clearly lower loss, see `forgetfree.training.parents`.
@@ -118,7 +119,7 @@ class RegionStrategy(ContinualStrategy):
 
     @contextmanager
     def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:
-        """Give the bench of a task on top of another, or of θ_pre; the model holds that inside."""
+        """Yield the bench of a task on top of another, or of θ_pre; the model holds that inside."""
         with self.ledger_model.standing_on(parent):
             bench = self.bench(task)
             if parent:  # θ_ft there is of use to nobody else
@@ -146,19 +147,20 @@ class RegionStrategy(ContinualStrategy):
             return bench.fine_tuned(options)
 
     @final
-    def localize(self, task: EncodedTask, tuned: ModelState, parent: str = "") -> Region:
+    def localize(self, task: EncodedTask, tuned: ModelState, parent: str | None = None) -> Region:
         """Return γ of ``task`` as its `LocalizationOptions` say: by ``region_from=mask``, eqs. 3 and 4; the model is as before.
 
         Args:
             task: the task.
             tuned: what `fine_tuned` returned.
-            parent: what it was fine-tuned on. Except by ``mask``, γ is then chosen among what is free on top of it.
+            parent: what it was fine-tuned on, and stands on. Except by ``mask``, γ is then chosen among what is free there.
+                Default: it was fine-tuned on θ_pre, and stands on what the ledger was opened for.
         """
         options = self.options
-        below = parent or self.ledger_model.usual_parent
+        below = self.ledger_model.usual_parent if parent is None else parent
         if parent and options.region_from != "mask":
             options = options.model_copy(update={"among": "free"})
-        with self._bench_on(task, parent) as bench:
+        with self._bench_on(task, parent or "") as bench:
             return bench.region(tuned, options, self.ledger.taken(below))
 
     @final
@@ -183,7 +185,7 @@ class RegionStrategy(ContinualStrategy):
             start: where its free entries and the readout start from, such as θ_ft; default: θ_pre, and the untrained readout.
                 With ``region_start=pre-trained`` the entries start from θ_pre all the same.
             sparsity: the share of the space that γ was allowed; default: that of the options, or else what γ has.
-            parent: the task that it stands on; empty: θ_pre. Default: as the ledger was opened for.
+            parent: the task that it stands on; empty: θ_pre. Default: what the ledger was opened for; of ``parents``, θ_pre.
             rate_for: how many entries the rate of AdamW is meant for; default: as many as γ was allowed.
             steps: updates; default: `RegionOptions.region_updates`.
             options: how it is trained; default: `RegionOptions.for_region`.
@@ -220,7 +222,7 @@ class RegionStrategy(ContinualStrategy):
         return self.ledger_model.of(task)
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
-        """Return the learned tasks where θ_pre answers for what is not learned yet. Else return all."""
+        """Return the learned tasks if θ_pre answers for tasks that are not learned yet; otherwise ``None``, for all."""
         apart = self.forget_free and self.stream.scenario == "task" and not self.ledger_model.is_union
         return list(self.learned) if apart else None
 
@@ -230,7 +232,7 @@ class LedgerModel:
 
     Args:
         strategy: its model holds θ_pre. It gets an empty ledger, and this as what it keeps.
-        stands_on: what tasks stand on, where `RegionStrategy.region_training` is told nothing else.
+        stands_on: what the strategy's tasks stand on.
     """
 
     def __init__(self, strategy: ContinualStrategy, stands_on: StandsOn) -> None:
@@ -241,7 +243,7 @@ class LedgerModel:
         #: What the training of a task changes, and the block of the switch that it is in; none between tasks.
         self._change: Transaction[Any] | None = None
         self._learning = ExitStack()
-        self.is_union = stands_on == "union"
+        self._stands_on, self.is_union = stands_on, stands_on == "union"
         composition: Composition = "selection" if stands_on == "selection" else "parents"
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.storage = self
@@ -386,6 +388,14 @@ class LedgerModel:
                 f"The tasks of {path} are stored beside the weights, but a run writes into the weights: expected "
                 f"effect 'written', got {ledger.effect!r}. Continue with forgetfree.learning."
             )
+        before = ["", *ledger.tasks]
+        expected = {"union": before[:-1], "alone": [""] * len(ledger.records)}.get(self._stands_on, ())
+        for record, parent in zip(ledger.records, expected, strict=False):
+            if record.parent != parent:
+                raise LedgerError(
+                    f"In {path}, task {record.task!r} stands on {record.parent or 'θ_pre'}, but with this strategy and its "
+                    f"options it stands on {parent or 'θ_pre'}. Load it with those that wrote it."
+                )
         check_binding(ledger, self._binding, str(path))
         check_definitions(ledger, {task.name: task.definition for task in strategy.stream.tasks}, "the stream")
         learned = tasks_named(strategy.stream, ledger.tasks, path)

@@ -38,7 +38,7 @@ from forgetfree.hub_file import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Binding, head_digest
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.ledger.owners import Owners
+from forgetfree.ledger.owners import OwnersBelow
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import DTYPES, StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
@@ -225,7 +225,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
         self._positions: dict[str, int] = {}
         self._parents: list[int] = [0]  # by stage: the stage that it stands on
-        self._below = 0, Owners()  # a stage, and the owners of what it is inferred with; of a selection: of all entries
+        self._owners = OwnersBelow()
 
     @classmethod
     def of_model(
@@ -305,10 +305,9 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         """The task that was learned last; empty, where there is none."""
         return self._records[-1].task if self._records else ""
 
-    def owned(self, task: str | None = None) -> Region:
-        """Return the entries that ``task`` is inferred with; default: those of all tasks, each once."""
-        parts = range(len(self._records)) if task is None else self.parts(self.stage(task))
-        owned = [self._records[part].owned.region.indices for part in parts]
+    def owned(self) -> Region:
+        """Return the entries that any task owns; `taken` has those of a task and what it stands on."""
+        owned = [record.owned.region.indices for record in self._records]
         return Region(torch.unique(torch.cat([Region.empty().indices, *owned])))
 
     def owners(self, region: Region, parent: str = "") -> Tensor:
@@ -320,7 +319,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             RegionError: the region does not fit the space.
         """
         self.space.check(region.indices)
-        return self._owners_below(self.stage(parent)).among(region.indices)
+        return self._owners.among(region.indices, self._below(parent))
 
     def free(self, region: Region, parent: str = "") -> Region:
         """Return the entries of ``region`` that the next task would own: those that nobody owns at or below its parent.
@@ -332,23 +331,13 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return Region(region.indices[self.owners(region, parent) < 0])
 
     def taken(self, parent: str = "") -> Region:
-        """Return the entries that are not free for the next task, see `free`."""
-        return Region(self._owners_below(self.stage(parent)).owned())
+        """Return the entries that are not free for the next task, see `free`: those of ``parent`` and what it stands on."""
+        return Region(self._owners.owned(self._below(parent)))
 
-    def _owners_below(self, stage: int) -> Owners:
-        """Return the owners of what a stage is inferred with; of a selection, those of all entries."""
-        known, owners = self._below
-        if self.composition == "selection":
-            stage = len(self._records)
-            written = list(range(known, stage))
-        else:
-            undone, written = self.way(known, stage)
-            if undone:
-                owners, written = Owners(), self.parts(stage)
-        for part in written:
-            owners.add(self._records[part].owned.region.indices, part)
-        self._below = stage, owners
-        return owners
+    def _below(self, parent: str) -> int:
+        """Return the stage at and below which entries are not free for a task that stands on ``parent``."""
+        stage = self.stage(parent)
+        return len(self._records) if self.composition == "selection" else stage
 
     def way(self, old: int, new: int) -> tuple[list[int], list[int]]:
         """Return the positions of the records that are taken away and added, in this order, from one stage to another.
@@ -366,6 +355,12 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 written.append(new - 1)
                 new = self._parents[new]
         return undone, written[::-1]
+
+    def common(self, one: int, other: int) -> int:
+        """Return the last stage that the tasks of two stages both stand on, or are."""
+        while one != other:
+            one, other = (self._parents[one], other) if one > other else (one, self._parents[other])
+        return one
 
     def parts(self, stage: int) -> list[int]:
         """Return the positions of the records whose entries together are what a task has on top of θ_pre.
@@ -446,7 +441,9 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             owners = self.owners(record.region, record.parent)
         except (RegionError, TaskError) as error:
             raise LedgerError(f"Record of task {record.task!r}: {error}") from error
+        below = self._below(record.parent)
         self._append(record, owners)
+        self._owners.add(record.owned.region.indices, below)
 
     def _append(self, record: Record, owners: Tensor) -> None:
         """Do as `append`, where it is known who owns the entries of γ_k so far."""
@@ -487,7 +484,9 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self._frozen = None
 
     def check_new(self, task: str) -> None:
-        """Raise ``TaskError`` if the ledger already holds ``task``."""
+        """Raise ``TaskError`` if the ledger already holds ``task``, or it has no name."""
+        if not task:
+            raise TaskError("A task needs a name: the empty one is that of θ_pre.")
         if task in self._positions:
             raise TaskError(
                 f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
@@ -575,8 +574,15 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         if dtype not in (("",) if effect == "written" else DTYPES):
             raise ValueError(f"the dtype of its weights is {brief(dtype)}, expected one such as float32")
         ledger = cls(space, about["fingerprint"], composition, binding, about.get("head", ""), effect, dtype)
-        records = [record_of(space, each) for each in stored]
-        for record, owners in zip(records, ledger._owners_before(records), strict=True):
+        records, stages = [record_of(space, each) for each in stored], {"": 0}
+        for stage, record in enumerate(records, 1):
+            if record.parent not in stages:
+                raise ValueError(f"task {record.task!r} stands on {brief(record.parent)}, which is not before it")
+            stages.setdefault(record.task, stage)
+        shares = composition == "selection"  # what all earlier tasks own is below
+        parents = range(len(records)) if shares else [stages[record.parent] for record in records]
+        ledger._owners, below = OwnersBelow.of([record.region for record in records], parents)
+        for record, owners in zip(records, below, strict=True):
             try:
                 ledger._append(record, owners)
             except (TaskError, LedgerError) as error:
@@ -585,29 +591,6 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                     reason = f"task {record.task!r} shares entries that no task below it owns"
                 raise ValueError(reason) from error
         return ledger
-
-    def _owners_before(self, records: Sequence[Record]) -> list[Tensor]:
-        """Return for each record the owners of its region below it; raise ``ValueError`` where its parent is not before it."""
-        stages, parents = {"": 0}, [0]
-        for stage, record in enumerate(records, 1):
-            if record.parent not in stages:
-                raise ValueError(f"task {record.task!r} stands on {brief(record.parent)}, which is not before it")
-            parents.append(stages[record.parent])
-            stages.setdefault(record.task, stage)
-        if self.composition == "selection":
-            parents = list(range(-1, len(records)))  # what earlier tasks own is below
-        owners: dict[int, Tensor] = {}
-        for last in range(len(records), 0, -1):
-            if last not in owners:  # nobody stands on it: what is below it is sorted once
-                line = [last]
-                while parents[line[-1]] > 0:
-                    line.append(parents[line[-1]])
-                line.reverse()
-                below, before = Owners.of([records[stage - 1].region for stage in line], [stage - 1 for stage in line])
-                owners |= dict(zip(line, before, strict=True))
-                if last == len(records):
-                    self._below = last, below
-        return [owners[stage] for stage in range(1, len(records) + 1)]
 
 
 def _own(record: Record, dtype: torch.dtype) -> Record:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -152,14 +153,14 @@ class MixedBatchModel:
         records, stage = self._ledger.records, 0
         positions = {task: self._ledger.position(task) for task in tasks}
         positions = {task: at for task, at in positions.items() if not records[at].buffers}
-        stages = [at + 1 for at in positions.values()]
-        if stages and {*stages} <= {
-            at + 1 for at in self._ledger.parts(stages[-1])
-        }:  # each stands on the one before it
-            stage = stages[len(stages) // 2]
+        ledger, stages = self._ledger, [at + 1 for at in positions.values()]
+        if stages:
+            below_last = {at + 1 for at in ledger.parts(stages[-1])}
+            is_line = below_last.issuperset(stages)  # each stands on the one before it
+            stage = stages[len(stages) // 2] if is_line else reduce(ledger.common, stages)
         corrections = {}
         for task, at in positions.items():
-            undone, written = map(self._changes_of, self._ledger.way(stage, at + 1))
+            undone, written = map(self._changes_of, ledger.way(stage, at + 1))
             if undone is not None and written is not None:
                 corrections[task] = [*((change, -1) for change in undone), *((change, 1) for change in written)]
         return stage, corrections

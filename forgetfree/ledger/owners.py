@@ -1,8 +1,12 @@
-"""Who owns which entry, in memory of the size of what is owned: 12 bytes an entry, whatever the size of the model."""
+"""Who owns which entry, in memory of the size of what is owned: 12 bytes an entry, whatever the size of the model.
+
+`Owners` has those of records that stand on each other in one line; `OwnersBelow` those of a tree, which is made of lines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -68,10 +72,98 @@ class Owners:
             owners[found] = by[at[found]].long()
         return owners
 
-    def owned(self) -> Tensor:
-        """Return the sorted indices that have an owner."""
-        runs = [own for own, _ in self._runs]
+    def owned(self, end: int) -> Tensor:
+        """Return the sorted indices that have an owner before position ``end``."""
+        runs = [own[by < end] for own, by in self._runs]
         return torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *runs]).sort(stable=True).values
+
+
+@dataclass
+class _Line:
+    """Records of which each stands on the one before it.
+
+    Attributes:
+        owners: those of the line.
+        base: the stage that the first of them stands on; 0: θ_pre.
+        last: the stage of the last.
+    """
+
+    owners: Owners
+    base: int
+    last: int
+
+
+class OwnersBelow:
+    """The owners of entries on the way from a stage to θ_pre. Stages are numbers of records, from 1; 0 is θ_pre.
+
+    The first record that stands on the last of a line goes on with it; any other begins a new one.
+
+    >>> import torch
+    >>> owners = OwnersBelow()
+    >>> owners.add(torch.tensor([2, 5]), parent=0)
+    >>> owners.add(torch.tensor([5]), parent=0)
+    >>> owners.among(torch.tensor([1, 2, 5]), stage=1).tolist(), owners.among(torch.tensor([1, 2, 5]), stage=2).tolist()
+    ([-1, 0, 0], [-1, -1, 1])
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[_Line] = []
+        self._line_of: list[int] = [-1]  # by stage
+
+    @classmethod
+    def of(cls, regions: Sequence[Region], parents: Sequence[int]) -> tuple[OwnersBelow, list[Tensor]]:
+        """Return the owners after records with these regions, and for each region the owners below it, as `among` does.
+
+        Args:
+            regions: γ of each record.
+            parents: the stages that they stand on; each comes before its own.
+        """
+        below, before = cls(), [torch.empty(0)] * len(regions)
+        for parent in parents:
+            below._place(parent)
+        members: list[list[int]] = [[] for _ in below._lines]
+        for position, line in enumerate(below._line_of[1:]):
+            members[line].append(position)
+        for each, positions in zip(below._lines, members, strict=True):  # a base comes before what stands on it
+            each.owners, own = Owners.of([regions[position] for position in positions], positions)
+            for position, within in zip(positions, own, strict=True):
+                on_base = below.among(regions[position].indices, each.base)
+                before[position] = torch.where(on_base >= 0, on_base, within)
+        return below, before
+
+    def _place(self, parent: int) -> _Line:
+        """Return the line of the next record, which now ends with it."""
+        number = self._line_of[parent]
+        if not parent or self._lines[number].last != parent:
+            number = len(self._lines)
+            self._lines.append(_Line(Owners(), parent, parent))
+        self._line_of.append(number)
+        self._lines[number].last = len(self._line_of) - 1
+        return self._lines[number]
+
+    def add(self, indices: Tensor, parent: int) -> None:
+        """Note what the next record owns: sorted indices ``(s,)``, which nobody owns at or below the stage ``parent``."""
+        self._place(parent).owners.add(indices, len(self._line_of) - 2)
+
+    def among(self, indices: Tensor, stage: int) -> Tensor:
+        """Return the position of the record at or below a stage that owns each index, or −1: int64 ``(s,)``."""
+        owners = torch.full((len(indices),), -1, device="cpu")
+        while stage:
+            line = self._lines[self._line_of[stage]]
+            own = line.owners.among(indices)
+            owners = torch.where((own >= 0) & (own < stage), own, owners)  # what lies lower counts
+            stage = line.base
+        return owners
+
+    def owned(self, stage: int) -> Tensor:
+        """Return the sorted indices that have an owner at or below a stage."""
+        owned = [torch.empty(0, dtype=torch.int64, device="cpu")]
+        while stage:
+            line = self._lines[self._line_of[stage]]
+            owned.append(line.owners.owned(stage))
+            stage = line.base
+        indices: Tensor = torch.unique(torch.cat(owned))
+        return indices
 
 
 def _merged(one: _Run, other: _Run) -> _Run:

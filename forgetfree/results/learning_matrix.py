@@ -95,7 +95,7 @@ class LearningMatrix:
         return pd.DataFrame(self.values, pd.Index(["before", *self._learned], name="after"), self._learned)
 
     def summary(self) -> dict[str, float | None]:
-        """Return ``average``, ``forgetting``, ``bwt`` and ``zero_shot``, which is ``None`` without scores before learning.
+        """Return ``average``, ``forgetting``, ``bwt`` and ``zero_shot_gain``, which is ``None`` without scores before learning.
 
         They are those of runs: Chaudhry et al. (2018) and Lopez-Paz & Ranzato (2017), see docs/results-format.md.
 
@@ -113,7 +113,7 @@ class LearningMatrix:
         if not self._learned:
             raise MetricError("There are no scores after a task. Add them: matrix.add(after=…, task=…, value=…).")
         known = summarize(values, metrics=[self.metric] * len(self._learned))
-        return {name: known[name] for name in ("average", "forgetting", "bwt", "zero_shot")}
+        return {name: known[name] for name in ("average", "forgetting", "bwt", "zero_shot_gain")}
 
     @property
     def results(self) -> Results:

@@ -286,14 +286,14 @@ def summarize(
         metrics: the name of each task's; default: any of which higher is better, in [0, 1].
 
     Returns:
-        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None without reference) and `zero_shot` (None where its scores are
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None without reference) and `zero_shot_gain` (None where scores are
         missing). Where of a task's metric lower is better, its column counts with the other sign, so that to forget is above 0
         and to gain is, too; the average is that of the scores as they are.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
     gains = signs * scores
     learned = np.diagonal(gains, -1)
-    zero_shot, forward = mean_of((np.diagonal(gains) - gains[0])[1:]), None
+    zero_shot_gain, forward = mean_of((np.diagonal(gains) - gains[0])[1:]), None
     if reference is not None:
         expected = floats_of(reference, "reference")
         _check_numbers(expected, "reference", metrics is None)
@@ -307,7 +307,7 @@ def summarize(
         "forgetting": mean_of(forgetting_per_task(matrix, metrics)[:-1]),
         "bwt": mean_of((gains[-1] - learned)[:-1]),
         "fwt": forward,
-        "zero_shot": None if np.isnan(zero_shot) else zero_shot,
+        "zero_shot_gain": None if np.isnan(zero_shot_gain) else zero_shot_gain,
     }
 
 

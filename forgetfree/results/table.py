@@ -297,7 +297,7 @@ class Results:
 
         Returns:
             A row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt`` (against `REFERENCE` with the same
-            seed), ``zero_shot`` and ``ece``, see `forgetfree.results.metrics`: fractions, each with ``mean`` and
+            seed), ``zero_shot_gain`` and ``ece``, see `forgetfree.results.metrics`: fractions, each with ``mean`` and
             ``std``; NaN where a part is missing.
         """
         units = [(label, seed) for label, runs in self.units.items() for seed in runs]

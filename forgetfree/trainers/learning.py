@@ -162,13 +162,17 @@ def learning(
         closed_answers: of texts: those that may answer, of which the likeliest does.
 
     Raises:
-        TaskError: the ledger has the task.
+        TaskError: the ledger has the task, or does not have the parent.
         LedgerError: the model is not the ledger's, or holds something else than θ_pre; or other tasks are read otherwise.
         UsageError: what is given cannot be trained, or leaves no entry that is free; nothing has changed.
         TrainingError: the task has learned nothing; the loss is not finite; or the trainer trains something else than the
             region, or takes the model apart. The ledger is as it was, and the model holds θ_pre.
     """
     ledger.check_new(task)
+    if task == "auto":
+        raise UsageError(
+            "A task named 'auto' could not be another task's parent, where 'auto' is a choice. Name it otherwise."
+        )
     body = check_model(model, ledger, anew=True)
     graftable = LinearLayers(body, ledger.space) if ledger.effect == "beside" else PlainTensors(body, ledger.space)
     frozen = _frozen(graftable)
@@ -403,7 +407,9 @@ def _better_parent(
     """Return what ``parent="auto"`` is; where several processes train, the same in all of them."""
     device = next(model.parameters()).device
     probed = [] if embeddings_of(model, "output") is not None else heads  # an LM head is trained already
-    return _same_in_all(better_parent(model, switch, probed, batches, lambda batch: loss(model, _on(batch, device))))
+    sizes = [_size_of(batch) for batch in batches]
+    parent = better_parent(model, switch, probed, batches, sizes, lambda batch: loss(model, _on(batch, device)))
+    return _same_in_all(parent)
 
 
 def _frozen(graftable: Graftable) -> list[TensorSpec]:

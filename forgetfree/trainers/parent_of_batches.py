@@ -6,7 +6,6 @@ without a head of its own, as those that write texts, is judged by its loss.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,15 +30,17 @@ def better_parent(
     switch: LedgerSwitch,
     heads: Sequence[nn.Module],
     batches: Sequence[Any],
+    sizes: Sequence[int],
     loss: Callable[[Any], Tensor],
 ) -> str:
-    """Return the task that a new one had better stand on; empty: none, θ_pre, which the model holds before and after.
+    """Return the task that a new one should stand on; empty: none, θ_pre, which the model holds before and after.
 
     Args:
         model: the model.
         switch: between the tasks of its ledger.
         heads: the modules that the new task trains whole.
         batches: of the new task's rows; with heads, dictionaries with ``labels``.
+        sizes: the number of rows of each.
         loss: the model's mean loss over a batch's rows.
 
     Raises:
@@ -53,11 +54,9 @@ def better_parent(
             for parent in ("", *switch.ledger.tasks):
                 switch.to(switch.ledger.stage(parent))
                 if heads:
-                    features, labels = _read(model, heads, batches, loss)
-                    is_finite = bool(np.isfinite(features).all())
-                    losses[parent] = parents.cross_validated_loss(features, labels) if is_finite else math.inf
+                    losses[parent] = parents.cross_validated_loss(*_read(model, heads, batches, loss))
                 else:
-                    losses[parent] = float(np.mean([float(loss(batch)) for batch in batches]))
+                    losses[parent] = float(np.average([float(loss(batch)) for batch in batches], weights=sizes))
     finally:
         switch.to(0)
     return parents.better_parent(losses)

@@ -40,7 +40,7 @@ def parent_among(
     options: TrainingOptions,
     centres: dict[str, npt.NDArray[Any]],
 ) -> str:
-    """Return the earlier task that a new one had better stand on; empty: none, θ_pre.
+    """Return the earlier task that a new one should stand on; empty: none, θ_pre.
 
     Args:
         model: reads the rows.
@@ -99,7 +99,7 @@ def cross_validated_loss(features: npt.NDArray[Any], labels: Integers) -> float:
         labels: ``(n,)``; or whether each row has each label ``(n, n_labels)``, of which the loss is the mean.
 
     Returns:
-        The loss; infinite where there are too few rows to tell two labels apart.
+        The loss; infinite where there are too few rows to tell two labels apart, or features are not finite.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -111,6 +111,8 @@ def cross_validated_loss(features: npt.NDArray[Any], labels: Integers) -> float:
     if labels.ndim > 1:
         losses = [cross_validated_loss(features, column) for column in labels.T]
         return float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.inf]))
+    if not np.isfinite(features).all():
+        return math.inf
     names, counts = np.unique(labels, return_counts=True)
     common = np.isin(labels, names[counts > 1])  # a label of one row is in no other fold
     features, labels, counts = features[common], labels[common], counts[counts > 1]

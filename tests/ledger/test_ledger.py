@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger, Record
-from forgetfree.ledger.owners import Owners
+from forgetfree.ledger.owners import OwnersBelow
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 from forgetfree.tasks import TaskDefinition
 
@@ -154,23 +155,23 @@ def assert_same_record(a: Record, b: Record) -> None:
 def test_every_entry_has_one_owner_or_none(ledger: Ledger) -> None:
     """One ∩ two = {5}, one ∩ three = {13}, two ∩ three = {20} of the localized regions, whose sizes are 3, 3 and 4."""
     assert ledger.tasks == ["one", "two", "three"] and ledger.position("two") == 1
-    assert ledger.owned("one").indices.tolist() == [0, 5, 13]
-    assert ledger.owned("two").indices.tolist() == [0, 5, 6, 13, 20]
+    assert ledger.taken("one").indices.tolist() == [0, 5, 13]
+    assert ledger.taken("two").indices.tolist() == [0, 5, 6, 13, 20]
     assert ledger.owned().indices.tolist() == [0, 5, 6, 13, 20, 24, 25]
-    every, asked = [0, 1, 5, 6, 13, 20, 25], Region.of([0, 1, 6, 25])
+    every, asked = [0, 1, 5, 6, 13, 20, 24, 25], Region.of([0, 1, 6, 25])
     for parent, free, owners in (  # back and forth
-        ("three", [1], [0, -1, 0, 1, 0, 1, 2]),
-        ("one", [1, 6, 25], [0, -1, 0, -1, 0, -1, -1]),
-        ("two", [1, 25], [0, -1, 0, 1, 0, 1, -1]),
-        ("", [0, 1, 6, 25], [-1] * 7),
+        ("three", [1], [0, -1, 0, 1, 0, 1, 2, 2]),
+        ("one", [1, 6, 25], [0, -1, 0, -1, 0, -1, -1, -1]),
+        ("two", [1, 25], [0, -1, 0, 1, 0, 1, -1, -1]),
+        ("", [0, 1, 6, 25], [-1] * 8),
     ):
         assert ledger.free(asked, parent).indices.tolist() == free
         assert ledger.owners(Region.of(every), parent).tolist() == owners
-        assert ledger.taken(parent) == (ledger.owned(parent) if parent else Region.empty())
+        assert len(ledger.taken(parent)) == sum(owner >= 0 for owner in owners)
     with pytest.raises(RegionError):
         ledger.owners(Region.of([26]))
     with pytest.raises(TaskError, match=r"holds no task 'four'\. It holds: one, two, three"):
-        ledger.owned("four")
+        ledger.taken("four")
     third, quarter = pytest.approx(1 / 3), pytest.approx(1 / 4)
     assert ledger.overlap() == [[1, third, quarter], [third, 1, quarter], [third, third, 1]]
 
@@ -184,6 +185,8 @@ def test_a_task_is_appended_once(ledger: Ledger) -> None:
     with pytest.raises(TaskError, match="already in the ledger"):
         ledger.check_new("one")
     ledger.check_new("four")
+    with pytest.raises(TaskError, match="A task needs a name"):
+        ledger.check_new("")
     assert len(ledger.records) == 3
 
 
@@ -421,22 +424,28 @@ def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: P
     assert appended[1] < 10 * appended[0]
 
 
-def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are() -> None:
-    """Runs that are merged many times, and tasks that own nothing."""
-    random, owners, expected, before = np.random.default_rng(0), Owners(), dict[int, int](), list[list[int]]()
-    regions = [Region.of(random.integers(0, 3000, task % 5).tolist()) for task in range(700)]
-    for task, region in enumerate(regions):
-        before.append([expected.get(index, -1) for index in region.indices.tolist()])
-        own = [index for index in region.indices.tolist() if index not in expected]
-        owners.add(torch.tensor(own, dtype=torch.int64), task)
-        expected |= dict.fromkeys(own, task)
+@pytest.mark.parametrize("way", ["line", "star", "two lines", "random"])
+def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are(way: str) -> None:
+    """Runs that are merged many times, tasks that own nothing, and trees of every form; one by one, and all at once."""
+    random, owners, expected = np.random.default_rng(0), OwnersBelow(), [dict[int, int]()]
+    regions, parents, before = list[Region](), list[int](), list[list[int]]()
+    for task in range(400):
+        parent = {"line": task, "star": min(task, 100), "two lines": max(0, task - 1)}.get(
+            way, int(random.integers(0, task + 1))
+        )
+        region = Region.of(random.integers(0, 3000, task % 5).tolist())
+        before.append([expected[parent].get(index, -1) for index in region.indices.tolist()])
+        own = [index for index in region.indices.tolist() if index not in expected[parent]]
+        owners.add(torch.tensor(own, dtype=torch.int64), parent)
+        expected.append(expected[parent] | dict.fromkeys(own, task))
+        regions.append(region)
+        parents.append(parent)
     asked = torch.arange(3100)
-    at_once, found = Owners.of(regions, range(len(regions)))
+    at_once, found = OwnersBelow.of(regions, parents)
     assert [each.tolist() for each in found] == before
-    for each in (owners, at_once):
-        assert each.among(asked).tolist() == [expected.get(index, -1) for index in asked.tolist()]
-    assert owners.owned().tolist() == sorted(expected)
-    assert Owners().among(asked).unique().tolist() == [-1] and not len(Owners().owned())
+    for stage, each in itertools.product((0, 1, 99, 250, 400), (owners, at_once)):
+        assert each.among(asked, stage).tolist() == [expected[stage].get(index, -1) for index in asked.tolist()]
+        assert each.owned(stage).tolist() == sorted(expected[stage])
 
 
 # -- The switch ------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def test_the_numbers_are_worked_by_hand() -> None:
     """
     assert metrics.forgetting_per_task(MATRIX) == pytest.approx([0.30, 0.05, 0.0])
     summary = metrics.summarize(np.array(MATRIX), [0.85, 0.75, 0.82])
-    assert list(summary) == ["average", "forgetting", "bwt", "fwt", "zero_shot"]
+    assert list(summary) == ["average", "forgetting", "bwt", "fwt", "zero_shot_gain"]
     assert list(summary.values()) == pytest.approx([0.70, 0.175, -0.125, -0.01, 0.075])
     assert all(type(value) is float for value in summary.values())
     assert metrics.summarize(MATRIX) == summary | {"fwt": None}
@@ -51,7 +51,7 @@ def test_one_task_neither_transfers_nor_forgets() -> None:
     """Average 0.9, and zeros."""
     assert metrics.forgetting_per_task(ONE_TASK) == [0.0]
     assert metrics.summarize(ONE_TASK, [0.95]) == pytest.approx(
-        {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "zero_shot": 0.0}
+        {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "zero_shot_gain": 0.0}
     )
 
 
@@ -110,7 +110,7 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
             "forgetting": 2,
             "bwt": -2,
             "fwt": 0.4 - 0.1,
-            "zero_shot": 0.3 - 0.2,
+            "zero_shot_gain": 0.3 - 0.2,
         }
     )
 
@@ -140,11 +140,11 @@ def test_the_numbers() -> None:
     """
     matrix = measured()
     assert matrix.tasks == ["a", "b", "c"]
-    assert matrix.summary() == pytest.approx({"average": 0.7, "forgetting": 0.15, "bwt": -0.15, "zero_shot": None})
+    assert matrix.summary() == pytest.approx({"average": 0.7, "forgetting": 0.15, "bwt": -0.15, "zero_shot_gain": None})
     for task, value in (("a", 0.4), ("c", 0.3)):
         matrix.add(None, task, value)
     matrix.add("b", "c", 0.5)
-    assert matrix.summary()["zero_shot"] == pytest.approx(((0.6 - 0.5) + (0.5 - 0.3)) / 2)
+    assert matrix.summary()["zero_shot_gain"] == pytest.approx(((0.6 - 0.5) + (0.5 - 0.3)) / 2)
     assert matrix.frame.loc["b", "a"] == 0.7 and matrix.frame.loc["before", "a"] == 0.4
 
 
@@ -179,7 +179,9 @@ WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
 
 def test_metrics_of_what_is_there_do_not_change() -> None:
     lower, whole = (metrics.summarize(matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
-    assert lower.pop("zero_shot") is None and whole.pop("zero_shot") == pytest.approx((0.4 - 0.2 + 0.2 - 0.3) / 2)
+    assert lower.pop("zero_shot_gain") is None and whole.pop("zero_shot_gain") == pytest.approx(
+        (0.4 - 0.2 + 0.2 - 0.3) / 2
+    )
     assert lower == whole
     assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)
 
@@ -200,7 +202,7 @@ def test_results_go_through_files_tables_and_reports(tmp_path: Path) -> None:
             assert "learning b changed the predictions for a" in text.replace("\\", "")
         matrix = table.matrix("grafting-continual")
         assert np.array_equal(np.isnan(matrix), np.triu(np.ones((4, 3), dtype=bool)))
-        assert np.isnan(table.summary()["zero_shot", "mean"].item())
+        assert np.isnan(table.summary()["zero_shot_gain", "mean"].item())
         assert table.summary()["average", "mean"].item() == pytest.approx(0.6)
         table.plot()
 

@@ -63,7 +63,7 @@ def test_a_summary_is_mean_and_deviation_over_seeds(four_runs: Path) -> None:
     """ewc: averages 0.65 and 0.8; it forgot 0.2 and 0.1 of qnli. It learned as much as fine-tune."""
     summary = forgetfree.load_results(four_runs).summary()
     assert list(summary.index) == ["fine-tune", "ewc"]
-    columns = ["average", "forgetting", "bwt", "fwt", "zero_shot", "ece"]
+    columns = ["average", "forgetting", "bwt", "fwt", "zero_shot_gain", "ece"]
     assert list(summary.columns) == [(name, part) for name in columns for part in ("mean", "std")]
     means, stds = summary.loc["ewc"].xs("mean", level=1), summary.loc["ewc"].xs("std", level=1)
     assert means.tolist() == pytest.approx([0.725, 0.15, -0.15, 0.0, 0.0, 0.2])

@@ -312,3 +312,7 @@ def test_a_ledger_of_another_composition_is_refused(tiny_stream: MakeStream, tmp
     learn(make("wsn", tiny_stream()), 1).save(tmp_path)
     with pytest.raises(LedgerError, match=r"has composition selection, .*packnet.* needs parents"):
         make("packnet", tiny_stream()).load(tmp_path)
+    for name, other, expected in (("packnet", "bitfit", "qnli, .*θ_pre"), ("bitfit", "packnet", "θ_pre, .*qnli")):
+        learn(make(name, tiny_stream()), 2).save(tmp_path)
+        with pytest.raises(LedgerError, match=f"'ag_news' stands on {expected}"):
+            make(other, tiny_stream()).load(tmp_path)

@@ -31,6 +31,7 @@ from forgetfree.errors import OptionError
 from forgetfree.jobs import checkpoints
 from forgetfree.jobs.checkpoints import FileCheckpoint
 from forgetfree.jobs.history import History
+from forgetfree.ledger import switch
 from forgetfree.ledger.ledger import Record
 from forgetfree.models.state import ModelState
 from forgetfree.seeds import derive_seed
@@ -198,6 +199,31 @@ def test_the_parent_is_chosen_by_what_rows_lose_on_the_weights_of_each_earlier_t
             assert losses[task.name] == pytest.approx([*expected.values()], rel=1e-3)
         assert record.parent == better_parent(expected)
     assert strategy.ledger.records[2].parent == "sst2"
+
+
+def test_of_many_earlier_tasks_the_nearest_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that are more than many: the twin, whose rows are the same."""
+    monkeypatch.setattr(parents, "MANY", 1)
+    monkeypatch.setattr(parents, "NEAREST", 1)
+    probed = list[str]()
+
+    def noted(model: Any, task: Any, options: Any) -> float:
+        probed.append(f"{task.name} on {switch._IN_PLACE.get(model.backbone, 'θ_pre')}")
+        return 1.0
+
+    monkeypatch.setattr(parents, "probed_loss", noted)
+    compared.learn(made(stream_with_a_twin("linear")))
+    assert probed == ["qnli on θ_pre", "qnli on sst2", "twin on θ_pre", "twin on sst2"]
+
+
+def test_a_region_on_the_pre_trained_model_may_take_what_a_union_owns(tiny_stream: MakeStream) -> None:
+    """By hand: the same rows move the same entries, so γ is the first task's own again, or has none of them."""
+    strategy = made(stream_with_a_twin("linear"), composition="union", region_from="movement", among="free")
+    first, _, twin = strategy.stream.tasks
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    own, tuned = strategy.ledger.records[0].region, strategy.fine_tuned(first)
+    assert strategy.localize(twin, replace(tuned, readouts={"twin": tuned.readouts["sst2"]}), "") == own
+    assert not len(strategy.localize(twin, replace(tuned, readouts={"twin": tuned.readouts["sst2"]})) & own)
 
 
 # -- What does not come to its end -----------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
     one, two, three, four = (record.owned.region for record in ledger.records)
     assert 0 < len(four) < len(every_other["region"]) and three == one
     assert not any(len(a & b) for a, b in ((one, two), (one, four), (two, four)))
-    assert ledger.owned("four") == one | two | four
+    assert ledger.taken("four") == one | two | four
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -339,6 +339,7 @@ def test_what_cannot_be_learned() -> None:
         ),
         (learn(region=Region.empty()), UsageError, ("No entry is free", "its region is empty")),
         (learn(parent="knwon"), TaskError, ("holds no task 'knwon'. Did you mean 'known'?",)),
+        (lambda: learning(model, ledger, "auto").__enter__(), UsageError, ("'auto' is a choice",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'", ".state_dict()")),
         (learn(heads=["scores"]), UsageError, ("heads names 'scores', expected modules outside of the body",)),

@@ -63,7 +63,7 @@ def test_a_task_on_another_answers_with_the_entries_of_both(effect: Any, tmp_pat
                 assert torch.equal(seen.setdefault(each, answer), answer)
     assert [record.parent for record in ledger.records] == ["", "one", "", "two", "one"]
     one, two, three, four, five = (record.owned.region for record in ledger.records)
-    assert ledger.owned("four") == one | two | four and ledger.owned("five") == one | five
+    assert ledger.taken("four") == one | two | four and ledger.taken("five") == one | five
     assert len(one & three) and len(two & five) and not len((one | two) & four)
 
 

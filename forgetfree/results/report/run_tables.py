@@ -133,7 +133,7 @@ def _known_mean(values: Floats) -> float | None:
 
 
 def _transfer(results: Results) -> Table:
-    names = {"FWT": "fwt", "zero-shot": "zero_shot"}
+    names = {"FWT": "fwt", "zero-shot gain": "zero_shot_gain"}
 
     def numbers(label: str, run: Run) -> Numbers:
         summary = results.summary_of(label, run.seed)
@@ -347,7 +347,7 @@ MEANINGS = {
     UNTRAINED: "the pre-trained model without any training",
     "FWT": "forward transfer: a task's score right after it was learned minus that of a model fine-tuned on the task "
     "alone; the mean of all tasks but the first",
-    "zero-shot": "a task's score just before it is learned minus its score before training; the mean of all tasks but "
+    "zero-shot gain": "a task's score just before it is learned minus its score before training; the mean of all tasks but "
     "the first",
     "agreement": "the share of test rows with the same prediction as the model fine-tuned on the task alone",
     "(s)": "seconds over all tasks; the time for a fine-tuned model that several strategies share is counted for the "
