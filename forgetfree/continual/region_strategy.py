@@ -197,7 +197,13 @@ class RegionStrategy(ContinualStrategy):
             sparsity = own.sparsity
         # Though fewer entries may have moved, the rate is that of as many as γ may have.
         allowed = len(region) if sparsity is None else budget(len(space), sparsity)
-        parent = self.ledger_model.usual_parent if parent is None else parent
+        usual = self.ledger_model.usual_parent
+        parent = usual if parent is None else parent
+        if parent != usual and self.ledger_model.stands_on != "parents":
+            fault = (
+                f"begin(task): expected a parent of {usual!r}, got {parent!r}. Open it by self.open_ledger('parents')."
+            )
+            raise ConformanceError(type(self).__name__, [fault])
         free = self.ledger.free(region, parent)
         module = self.ledger_model.begin(task, free, parent, moves_anything=trained is not None)
         load_tensors_(module, (start or self.pre_trained).readouts[task.name])
@@ -223,7 +229,7 @@ class RegionStrategy(ContinualStrategy):
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned tasks if θ_pre answers for tasks that are not learned yet; otherwise ``None``, for all."""
-        apart = self.forget_free and self.stream.scenario == "task" and not self.ledger_model.is_union
+        apart = self.forget_free and self.stream.scenario == "task" and self.ledger_model.stands_on != "union"
         return list(self.learned) if apart else None
 
 
@@ -243,7 +249,7 @@ class LedgerModel:
         #: What the training of a task changes, and the block of the switch that it is in; none between tasks.
         self._change: Transaction[Any] | None = None
         self._learning = ExitStack()
-        self._stands_on, self.is_union = stands_on, stands_on == "union"
+        self.stands_on = stands_on
         composition: Composition = "selection" if stands_on == "selection" else "parents"
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.storage = self
@@ -255,7 +261,7 @@ class LedgerModel:
     @property
     def usual_parent(self) -> str:
         """The task that the next one stands on, where nothing else is said; empty: θ_pre."""
-        return self.ledger.last if self.is_union else ""
+        return self.ledger.last if self.stands_on == "union" else ""
 
     def _reset(self) -> None:
         """Put into the model what the next task usually starts from."""
@@ -389,7 +395,7 @@ class LedgerModel:
                 f"effect 'written', got {ledger.effect!r}. Continue with forgetfree.learning."
             )
         before = ["", *ledger.tasks]
-        expected = {"union": before[:-1], "alone": [""] * len(ledger.records)}.get(self._stands_on, ())
+        expected = {"union": before[:-1], "alone": [""] * len(ledger.records)}.get(self.stands_on, ())
         for record, parent in zip(ledger.records, expected, strict=False):
             if record.parent != parent:
                 raise LedgerError(

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.region_strategy import RegionStrategy
 from forgetfree.continual.strategy_parts import Training
+from forgetfree.core.regions import Region
 from forgetfree.errors import ConformanceError
 from forgetfree.options import build, option
 from forgetfree.testing import tiny_stream
@@ -46,6 +47,15 @@ def test_a_begin_that_returns_nothing_is_told_so() -> None:
 def test_a_begin_of_a_strategy_on_a_ledger_that_gives_no_region_is_told_so() -> None:
     parts = {"setup": lambda self: self.open_ledger("union"), "begin": lambda self, task: self.everything(task)}
     with pytest.raises(ConformanceError, match=r"expected a Training of a region, got one without.*region_training"):
+        learned(type("Own", (RegionStrategy,), parts))
+
+
+def test_a_parent_in_a_ledger_that_has_none_is_told_so() -> None:
+    def begin(self: Any, task: Any) -> Any:
+        return self.region_training(task, Region.of([0]), parent="other")
+
+    parts = {"setup": lambda self: self.open_ledger("alone"), "begin": begin}
+    with pytest.raises(ConformanceError, match=r"expected a parent of '', got 'other'.*open_ledger\('parents'\)"):
         learned(type("Own", (RegionStrategy,), parts))
 
 
