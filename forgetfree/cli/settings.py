@@ -73,6 +73,7 @@ class Settings(TypedDict, total=False):
     lora_alpha: int
     lora_dropout: float
     target_modules: str | None
+    adapter_start: Literal["new", "auto"]
     lora_learning_rate: float | None
     orthogonality: float
     # What merging takes, and the strategies that rehearse or penalise.
