@@ -31,7 +31,7 @@ from forgetfree.models.heads import linear_head
 from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import check_heads, meaning_of
-from forgetfree.trainers.parent_of_batches import better_parent
+from forgetfree.trainers.parent_of_batches import parent_of_batches
 
 _T = TypeVar("_T")
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
@@ -201,7 +201,7 @@ def learning(
     if parent == "auto":
         # Read once: an iterator would give other rows to the choice of γ.
         batches = _first_to_read(batches, rows)
-        parent = _better_parent(model, switch, list(named.values()), batches, loss)
+        parent = _parent_of_batches(model, switch, list(named.values()), batches, loss)
     stage = ledger.stage(parent := parent or "")
     if region is None:
         try:
@@ -401,14 +401,14 @@ def _first_to_read(batches: Iterable[Any] | None, rows: int) -> list[Any]:
     return _first(batches, rows, by_one=False)
 
 
-def _better_parent(
+def _parent_of_batches(
     model: nn.Module, switch: LedgerSwitch, heads: Sequence[nn.Module], batches: Sequence[Any], loss: Loss
 ) -> str:
     """Return what ``parent="auto"`` is; where several processes train, the same in all of them."""
     device = next(model.parameters()).device
     probed = [] if embeddings_of(model, "output") is not None else heads  # an LM head is trained already
     sizes = [_size_of(batch) for batch in batches]
-    parent = better_parent(model, switch, probed, batches, sizes, lambda batch: loss(model, _on(batch, device)))
+    parent = parent_of_batches(model, switch, probed, batches, sizes, lambda batch: loss(model, _on(batch, device)))
     return _same_in_all(parent)
 
 

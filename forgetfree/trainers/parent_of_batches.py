@@ -25,7 +25,7 @@ NO_LABEL = -100
 
 
 @torch.no_grad()
-def better_parent(
+def parent_of_batches(
     model: nn.Module,
     switch: LedgerSwitch,
     heads: Sequence[nn.Module],
