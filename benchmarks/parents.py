@@ -47,6 +47,7 @@ from forgetfree.recipes import recipe_of
 from forgetfree.results.evidence import interval
 from forgetfree.results.report.page import Table
 from forgetfree.training.encoded_task import EncodedTask, answers_of, features_of, loss_of
+from forgetfree.training.parents import MARGIN
 from forgetfree.training.single_task import SingleTask, in_pieces, mask_loss
 
 STREAMS = {
@@ -56,8 +57,6 @@ STREAMS = {
 }
 #: What a task stands on, beside earlier tasks by name: θ_pre, and all earlier tasks.
 ALONE, UNION = "alone", "union"
-#: The share by which a parent's log loss must be below that of θ_pre.
-MARGIN = 0.13
 #: The cosine of two tasks' gradients at θ_pre from which on they are kin; entries of a sketch of a gradient.
 KIN, SKETCH = 0.1, 4096
 #: Updates of the region by which two candidates are compared.
@@ -369,6 +368,7 @@ def measured(skills: Skills, names: Sequence[str]) -> dict[str, Any]:
     return {
         "tasks": [task.name for task in skills.tasks],
         "rows": [len(rows) for rows in skills.scored],
+        "constant": [constant_score(rows) for rows in skills.scored],
         "rules": rules,
         "naive": skills.naive_scores(),
         "skills": {key: [skill.score, skill.loss] for key, skill in skills.trained.items()},
@@ -380,6 +380,11 @@ def measured(skills: Skills, names: Sequence[str]) -> dict[str, Any]:
             if number and "gradients" in names
         },
     }
+
+
+def constant_score(rows: Examples) -> float:
+    """Return the share of the most frequent label, which the best constant answer scores."""
+    return float(np.bincount(np.asarray(rows.targets)).max() / len(rows))
 
 
 def tables(directory: Path) -> list[Table]:
@@ -399,6 +404,8 @@ def tables(directory: Path) -> list[Table]:
         for when in NAIVE:
             average = np.mean([each["naive"][when] for each in units])
             rows.append((f"naive training, {when}", str(len(units)), f"{100 * average:.1f}", NULL, NULL))
+        floor = 100 * np.mean([each["constant"] for each in units])
+        rows.append(("a constant answer", str(len(units)), f"{floor:.1f}", NULL, NULL))
         title = f"{stream}: {', '.join(units[0]['tasks'])} (in %, {counted(len(units), 'seed')})"
         header = ("rule", "seeds", "average", "above alone (points)", "what the tasks after the first stand on")
         made.append(Table(title, header, tuple(rows)))
@@ -429,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks, scored = [], []
     for each in rows:
         task = SingleTask.of(loaded, each, shots=asked.shots, seed=asked.seed, test_limit=1, device=device).task
-        # As many validation rows as training rows, at most: who has few rows has few of both.
+        # As many validation rows as training rows, at most: a user with few rows has few of both.
         seen = representative(task.validation.targets, len(task.train))
         rest = task.validation.subset([row for row in range(len(task.validation)) if row not in {*seen}])
         scored.append(rest.subset(representative(rest.targets, SCORED_ROWS)))

@@ -121,14 +121,8 @@ class RegionStrategy(ContinualStrategy):
     def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:
         """Yield the bench of a task on top of another, or of θ_pre; the model holds that inside."""
         with self.ledger_model.standing_on(parent):
-            bench = self.bench(task)
-            if parent:  # θ_ft there is of use to nobody else
-                pre = ModelState.of(self.model, [])
-                pre = replace(pre, readouts={task.name: self.pre_trained.readouts[task.name]})
-                bench = SingleTask(
-                    bench.loaded, task, pre=pre, seed=self.seed, device=self.device, monitor=self.monitor
-                )
-            yield bench
+            readouts = {task.name: self.pre_trained.readouts[task.name]}
+            yield self.bench(task, replace(ModelState.of(self.model, []), readouts=readouts) if parent else None)
 
     @final
     def fine_tuned(self, task: EncodedTask, parent: str = "") -> ModelState:
@@ -200,9 +194,9 @@ class RegionStrategy(ContinualStrategy):
         usual = self.ledger_model.usual_parent
         parent = usual if parent is None else parent
         if parent != usual and self.ledger_model.stands_on != "parents":
-            fault = (
-                f"begin(task): expected a parent of {usual!r}, got {parent!r}. Open it by self.open_ledger('parents')."
-            )
+            ours = self.ledger_model.stands_on
+            fault = f"begin(task): expected parent={usual!r}, as open_ledger({ours!r}) says, got {parent!r}. "
+            fault += "Call open_ledger('parents') in setup."
             raise ConformanceError(type(self).__name__, [fault])
         free = self.ledger.free(region, parent)
         module = self.ledger_model.begin(task, free, parent, moves_anything=trained is not None)

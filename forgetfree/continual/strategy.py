@@ -148,15 +148,20 @@ class ContinualStrategy(StrategyTemplate):
         self.readouts[task.name] = readout
 
     @final
-    def bench(self, task: EncodedTask) -> SingleTask:
-        """Return the `SingleTask` of ``task``, which computes θ_ft and γ from this task alone, without plugins."""
+    def bench(self, task: EncodedTask, pre: ModelState | None = None) -> SingleTask:
+        """Return the `SingleTask` of ``task``, which computes θ_ft and γ from this task alone, without plugins.
+
+        Args:
+            task: the task.
+            pre: the state that it is learned on top of, which the model holds; θ_ft is then in no store. Default: θ_pre.
+        """
         return SingleTask(
             self.stream.loaded,
             task,
-            pre=self.pre_trained,
+            pre=pre or self.pre_trained,
             seed=self.seed,
             device=self.device,
-            store=self.store if self.shares_store else None,
+            store=self.store if self.shares_store and pre is None else None,
             monitor=self.monitor,
         )
 

@@ -165,7 +165,7 @@ class Revision:
         return f"Learning {', '.join(self.tasks[len(self.base.tasks) :])} on top of {self.base.directory}"
 
     def trained_again(self) -> str:
-        """Say what each unit trains again without the task that is taken away; an empty text where none is."""
+        """Return a line about what each unit trains again without the removed task; an empty one if no task is removed."""
         if len(self.tasks) >= len(self.base.tasks):
             return ""
         units: dict[str, list[str]] = {}
@@ -266,9 +266,9 @@ class StreamPrefix:
             if full is None:
                 return task in tasks
             place = full.position(task)
-            # Of many tasks the nearest were asked: without one of them, another would have been.
-            asked_some = chooses and place > MANY and any(full.position(each) < place for each in taken)
-            return not (asked_some or any(full.stands_on(task, each) for each in taken))
+            # Of many earlier tasks only the nearest are probed: without one of them, another would be.
+            has_other_candidates = chooses and place > MANY and any(full.position(each) < place for each in taken)
+            return not (has_other_candidates or any(full.stands_on(task, each) for each in taken))
 
         others = [task for task in learned if task in tasks] if full else learned
         same = list(takewhile(is_same, others))

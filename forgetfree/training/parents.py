@@ -23,9 +23,9 @@ from forgetfree.training.encoded_task import EncodedTask, features_of, loss_of
 from forgetfree.training.floors import Integers, labels_of_rows
 from forgetfree.training.training_options import TrainingOptions
 
-#: The share by which the loss on a parent must be below that on θ_pre: small differences are of few rows.
+#: The share by which the loss on a parent must be below that on θ_pre: with few rows, small differences are noise.
 MARGIN = 0.13
-#: Training rows, at most, that the probe reads, and as many validation rows; where the loss is that of texts: of both.
+#: Training rows, at most: those of the probe, which also reads as many validation rows; and those whose loss the model gives.
 PROBED_ROWS, PROBED_TEXTS = 512, 64
 #: Where there are more earlier tasks than ``MANY``, the ``NEAREST`` whose rows are most like the new ones are probed.
 MANY, NEAREST = 16, 8
@@ -79,7 +79,7 @@ def better_parent(losses: Mapping[str, float]) -> str:
 def probed_loss(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> float:
     """Return the loss of a linear probe of a task on the weights that a model holds; of texts, that of the model; in nats.
 
-    The probe sees training rows, and at most as many validation rows: who has few rows has few of both.
+    The probe reads training rows, and at most as many validation rows: a user with few rows has few of both.
     """
     most = PROBED_ROWS if model.readout in LINEAR else PROBED_TEXTS
     train = task.train.subset(representative(task.train.targets, most))

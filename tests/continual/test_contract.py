@@ -55,7 +55,10 @@ def test_a_parent_in_a_ledger_that_has_none_is_told_so() -> None:
         return self.region_training(task, Region.of([0]), parent="other")
 
     parts = {"setup": lambda self: self.open_ledger("alone"), "begin": begin}
-    with pytest.raises(ConformanceError, match=r"expected a parent of '', got 'other'.*open_ledger\('parents'\)"):
+    with pytest.raises(
+        ConformanceError,
+        match=r"expected parent='', .*'alone'.*got 'other'.*open_ledger\('parents'\)",
+    ):
         learned(type("Own", (RegionStrategy,), parts))
 
 

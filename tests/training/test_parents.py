@@ -1,4 +1,4 @@
-"""What a task had better stand on: by linear probes, each held to one that is fitted by hand, fold by fold."""
+"""The choice of a parent by linear probes, each compared with one that is fitted by hand, fold by fold."""
 
 from __future__ import annotations
 
