@@ -1,4 +1,4 @@
-"""Six tasks of Super-NaturalInstructions, as docs/results/generation.md has them from a CPU, with the loss on other texts."""
+"""Six tasks of Super-NaturalInstructions with 200 steps each, and the loss on other texts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.evidence import RATES, SEED, rate_of
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.results import Measurement, SectionResults
+from benchmarks.gpu.results import Json, Measurement, SectionResults
 from benchmarks.gpu.units import Ways, unit
 from forgetfree.files import CACHE_VARIABLE
 from forgetfree.models.location import fetch_smollm2
@@ -21,8 +22,8 @@ WAYS: Ways = {
     "lora": ("lora", {}),
     "o-lora": ("o-lora", {}),
 }
-#: The rates of naive training, and the seed on whose validation rows one of them is chosen.
-RATES, VALIDATION_SEED = (1e-5, 3e-5, 1e-4), 10
+#: Whose rates are chosen, on validation rows of a seed of their own; the recipe's suit fine-tuning and grafting.
+CHOSEN = ("continual-ft", "lora", "o-lora")
 #: No task of the stream trains its texts.
 OTHER_TEXTS = "ag_news"
 
@@ -36,22 +37,31 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
     else:
         unpack_smollm2(bench)
         job |= {"stream": "superni-short", "data": str(bench.directory / "data"), "model": "smollm2", "shots": 160}
-        job |= {"steps": 20, "test_limit": 100, "precision": "bf16"}
-    names = {f"superni, continual-ft, rate {rate:g}": rate for rate in (RATES[:1] if bench.tiny else RATES)}
-    for name, rate in names.items():
-        chosen_by = {"learning_rate": rate, "evaluate_on": "validation"}
-        yield unit(bench, name, 45, "continual-ft", VALIDATION_SEED, {**job, **chosen_by})
-    averages = {
-        rate: next(value["value"] for value in results.finished[name]["values"] if value["what"] == "average")
-        for name, rate in names.items()
-        if name in results.finished
-    }
+        job |= {"steps": 200, "test_limit": 100, "precision": "bf16"}
+    rates = {}
+    for strategy in CHOSEN:
+        option = rate_of(strategy)
+        names = {
+            f"superni, 200 steps, {strategy}, {option} {rate:g}": rate
+            for rate in RATES[option][: 1 if bench.tiny else None]
+        }
+        for name, rate in names.items():
+            chosen_by = {option: rate, "evaluate_on": "validation"}
+            yield unit(bench, name, 90, strategy, SEED, {**job, **chosen_by})
+        if results.finished.keys() >= names.keys():  # the rate is chosen among all of them
+            rates[strategy] = {option: max(names.items(), key=lambda each: average(results.finished[each[0]]))[1]}
     for seed in range(1 if bench.tiny else 3):
         for name, (strategy, options) in WAYS.items():
-            if strategy == "continual-ft" and len(averages) < len(names):  # the rate is chosen among all of them
-                continue
-            best = {"learning_rate": max(averages, key=averages.__getitem__)} if strategy == "continual-ft" else {}
-            yield unit(bench, f"superni, {name}, seed {seed}", 60, strategy, seed, {**job, **options, **best})
+            if strategy not in CHOSEN or strategy in rates:
+                best = rates.get(strategy, {})
+                yield unit(
+                    bench, f"superni, 200 steps, {name}, seed {seed}", 90, strategy, seed, {**job, **options, **best}
+                )
+
+
+def average(finished: Json) -> float:
+    """Return the average score of a finished measurement."""
+    return float(next(value["value"] for value in finished["values"] if value["what"] == "average"))
 
 
 def unpack_smollm2(bench: Bench) -> None:

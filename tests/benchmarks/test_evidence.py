@@ -1,0 +1,94 @@
+"""Units of evidence are run once, whoever runs them, and kept as soon as they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import evidence
+from forgetfree.files import locked
+from forgetfree.results.table import load_results
+
+CONFIG = """
+stream = "sst2,qnli"
+model = "{model}"
+readout = "linear"
+shots = 3
+steps = 2
+seed = [0, 1]
+strategy = ["fine-tune", "alone=forgetfree.strategies.grafting_continual:GraftingContinual"]
+
+[set]
+test_limit = 9
+max_length = 20
+floors = "constant"
+sparsity = 0.02
+"alone.composition" = "alone"
+"""
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, data_directory: Path, model_directory: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, list[str]]:
+    """A folder with a TOML file and for results, and the arguments that measure it."""
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "tiny.toml").write_text(CONFIG.format(model=model_directory("bert")))
+    monkeypatch.setattr(evidence, "CONFIGS", tmp_path / "evidence")
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    return tmp_path, ["tiny", "--data", str(data_directory), "--work", str(tmp_path / "work")]
+
+
+def test_each_unit_is_run_once_and_kept_when_it_ends(
+    folder: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, arguments = folder
+    (root / "work" / "tiny" / "fine-tune-0").mkdir(parents=True)  # of a process that was killed
+    (root / "work" / "tiny" / "fine-tune-0" / "config.json").write_text("{}")
+    with locked(root / "work" / "tiny" / "alone-1.lock"):  # another process runs it
+        assert evidence.main(arguments) == 0
+    units = ["tiny: fine-tune-0", "tiny: alone-0", "tiny: fine-tune-1", "tiny: alone-1"]
+    assert capsys.readouterr().out.splitlines() == units[:3]
+    assert evidence.main(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == units[3:]
+    before = (root / "tiny.csv").read_bytes()
+    assert evidence.main(arguments) == 0
+    assert capsys.readouterr().out == "" and (root / "tiny.csv").read_bytes() == before
+    (alone,) = {str(run.facts.options["composition"]) for run in load_results(root / "tiny.csv").runs[2:]}
+    assert alone == "alone"
+    assert not [path for path in (root / "work" / "tiny").iterdir() if path.name != "fine-tuned"]
+
+
+def test_rates_are_scored_on_validation_rows_with_a_seed_of_their_own(
+    folder: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, Any]] = []
+    run = evidence.run
+
+    def heard(config: Any, execution: Any) -> Any:
+        asked.append((config.seed, config.set["evaluate_on"]))
+        return run(config, execution)
+
+    monkeypatch.setattr(evidence, "run", heard)
+    monkeypatch.setattr(evidence, "RATES", {"learning_rate": (1e-5, 1e-1), "region_rate_factor": (0.3,)})
+    assert evidence.main([*folder[1], "--rates"]) == 0
+    found = evidence.averages("tiny")
+    assert {name: [*of_rates] for name, of_rates in found.items()} == {"fine-tune": ["1e-05", "0.1"], "alone": ["0.3"]}
+    assert asked == [((evidence.SEED,), "validation")] * 3
+    best = max(found["fine-tune"], key=lambda rate: found["fine-tune"][rate])
+    rows = {row[0]: row[2] for row in evidence.table("tiny").rows}
+    assert rows["fine-tune"] == best
+    assert evidence.main([*folder[1], "--rates"]) == 0 and len(asked) == 3
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in evidence.CONFIGS.glob("*.toml")))
+def test_what_is_run_has_the_rates_that_were_best(name: str) -> None:
+    options = evidence.Scores(name, "demo", Path()).config.options
+    references = {evidence.strategy_name(each): each for each in evidence.Scores(name, "demo", Path()).config.strategy}
+    for scored, found in evidence.averages(name).items():
+        option = evidence.rate_of(references[scored])
+        if len(found) == len(evidence.RATES[option]):
+            best = max(found, key=lambda rate: found[rate])
+            assert f"{getattr(options[scored], option):g}" == best, scored
