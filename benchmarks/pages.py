@@ -1,7 +1,8 @@
-"""Write the tables of the result pages anew from the committed CSV files: ``python -m benchmarks.pages``.
+"""Write the tables of README and the result pages anew from the committed CSV files: ``python -m benchmarks.pages``.
 
 ``make results`` calls it. A page marks where a table stands, and what it is made of; a test holds the pages to it:
 
+    <!-- made of: comparison -->
     <!-- made of: claims movement -->
     <!-- made of: figures movement -->
     <!-- made of: report main-job,main-job-alone: Kept above the best baseline -->
@@ -20,22 +21,37 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import claims, coverage, parents
 from benchmarks.gpu import table as gpu
 from benchmarks.paper import overview
 from forgetfree.display import NULL
-from forgetfree.results.report.page import Page, Table, render_page
+from forgetfree.results.report.page import Page, Table, render_page, size
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.table import load_results
 
 FLOORS = ("a constant answer", "a bag of words")
-DOCUMENTS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+#: The rows of README's table: what it calls each, the file, and the strategy.
+COMPARED = (
+    ("one model per task", "movement", "fine-tune"),
+    ("one model, naive", "movement", "continual-ft"),
+    ("one model, replay of 500 rows", "baselines", "replay"),
+    ("LoRA, rank 1", "movement-lora", "lora"),
+    ("LoRA, rank 8", "baselines-lora", "lora"),
+    ("PackNet, a quarter of the free entries", "packnet", "packnet"),
+    ("grafts, union (as in the paper)", "movement", "grafting-continual"),
+    ("the same, by a short mask search", "movement-mask", "grafting-continual"),
+    ("grafts, alone", "movement-alone", "grafting-continual"),
+)
 _MARKED = re.compile(r"(<!-- made of: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
     """Return the pages with tables that are made."""
-    return [path for path in sorted(DOCUMENTS.glob("**/*.md")) if _MARKED.search(path.read_text(encoding="utf-8"))]
+    known = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [path for path in known if _MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def written(text: str) -> str:
@@ -50,6 +66,8 @@ def made(what: str) -> str:
         what: stands in their mark.
     """
     kind, _, rest = what.partition(" ")
+    if kind == "comparison":
+        return _markdown([comparison()])
     if kind == "coverage":
         return _markdown(coverage.tables().tables)
     if kind == "gpu":
@@ -67,6 +85,24 @@ def made(what: str) -> str:
     files, _, titles = rest.partition(": ")
     tables = lay_out(load_results(*(claims.RESULTS / f"{name}.csv" for name in files.split(",")))).tables
     return _markdown([next(each for each in tables if each.title.startswith(title)) for title in titles.split("; ")])
+
+
+def comparison() -> Table:
+    """Return for each of `COMPARED` its scores on the main job with intervals, the updates, and what it keeps on disk."""
+    rows = []
+    for called, file, strategy in COMPARED:
+        results = load_results(claims.RESULTS / f"{file}.csv")
+        label = results.first_of(strategy) or strategy
+        runs, evidence = [*results.units[label].values()], results.evidence()
+        newest, forgets = evidence.average(label, results.tasks[-1]), results.forgetting(label)
+        options, kept = runs[0].facts.options, np.mean([run.facts.kept_bytes[-1] for run in runs]) / len(results.tasks)
+        region = options.get("region_steps", 0)
+        updates = options["steps"] + (options["steps"] if region is None else region)
+        scores = (NULL if each is None else each.text for each in (evidence.average(label), newest, forgets))
+        rows.append((called, str(len(runs)), *scores, str(updates), size(float(kept))))
+    title = "QNLI → AG News → SST-2 on MiniLM (in %, with 95 % intervals over seeds and test rows)"
+    header = ("", "seeds", "average", "newest task", "forgetting", "updates per task", "bytes per task")
+    return Table(title, header, tuple(rows))
 
 
 def averages(names: Sequence[str]) -> Table:

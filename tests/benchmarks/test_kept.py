@@ -52,7 +52,6 @@ def test_a_ledger_of_11_000_entries_takes_66_kilobytes(tmp_path: Path) -> None:
 GRAFTS = "grafting-continual"
 #: The bytes a task that a page tells, in their order, by the file and the strategy of the runs they are of.
 TOLD = {
-    "README.md": [("movement", "fine-tune"), ("movement", GRAFTS), ("movement-mask", GRAFTS)],
     "docs/results.md": [("movement", GRAFTS)],
     "docs/results/main-job.md": [("movement-lora", "lora"), ("movement", GRAFTS), ("movement", GRAFTS)],
     "docs/results/baselines.md": [("baselines-lora", "lora"), ("packnet", "packnet")],
