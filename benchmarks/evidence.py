@@ -90,9 +90,9 @@ class Evidence(ABC):
         self.section = {**read_options(CONFIGS / f"{name}.toml"), "data": data}
         self.config, self.name, self.work = RunConfig.of(self.section), name, work / name
 
-    def measure(self) -> None:
-        """Run the units that are not kept and that no other process runs."""
-        for unit in self.units():
+    def measure(self, strategies: Sequence[str] = ()) -> None:
+        """Run the units that are not kept and that no other process runs; of some strategies, or else of all."""
+        for unit in (each for each in self.units() if not strategies or each.strategy in strategies):
             with suppress(BlockingIOError), locked(self.work / f"{unit}.lock", wait=False):
                 if not self.has(unit):
                     out = self._run(unit)
@@ -223,11 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=sorted(path.stem for path in CONFIGS.glob("*.toml")))
     parser.add_argument("--data", required=True, help="as that of forgetfree run")
     parser.add_argument("--rates", action="store_true", help="score learning rates on validation rows")
+    parser.add_argument("--strategy", action="append", default=[], metavar="NAME", help="default: all")
     parser.add_argument("--work", type=Path, default=Path("runs/evidence"), help="where units are run")
     asked = parser.parse_args(arguments)
     quiet_libraries()
     try:
-        (Rates if asked.rates else Scores)(asked.name, asked.data, asked.work.resolve()).measure()
+        (Rates if asked.rates else Scores)(asked.name, asked.data, asked.work.resolve()).measure(asked.strategy)
     except ForgetfreeError as error:
         print(f"forgetfree: error: {error}", file=sys.stderr)
         return error.exit_code

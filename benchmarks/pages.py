@@ -11,6 +11,7 @@
     <!-- made of: coverage -->
     <!-- made of: gpu -->
     <!-- made of: parents -->
+    <!-- made of: rates one-budget -->
     …
     <!-- end -->
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import claims, coverage, parents
+from benchmarks import claims, coverage, evidence, parents
 from benchmarks.gpu import table as gpu
 from benchmarks.paper import overview
 from forgetfree.display import NULL
@@ -74,6 +75,8 @@ def made(what: str) -> str:
         return _markdown([gpu.table(claims.RESULTS / "gpu")])
     if kind == "parents":
         return _markdown(parents.tables(claims.RESULTS / "parents"))
+    if kind == "rates":
+        return _markdown([evidence.table(rest)])
     if kind == "claims":
         return _markdown(claims.judged(rest).tables)
     if kind == "figures":
