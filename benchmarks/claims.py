@@ -298,7 +298,7 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "the most moved entries are better than random ones": partial(above, "alone", "random"),
     "the most moved entries are better than those of SNIP": partial(above, "alone", "snip"),
     "the most moved entries are no worse than a short search": partial(above, "alone", "mask"),
-    "regions have to be trained": partial(above, "alone", "bare"),
+    "grafts alone are above LoRA with as many bytes": partial(above, "alone", "lora-2-qv"),
     "800 updates of fine-tuning gain nothing": partial(above, "fine-tune", "fine-tune-400"),
     "joint training has converged": partial(above, "joint-twice", "joint"),
     "a withheld task costs little": partial(above, "withheld", "alone"),

@@ -5,10 +5,10 @@
 
 evidence/NAME.toml is a file for ``forgetfree run --config``, and results/NAME.csv is what ``forgetfree report --format csv``
 prints of that run. The command runs one strategy with one seed at a time and leaves out those that are in the CSV file. So it
-can be stopped at any moment, and several processes can share the work.
+can be stopped at any moment, and several processes with the same ``--work`` can share the units.
 
-With ``--rates``, it scores four learning rates of each strategy on validation rows, with a seed that no claim is about, and
-writes the averages to results/rates/NAME.json. The best ones belong into the TOML file.
+With ``--rates``, it scores four learning rates of each strategy on validation rows, with a seed that no test score uses, and
+writes the averages to results/rates/NAME.json. The best ones must then stand in the TOML file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import argparse
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
@@ -26,8 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from forgetfree.continual.region_strategy import SkillOptions
-from forgetfree.display import NULL
-from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError
 from forgetfree.files import locked, write_atomically, write_json
 from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.environment import quiet_libraries
@@ -37,16 +36,17 @@ from forgetfree.json_file import read_json
 from forgetfree.registry import strategy, strategy_name
 from forgetfree.results.report.page import Table
 from forgetfree.results.report.run_report import render
-from forgetfree.results.table import load_results
+from forgetfree.results.runs import read_run
+from forgetfree.results.table import Results, load_results
 
 CONFIGS = Path(__file__).resolve().with_name("evidence")
 RESULTS = CONFIGS.with_name("results")
-#: The rates that are scored, by the option that has them.
-RATES: Mapping[str, tuple[float, ...]] = {
-    "lora_learning_rate": (3e-4, 1e-3, 3e-3, 1e-2),
-    "region_rate_factor": (0.3, 1.0, 3.0, 10.0),
-    "learning_rate": (1e-5, 3e-5, 1e-4, 3e-4),
-}
+#: The rates that are scored: of all training, of adapters, of a region after fine-tuning as a multiple of √(N/s) times the rate
+#: of fine-tuning, and of PackNet's, which has no √(N/s): these are as many for 0.1 % of the entries.
+RATES = ("learning_rate", (1e-5, 3e-5, 1e-4, 3e-4))
+ADAPTER_RATES = ("lora_learning_rate", (3e-4, 1e-3, 3e-3, 1e-2))
+REGION_RATES = ("region_rate_factor", (0.3, 1.0, 3.0, 10.0))
+PACKNET_RATES = ("region_rate_factor", (10.0, 32.0, 95.0, 316.0))
 #: The seed that rates are scored with.
 SEED = 10
 
@@ -58,20 +58,25 @@ class Unit:
     Attributes:
         reference: the strategy, as ``--strategy``.
         seed: its seed.
-        changes: options that differ from the TOML file.
+        rate: another learning rate than that of the TOML file.
     """
 
     reference: str
     seed: int
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    rate: float | None = None
 
     @property
     def strategy(self) -> str:
         """The name of the strategy."""
         return strategy_name(self.reference)
 
+    @property
+    def changes(self) -> dict[str, float]:
+        """The options that differ from the TOML file."""
+        return {} if self.rate is None else {f"{self.strategy}.{rates_of(self.reference)[0]}": self.rate}
+
     def __str__(self) -> str:
-        return "-".join([self.strategy, str(self.seed), *(f"{value:g}" for value in self.changes.values())])
+        return f"{self.strategy}-{self.seed}" + ("" if self.rate is None else f"-{self.rate:g}")
 
 
 class Evidence(ABC):
@@ -89,17 +94,33 @@ class Evidence(ABC):
     def __init__(self, name: str, data: str, work: Path) -> None:
         self.section = {**read_options(CONFIGS / f"{name}.toml"), "data": data}
         self.config, self.name, self.work = RunConfig.of(self.section), name, work / name
+        self.references = dict(zip(self.config.strategy_names, self.config.strategy, strict=True))
 
     def measure(self, strategies: Sequence[str] = ()) -> None:
-        """Run the units that are not kept and that no other process runs; of some strategies, or else of all."""
-        for unit in (each for each in self.units() if not strategies or each.strategy in strategies):
-            with suppress(BlockingIOError), locked(self.work / f"{unit}.lock", wait=False):
-                if not self.has(unit):
-                    out = self._run(unit)
-                    with locked(self.work / "kept.lock"):
-                        self.keep(unit, out)
-                    rmtree(out)
-                    print(f"{self.name}: {unit}", flush=True)
+        """Run the units of some strategies, or of all, that are not kept and that no other process runs.
+
+        Raises:
+            UnknownNameError: there is no such strategy.
+        """
+        for name in strategies:
+            if name not in self.references:
+                raise UnknownNameError("strategy", name, self.references)
+        for unit in self.units():
+            if not strategies or unit.strategy in strategies:
+                self._measure(unit)
+
+    def _measure(self, unit: Unit) -> None:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.work / f"{unit}.lock", wait=False))
+            except BlockingIOError:
+                return
+            if not self.has(unit):
+                out = self._run(unit)
+                with locked(self.work / "kept.lock"):
+                    self.keep(unit, out)
+                rmtree(out)
+                print(f"{self.name}: {unit}", flush=True)
 
     @abstractmethod
     def units(self) -> Iterable[Unit]:
@@ -126,23 +147,40 @@ class Evidence(ABC):
 class Scores(Evidence):
     """The scores of all strategies and seeds on test rows, in a CSV file."""
 
+    @property
+    def path(self) -> Path:
+        """The CSV file."""
+        return RESULTS / f"{self.name}.csv"
+
     def units(self) -> Iterable[Unit]:
-        """Return all units, seed after seed."""
+        """Return all units, seed after seed.
+
+        Raises:
+            RunError: the TOML file does not have the best of the rates that were scored.
+        """
+        for name, found in averages(self.name).items():
+            option, rates = rates_of(self.references[name])
+            ours, best = getattr(self.config.options[name], option), max(found, key=lambda rate: found[rate])
+            if len(found) < len(rates) or ours != float(best):
+                raise RunError(
+                    f"{self.name}.toml: expected {name}.{option}={best}, the best of the {len(rates)} rates in "
+                    f"{rates_path(self.name)} (which has {len(found)}), got {ours}. Score all with --rates, and write the best."
+                )
         return [Unit(reference, seed) for seed, reference in product(self.config.seed, self.config.strategy)]
 
     def has(self, unit: Unit) -> bool:
         """Say whether the CSV file has a unit."""
-        kept = load_results(self._file).runs if self._file.exists() else []
+        kept = load_results(self.path).runs if self.path.exists() else []
         return any((each.strategy, each.seed) == (unit.strategy, unit.seed) for each in kept)
 
     def keep(self, unit: Unit, out: Path) -> None:
-        """Add a unit to the CSV file."""
-        kept = [self._file] if self._file.exists() else []
-        write_atomically(self._file, render(load_results(*kept, out), "csv"))
-
-    @property
-    def _file(self) -> Path:
-        return RESULTS / f"{self.name}.csv"
+        """Add a unit to the CSV file, whose set-up is that of all units together."""
+        steps = {options.steps for options in self.config.options.values()}
+        records = [read_run(path) for path in (self.path, out) if path.exists()]
+        data = {"steps": steps.pop() if len(steps) == 1 else None}
+        abouts = [each.about.model_copy(update={"data": {**each.about.data, **data}}) for each in records]
+        together = [replace(each, about=about) for each, about in zip(records, abouts, strict=True)]
+        write_atomically(self.path, render(Results(together), "csv"))
 
 
 class Rates(Evidence):
@@ -152,35 +190,40 @@ class Rates(Evidence):
 
     def units(self) -> Iterable[Unit]:
         """Return the units of all rates."""
-        for reference in self.config.strategy:
-            option = rate_of(reference)
-            for rate in RATES[option]:
-                yield Unit(reference, SEED, {f"{strategy_name(reference)}.{option}": rate})
+        return [Unit(reference, SEED, rate) for reference in self.config.strategy for rate in rates_of(reference)[1]]
 
     def has(self, unit: Unit) -> bool:
         """Say whether the JSON file has a rate."""
-        (rate,) = unit.changes.values()
-        return f"{rate:g}" in averages(self.name).get(unit.strategy, {})
+        return f"{unit.rate:g}" in averages(self.name).get(unit.strategy, {})
 
     def keep(self, unit: Unit, out: Path) -> None:
         """Add a rate to the JSON file."""
-        (rate,), kept = unit.changes.values(), averages(self.name)
-        average = load_results(out).summary()["average", "mean"].item()
-        kept.setdefault(unit.strategy, {})[f"{rate:g}"] = average
-        _file(self.name).parent.mkdir(exist_ok=True)
-        write_json(_file(self.name), kept)
+        kept = averages(self.name)
+        kept.setdefault(unit.strategy, {})[f"{unit.rate:g}"] = load_results(out).summary()["average", "mean"].item()
+        rates_path(self.name).parent.mkdir(exist_ok=True)
+        write_json(rates_path(self.name), kept)
 
 
-def rate_of(reference: str) -> str:
-    """Return the option whose values are scored: the rate of adapters, of a region after fine-tuning, or of all training.
+def rates_of(reference: str) -> tuple[str, tuple[float, ...]]:
+    """Return the option that scales the training of a strategy, and the values that are scored.
 
-    >>> rate_of("lora"), rate_of("grafting-continual"), rate_of("packnet")
+    >>> rates_of("lora")[0], rates_of("grafting-continual")[0], rates_of("ewc")[0]
     ('lora_learning_rate', 'region_rate_factor', 'learning_rate')
+
+    Args:
+        reference: the strategy, as ``--strategy``.
     """
     options = strategy(reference).Options
     if "lora_learning_rate" in options.model_fields:
-        return "lora_learning_rate"
-    return "region_rate_factor" if issubclass(options, SkillOptions) else "learning_rate"
+        return ADAPTER_RATES
+    if issubclass(options, SkillOptions):
+        return REGION_RATES
+    return PACKNET_RATES if "keep" in options.model_fields else RATES
+
+
+def rates_path(name: str) -> Path:
+    """Return the JSON file with the averages of rates."""
+    return RESULTS / "rates" / f"{name}.json"
 
 
 def averages(name: str) -> dict[str, dict[str, float]]:
@@ -189,32 +232,21 @@ def averages(name: str) -> dict[str, dict[str, float]]:
     Args:
         name: of the TOML file.
     """
-    if not _file(name).exists():
+    if not rates_path(name).exists():
         return {}
-    found: dict[str, dict[str, float]] = read_json(_file(name), RunError, "Remove it, and score the rates again.")
+    found: dict[str, dict[str, float]] = read_json(rates_path(name), RunError, "Remove it, and score the rates again.")
     return found
 
 
-def _file(name: str) -> Path:
-    return RESULTS / "rates" / f"{name}.json"
-
-
 def table(name: str) -> Table:
-    """Return the average of each rate by strategy, and which one is the best."""
+    """Return the average of each rate by strategy, and the best rate."""
     rows = []
     for scored, found in averages(name).items():
-        best = max(found, key=lambda rate: found[rate])
-        text = ", ".join(f"{rate}: {100 * average:.1f}" for rate, average in sorted(found.items(), key=_rate))
-        rows.append((scored, text, best if len(found) > 1 else NULL))
-    return Table(
-        f"Learning rates on validation rows of seed {SEED} (average in %)",
-        ("strategy", "rate: average", "best"),
-        tuple(rows),
-    )
-
-
-def _rate(pair: tuple[str, float]) -> float:
-    return float(pair[0])
+        rates = sorted(found, key=float)
+        text = ", ".join(f"{rate}: {100 * found[rate]:.1f}" for rate in rates)
+        rows.append((scored, text, max(rates, key=lambda rate: found[rate])))
+    title = f"Learning rates on validation rows of seed {SEED} (average in %)"
+    return Table(title, ("strategy", "rate: average", "best"), tuple(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.evidence import RATES, SEED, rate_of
+from benchmarks.evidence import SEED, rates_of
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.results import Json, Measurement, SectionResults
 from benchmarks.gpu.units import Ways, unit
@@ -40,14 +40,12 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
         job |= {"steps": 200, "test_limit": 100, "precision": "bf16"}
     rates = {}
     for strategy in CHOSEN:
-        option = rate_of(strategy)
-        names = {
-            f"superni, 200 steps, {strategy}, {option} {rate:g}": rate
-            for rate in RATES[option][: 1 if bench.tiny else None]
-        }
+        option, scored = rates_of(strategy)
+        scored = scored[:1] if bench.tiny else scored
+        names = {f"superni, 200 steps, {strategy}, {option} {rate:g}": rate for rate in scored}
         for name, rate in names.items():
             chosen_by = {option: rate, "evaluate_on": "validation"}
-            yield unit(bench, name, 90, strategy, SEED, {**job, **chosen_by})
+            yield unit(bench, name, 480, strategy, SEED, {**job, **chosen_by})
         if results.finished.keys() >= names.keys():  # the rate is chosen among all of them
             rates[strategy] = {option: max(names.items(), key=lambda each: average(results.finished[each[0]]))[1]}
     for seed in range(1 if bench.tiny else 3):
@@ -55,7 +53,7 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
             if strategy not in CHOSEN or strategy in rates:
                 best = rates.get(strategy, {})
                 yield unit(
-                    bench, f"superni, 200 steps, {name}, seed {seed}", 90, strategy, seed, {**job, **options, **best}
+                    bench, f"superni, 200 steps, {name}, seed {seed}", 480, strategy, seed, {**job, **options, **best}
                 )
 
 

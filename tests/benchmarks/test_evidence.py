@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import evidence
+from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import locked
 from forgetfree.results.table import load_results
 
@@ -26,6 +27,7 @@ max_length = 20
 floors = "constant"
 sparsity = 0.02
 "alone.composition" = "alone"
+"alone.steps" = 1
 """
 
 
@@ -72,25 +74,46 @@ def test_rates_are_scored_on_validation_rows_with_a_seed_of_their_own(
         return run(config, execution)
 
     monkeypatch.setattr(evidence, "run", heard)
-    monkeypatch.setattr(evidence, "RATES", {"learning_rate": (1e-5, 1e-1), "region_rate_factor": (0.3,)})
+    monkeypatch.setattr(evidence, "RATES", ("learning_rate", (1e-5, 1e-1)))
+    monkeypatch.setattr(evidence, "REGION_RATES", ("region_rate_factor", (0.3,)))
     assert evidence.main([*folder[1], "--rates", "--strategy", "fine-tune"]) == 0
     assert [*evidence.averages("tiny")] == ["fine-tune"]
     assert evidence.main([*folder[1], "--rates"]) == 0
     found = evidence.averages("tiny")
     assert {name: [*of_rates] for name, of_rates in found.items()} == {"fine-tune": ["1e-05", "0.1"], "alone": ["0.3"]}
     assert asked == [((evidence.SEED,), "validation")] * 3
-    best = max(found["fine-tune"], key=lambda rate: found["fine-tune"][rate])
-    rows = {row[0]: row[2] for row in evidence.table("tiny").rows}
-    assert rows["fine-tune"] == best
     assert evidence.main([*folder[1], "--rates"]) == 0 and len(asked) == 3
+    best = max(found["fine-tune"], key=lambda rate: found["fine-tune"][rate])
+    assert {row[0]: row[2] for row in evidence.table("tiny").rows} == {"fine-tune": best, "alone": "0.3"}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in evidence.CONFIGS.glob("*.toml")))
-def test_what_is_run_has_the_rates_that_were_best(name: str) -> None:
-    options = evidence.Scores(name, "demo", Path()).config.options
-    references = {evidence.strategy_name(each): each for each in evidence.Scores(name, "demo", Path()).config.strategy}
-    for scored, found in evidence.averages(name).items():
-        option = evidence.rate_of(references[scored])
-        if len(found) == len(evidence.RATES[option]):
-            best = max(found, key=lambda rate: found[rate])
-            assert f"{getattr(options[scored], option):g}" == best, scored
+def test_nothing_is_run_with_a_rate_that_is_not_the_best(
+    folder: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, arguments = folder
+    (root / "rates").mkdir()
+    scored = {"fine-tune": {"1e-05": 0.5, "3e-05": 0.6, "0.0001": 0.4}}
+    evidence.write_json(root / "rates" / "tiny.json", scored)
+    assert evidence.main(arguments) == RunError.exit_code
+    assert "expected fine-tune.learning_rate=3e-05, the best of the 4 rates" in capsys.readouterr().err
+    assert not (root / "tiny.csv").exists()
+    with (root / "evidence" / "tiny.toml").open("a") as file:
+        file.write('"fine-tune.learning_rate" = 3e-5\n')
+    assert evidence.main(arguments) == RunError.exit_code  # one rate is missing
+    scored["fine-tune"]["0.0003"] = 0.1
+    evidence.write_json(root / "rates" / "tiny.json", scored)
+    assert evidence.main([*arguments, "--strategy", "nobody"]) == UnknownNameError.exit_code
+    assert evidence.main([*arguments, "--strategy", "fine-tune"]) == 0
+    assert {run.strategy for run in load_results(root / "tiny.csv").runs} == {"fine-tune"}
+
+
+NAMES = sorted(path.stem for path in evidence.CONFIGS.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_was_run_with_the_options_of_its_file(name: str) -> None:
+    scores = evidence.Scores(name, "demo", Path())
+    assert [str(unit) for unit in scores.units()]  # with the best rates
+    for run in load_results(scores.path).runs if scores.path.exists() else []:
+        options = scores.config.options[run.strategy].model_dump()
+        assert {key: value for key, value in run.facts.options.items() if options.get(key, value) != value} == {}

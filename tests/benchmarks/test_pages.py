@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import floors
-from benchmarks.pages import made, pages, written
+from benchmarks.claims import RESULTS
+from benchmarks.pages import COMPARED, ROOT, made, pages, written
+from forgetfree.results.table import load_results
+
+#: The pages that README's table and the words beside it are from.
+PAGES = ("results", *(f"results/{page}" for page in ("main-job", "baselines", "recipe", "withheld")))
 
 
 # docs/results.md has the coverage, which takes seconds to simulate; test_evidence.py holds it to 0.93.
@@ -32,6 +37,28 @@ def test_what_the_main_job_says_in_words_stands_in_its_table() -> None:
     said = text[text.index("- **Nothing is forgotten**") : text.index("<!-- made of: figures")]
     told = {each.lstrip("-") for each in re.findall(r"-?\d+\.\d", made("figures movement"))}
     assert len(found := re.findall(r"\d+\.\d", said)) > 8 and [each for each in found if each not in told] == []
+
+
+def test_what_readme_says_in_words_stands_on_the_pages_of_its_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = text.replace(made("comparison"), "")[text.index("**Use it**") :]
+    known = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
+    found = re.findall(r"(?<![\w.])\d+\.\d(?!\w)", said.replace("6.5 GB", "").replace("0.01 %", ""))
+    missing = [each for each in found if each not in known]
+    assert len(found) > 10 and missing == []
+
+
+def test_the_rows_of_readme_are_called_what_they_are() -> None:
+    for called, file, strategy in COMPARED:
+        runs = [run.facts.options for run in load_results(RESULTS / f"{file}.csv").runs if run.strategy == strategy]
+        for word, option in (("rank", "rank"), ("replay of", "mem_size")):
+            if word in called:
+                assert {int(re.search(rf"{word} (\d+)", called)[1])} == {each[option] for each in runs}  # type: ignore[index]
+        if strategy == "grafting-continual":
+            (composition,) = {each["composition"] for each in runs}
+            assert composition in called and {each["region_from"] for each in runs} == {
+                "mask" if "mask" in called else "movement"
+            }
 
 
 def test_floors_are_measured_on_the_rows_of_the_runs(data_directory: Path) -> None:
