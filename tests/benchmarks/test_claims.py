@@ -247,7 +247,7 @@ def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], m
 
 
 def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with pytest.raises(RunError, match="It has those of: movement, bare, baselines, one-budget"):
+    with pytest.raises(RunError, match="It has those of: movement, bare, baselines, related-32"):
         judged("nothing", runs)
     monkeypatch.setattr(sys, "argv", ["claims", "main-job", "/nowhere"])
     with pytest.raises(SystemExit) as end:
