@@ -232,7 +232,9 @@ def sentences(options: type[Options], error: pydantic.ValidationError, show: Cal
     for name, errors in refused.items():
         hint = options.model_fields[name].annotation
         if _is_union(hint):  # a number out of bounds is none of the words beside it
-            errors = [each for each in errors if each["type"] in _BOUNDS] or errors
+            depth = min(len(each["loc"]) for each in errors)  # those deeper down are of parts of the value
+            whole = [each for each in errors if len(each["loc"]) == depth]
+            errors = [each for each in errors if each["type"] in _BOUNDS] or whole
         phrases += dict.fromkeys(_phrase(show(name), each, hint) for each in errors)
     return phrases
 

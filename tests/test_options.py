@@ -20,6 +20,7 @@ class Own(Options):
     nesterov: bool = option(False, "look ahead")
     optimizer: Literal["sgd", "adamw"] = option("sgd", "which")
     note: str = option("", "anything")
+    places: str | tuple[str, ...] = option("", "where")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ class Own(Options):
         ({"nesterov": 1}, "nesterov must be true or false, got 1."),
         ({"optimizer": "adam"}, "optimizer must be sgd or adamw, got 'adam'."),
         ({"note": 3}, "note must be a text, got 3."),
+        ({"places": (1, 2)}, "places must be a text or a list of texts, got (1, 2)."),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_do(values: dict[str, Any], message: str) -> None:
@@ -91,7 +93,7 @@ def test_several_values_are_read_and_checked_one_by_one() -> None:
 
 def test_every_option_is_described() -> None:
     described = {d["name"]: (d["type"], d["default"], d["help"]) for d in describe(Own)}
-    assert list(described) == ["rate", "steps", "nesterov", "optimizer", "note"]
+    assert list(described) == ["rate", "steps", "nesterov", "optimizer", "note", "places"]
     assert described["rate"] == ("a number", "0.1", "how fast")
     assert described["steps"] == ("a whole number or none", "none", "how long")
     assert described["nesterov"] == ("true or false", "false", "look ahead")
