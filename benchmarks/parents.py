@@ -47,7 +47,7 @@ from forgetfree.recipes import recipe_of
 from forgetfree.results.evidence import interval
 from forgetfree.results.report.page import Table
 from forgetfree.training.encoded_task import EncodedTask, answers_of, features_of, loss_of
-from forgetfree.training.parents import MARGIN
+from forgetfree.training.parents import cross_validated
 from forgetfree.training.single_task import SingleTask, in_pieces, mask_loss
 
 STREAMS = {
@@ -59,6 +59,8 @@ STREAMS = {
 ALONE, UNION = "alone", "union"
 #: The cosine of two tasks' gradients at θ_pre from which on they are kin; entries of a sketch of a gradient.
 KIN, SKETCH = 0.1, 4096
+#: The share by which the probe's loss on a parent must be below that on θ_pre, in rules with a margin.
+MARGIN = 0.13
 #: Updates of the region by which two candidates are compared.
 TRIAL_STEPS = 20
 #: When naive training is scored on a task.
@@ -216,20 +218,12 @@ class Skills:
         return self.probed[key]
 
     def _probe(self, number: int, below: tuple[Skill, ...]) -> tuple[float, float]:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.metrics import log_loss
-        from sklearn.model_selection import cross_val_predict
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
         bench = self.single(number, below)
         parts = bench.task.train, bench.task.validation
         x = torch.cat([features_of(bench.model, part, bench.model.features).flatten(1) for part in parts]).numpy()
         y = np.concatenate([np.asarray(part.targets) for part in parts])
-        probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
-        shares = cross_val_predict(probe, x, y, cv=4, method="predict_proba")
-        right = shares.argmax(1) == np.searchsorted(np.unique(y), y)
-        return float(log_loss(y, shares)), float(right.mean())
+        loss, errors = cross_validated(x, y)
+        return loss, 1 - errors
 
     def kinship(self, number: int, earlier: Sequence[Skill]) -> dict[str, float]:
         """Return the cosine of a task's gradient at θ_pre with that of each earlier task."""

@@ -101,8 +101,8 @@ class LoRAOptions(AdapterOptions, TaskwiseOptions):
 
     adapter_start: Literal["new", "auto"] = option(
         "new",
-        "initial values of a task's adapters; new: PEFT's; auto: those of the earlier task on which a linear probe reads "
-        "the new examples clearly better than on θ_pre, if there is one",
+        "initial values of a task's adapters; new: PEFT's; auto: those of the earlier task on which a linear probe of "
+        "the new examples has the lowest loss, if it also has fewer errors than on θ_pre",
     )
 
 

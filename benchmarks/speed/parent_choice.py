@@ -13,7 +13,7 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.parents import better_parent, nearest_tasks, probed_loss
+from forgetfree.training.parents import better_parent, nearest_tasks, probed
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 
@@ -36,14 +36,14 @@ def figures(turns: int = 9) -> list[Figure]:
         return replace(task, definition=replace(task.definition, name=name))
 
     def choose(count: int) -> None:
-        switch, losses = switches[count], {}
+        switch, found = switches[count], {}
         switch.to(0)
         earlier = [named(name) for name in switch.ledger.tasks]
         for parent in ("", *nearest_tasks(model, task, earlier, centres)):
             switch.to(switch.ledger.stage(parent))
-            losses[parent] = probed_loss(model, task, options)
+            found[parent] = probed(model, task, options)
         switch.to(0)
-        better_parent(losses)
+        better_parent(found)
 
     drawn = torch.Generator().manual_seed(0)
     size = model.hidden_size

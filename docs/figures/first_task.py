@@ -1,4 +1,4 @@
-"""Draw the pictures of README and of the main job from movement.csv and demo.csv of benchmarks/results: ``python docs/figures/first_task.py``.
+"""Draw pictures of README and the main job from movement.csv and demo.csv: ``python docs/figures/first_task.py``.
 
 They show the first task's accuracy while the others are learned. The same numbers always give the same bytes, and a picture
 follows the reader's light or dark scheme.

@@ -110,7 +110,8 @@ class RegionStrategy(ContinualStrategy):
         """Return the earlier task that ``task`` should stand on; empty: none, θ_pre.
 
         Features of the task's training rows, and of as many validation rows, are read once under θ_pre and under each earlier
-        task. An earlier task is better if a linear probe on them has a clearly lower loss, see `forgetfree.training.parents`.
+        task. An earlier task is better if a linear probe on them has a lower loss and fewer errors, see
+        `forgetfree.training.parents`.
         """
         from forgetfree.training.parents import parent_among
 

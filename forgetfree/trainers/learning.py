@@ -144,7 +144,7 @@ def learning(
             their largest gradients at the same ones; ``all``, as in the paper (C.3): of γ, what is free is trained.
         parent: the earlier task that this one stands on: it is trained on top of what the parent is answered with. If each task
             stands on the one before it, ``ledger.last``, tasks are answered with unions (C.3). ``None``: it stands on θ_pre.
-            ``"auto"``: the earlier task on which ``batches`` are read clearly better than on θ_pre, see
+            ``"auto"``: the earlier task on which ``batches`` are read best, if they are read better than on θ_pre, see
             `forgetfree.trainers.parent_of_batches`.
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
             lies outside of the model's body and is not frozen, apart from an LM head.

@@ -48,18 +48,19 @@ def parent_of_batches(
     """
     from forgetfree.training import parents
 
-    losses = {}
+    found = dict[str, Sequence[float]]()
     try:
         with in_evaluation_mode(model):
             for parent in ("", *switch.ledger.tasks):
                 switch.to(switch.ledger.stage(parent))
                 if heads:
-                    losses[parent] = parents.cross_validated_loss(*_read(model, heads, batches, loss))
+                    found[parent] = parents.cross_validated(*_read(model, heads, batches, loss))
                 else:
-                    losses[parent] = float(np.average([float(loss(batch)) for batch in batches], weights=sizes))
+                    losses = [float(loss(batch)) for batch in batches]
+                    found[parent] = (float(np.average(losses, weights=sizes)),)
     finally:
         switch.to(0)
-    return parents.better_parent(losses)
+    return parents.better_parent(found)
 
 
 def _read(

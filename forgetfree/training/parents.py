@@ -1,6 +1,7 @@
 """The choice of a parent: the earlier task on whose weights a linear probe reads a new task's rows best, or θ_pre.
 
-Nothing is trained but the probe: features of the rows are read once under each candidate. Where a readout reads no features,
+Nothing is trained but the probe: features of the rows are read once under each candidate. The best one has the lowest loss, and
+must also make fewer errors than θ_pre: with few rows, a lower loss alone is often chance. Where a readout reads no features,
 such as that of texts, the loss of the rows takes the place of the probe's. Other rules are compared in
 ``docs/results/parents.md``.
 """
@@ -23,13 +24,12 @@ from forgetfree.training.encoded_task import EncodedTask, features_of, loss_of
 from forgetfree.training.floors import Integers, labels_of_rows
 from forgetfree.training.training_options import TrainingOptions
 
-#: The share by which the loss on a parent must be below that on θ_pre: with few rows, small differences are noise.
-MARGIN = 0.13
 #: Training rows, at most: those of the probe, which also reads as many validation rows; and those whose loss the model gives.
 PROBED_ROWS, PROBED_TEXTS = 512, 64
 #: Where there are more earlier tasks than ``MANY``, the ``NEAREST`` whose rows are most like the new ones are probed.
 MANY, NEAREST = 16, 8
 _FOLDS = 4
+_UNKNOWN = (math.inf, math.inf)
 
 
 def parent_among(
@@ -54,52 +54,53 @@ def parent_among(
         return ""
     with standing_on(""):
         candidates = nearest_tasks(model, task, earlier, centres)
-    losses = {}
+    found = {}
     for parent in ("", *candidates):
         with standing_on(parent):
-            losses[parent] = probed_loss(model, task, options)
-    return better_parent(losses)
+            found[parent] = probed(model, task, options)
+    return better_parent(found)
 
 
-def better_parent(losses: Mapping[str, float]) -> str:
-    """Return the parent with the lowest loss, if that is below the loss on θ_pre by the share `MARGIN`; else the empty name.
+def better_parent(found: Mapping[str, Sequence[float]]) -> str:
+    """Return the parent with the lowest loss, if all its measures are below those of θ_pre; else the empty name.
 
-    >>> better_parent({"": 1.0, "mr": 0.8, "qnli": 0.9})
+    >>> better_parent({"": (1.0, 0.5), "mr": (0.8, 0.4), "qnli": (0.9, 0.3)})
     'mr'
-    >>> better_parent({"": 1.0, "mr": 0.9})
+    >>> better_parent({"": (1.0, 0.5), "mr": (0.8, 0.5)})
     ''
 
     Args:
-        losses: by the parent's name; the empty name is θ_pre.
+        found: the loss, and other measures of which less is better, by the parent's name; the empty name is θ_pre.
     """
-    best = min(losses, key=lambda parent: losses[parent])
-    return best if losses[best] <= (1 - MARGIN) * losses[""] else ""
+    best = min(found, key=lambda parent: found[parent][0])
+    return best if all(ours < theirs for ours, theirs in zip(found[best], found[""], strict=True)) else ""
 
 
-def probed_loss(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> float:
-    """Return the loss of a linear probe of a task on the weights that a model holds; of texts, that of the model; in nats.
+def probed(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> Sequence[float]:
+    """Return the loss and the share of errors of a linear probe on the weights that a model holds; of texts, the model's loss.
 
-    The probe reads training rows, and at most as many validation rows: a user with few rows has few of both.
+    Losses are in nats. The probe reads training rows, and at most as many validation rows: with few rows, there are few of
+    both.
     """
     most = PROBED_ROWS if model.readout in LINEAR else PROBED_TEXTS
     train = task.train.subset(representative(task.train.targets, most))
     if model.readout not in LINEAR:
-        return loss_of(model, task, train, options)
+        return (loss_of(model, task, train, options),)
     validation = task.validation.subset(representative(task.validation.targets, len(train)))
     parts = [part for part in (train, validation) if len(part)]
     features = np.concatenate([_features(model, part) for part in parts])
-    return cross_validated_loss(features, np.concatenate([labels_of_rows(part) for part in parts]))
+    return cross_validated(features, np.concatenate([labels_of_rows(part) for part in parts]))
 
 
-def cross_validated_loss(features: npt.NDArray[Any], labels: Integers) -> float:
-    """Return the log loss, in nats, of a logistic regression on standardised features, by four-fold cross-validation.
+def cross_validated(features: npt.NDArray[Any], labels: Integers) -> tuple[float, float]:
+    """Return the log loss, in nats, and the share of errors of a logistic regression, by four-fold cross-validation.
 
     Args:
-        features: ``(n, H)``.
-        labels: ``(n,)``; or whether each row has each label ``(n, n_labels)``, of which the loss is the mean.
+        features: ``(n, H)``, which are standardised.
+        labels: ``(n,)``; or whether each row has each label ``(n, n_labels)``, of which both are means.
 
     Returns:
-        The loss; infinite where there are too few rows to tell two labels apart, or features are not finite.
+        Both; infinite where there are too few rows to tell two labels apart, or features are not finite.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -109,21 +110,22 @@ def cross_validated_loss(features: npt.NDArray[Any], labels: Integers) -> float:
     from sklearn.preprocessing import StandardScaler
 
     if labels.ndim > 1:
-        losses = [cross_validated_loss(features, column) for column in labels.T]
-        return float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.inf]))
+        columns = [cross_validated(features, column) for column in labels.T]
+        loss, errors = np.mean([each for each in columns if each != _UNKNOWN] or [_UNKNOWN], axis=0)
+        return float(loss), float(errors)
     if not np.isfinite(features).all():
-        return math.inf
+        return _UNKNOWN
     names, counts = np.unique(labels, return_counts=True)
     common = np.isin(labels, names[counts > 1])  # a label of one row is in no other fold
     features, labels, counts = features[common], labels[common], counts[counts > 1]
     if len(counts) < 2:
-        return math.inf
+        return _UNKNOWN
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     folds = StratifiedKFold(min(_FOLDS, int(counts.min())))
     with warnings.catch_warnings():  # one that has not quite converged tells candidates apart, too
         warnings.simplefilter("ignore", ConvergenceWarning)
         shares = cross_val_predict(probe, features, labels, cv=folds, method="predict_proba")
-    return float(log_loss(labels, shares))
+    return float(log_loss(labels, shares)), float(np.mean(np.unique(labels)[shares.argmax(1)] != labels))
 
 
 def nearest_tasks(

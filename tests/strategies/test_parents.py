@@ -40,7 +40,7 @@ from forgetfree.training import parents
 from forgetfree.training.encoded_task import loss_of
 from forgetfree.training.floors import labels_of_rows
 from forgetfree.training.monitor import Monitor
-from forgetfree.training.parents import better_parent, cross_validated_loss
+from forgetfree.training.parents import better_parent, cross_validated
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import fine_tune
 
@@ -157,16 +157,16 @@ def test_a_task_with_a_parent_is_trained_as_one_on_a_model_of_the_parents_weight
 # -- The choice ------------------------------------------------------------------------------------------
 
 
-def slow_loss(model: Any, task: Any, options: Any) -> float:
-    """A probe's loss, on features that are read row by row; where texts are written, that of the model."""
+def slow(model: Any, task: Any, options: Any) -> tuple[float, ...]:
+    """A probe's loss and errors, on features that are read row by row; where texts are written, the loss of the model."""
     if model.readout == "generate":
-        return loss_of(model, task, task.train, options)
+        return (loss_of(model, task, task.train, options),)
     features, labels = [], []
     for rows in (task.train, task.validation):
         labels.append(labels_of_rows(rows))
         with torch.no_grad():
             features += [model.eval().features(rows.batch([row])[0]).numpy() for row in range(len(rows))]
-    return cross_validated_loss(np.concatenate(features), np.concatenate(labels))
+    return cross_validated(np.concatenate(features), np.concatenate(labels))
 
 
 def stream_with_a_twin(readout: Any) -> Stream:
@@ -180,23 +180,23 @@ def stream_with_a_twin(readout: Any) -> Stream:
 def test_the_parent_is_chosen_by_what_rows_lose_on_the_weights_of_each_earlier_task(
     monkeypatch: pytest.MonkeyPatch, readout: Any
 ) -> None:
-    probed_loss, losses = parents.probed_loss, dict[str, list[float]]()
+    probed, found = parents.probed, dict[str, list[Any]]()
 
-    def noted(model: Any, task: Any, options: Any) -> float:
-        losses.setdefault(task.name, []).append(probed_loss(model, task, options))
-        return losses[task.name][-1]
+    def noted(model: Any, task: Any, options: Any) -> Any:
+        found.setdefault(task.name, []).append(probed(model, task, options))
+        return found[task.name][-1]
 
-    monkeypatch.setattr(parents, "probed_loss", noted)
+    monkeypatch.setattr(parents, "probed", noted)
     how = {"steps": 30, "optimizer": "adamw", "learning_rate": 0.01}
     strategy = compared.learn(made(stream_with_a_twin(readout), **how))
     model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
     for task, record in zip(tasks, strategy.ledger.records, strict=True):
-        expected = {"": slow_loss(model, task, options)}
+        expected = {"": slow(model, task, options)}
         for earlier in tasks[: task.label]:
             with strategy.answering(earlier):
-                expected[earlier.name] = slow_loss(model, task, options)
+                expected[earlier.name] = slow(model, task, options)
         if task.label:  # the first has nothing to stand on, and is not probed
-            assert losses[task.name] == pytest.approx([*expected.values()], rel=1e-3)
+            np.testing.assert_allclose(found[task.name], [*expected.values()], rtol=1e-3)
         assert record.parent == better_parent(expected)
     assert strategy.ledger.records[2].parent == "sst2"
 
@@ -207,11 +207,11 @@ def test_of_many_earlier_tasks_the_nearest_are_probed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(parents, "NEAREST", 1)
     probed = list[str]()
 
-    def noted(model: Any, task: Any, options: Any) -> float:
+    def noted(model: Any, task: Any, options: Any) -> tuple[float]:
         probed.append(f"{task.name} on {switch._IN_PLACE.get(model.backbone, 'θ_pre')}")
-        return 1.0
+        return (1.0,)
 
-    monkeypatch.setattr(parents, "probed_loss", noted)
+    monkeypatch.setattr(parents, "probed", noted)
     compared.learn(made(stream_with_a_twin("linear")))
     assert probed == ["qnli on θ_pre", "qnli on sst2", "twin on θ_pre", "twin on sst2"]
 

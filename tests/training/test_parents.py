@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from forgetfree.data.rows import representative
 from forgetfree.training import parents
-from forgetfree.training.parents import MARGIN, better_parent, cross_validated_loss, nearest_tasks, probed_loss
+from forgetfree.training.parents import better_parent, cross_validated, nearest_tasks, probed
 from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
@@ -28,20 +28,23 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.mark.parametrize(
-    ("losses", "parent"),
+    ("found", "parent"),
     [
-        ({"": 1.0}, ""),
-        ({"": 1.0, "mr": 1 - MARGIN}, "mr"),
-        ({"": 1.0, "mr": 1 - MARGIN + 1e-6}, ""),
-        ({"": 1.0, "mr": 0.8, "sst2": 0.5, "cola": 0.7}, "sst2"),
-        ({"": 1.0, "mr": 0.5, "sst2": 0.5}, "mr"),
-        ({"": math.inf, "mr": math.inf}, ""),
-        ({"": math.inf, "mr": 3.0}, "mr"),
-        ({"": 0.0, "mr": 0.0}, ""),
+        ({"": (1.0, 0.5)}, ""),
+        ({"": (1.0, 0.5), "mr": (0.9, 0.4)}, "mr"),
+        ({"": (1.0, 0.5), "mr": (0.9, 0.5)}, ""),
+        ({"": (1.0, 0.5), "mr": (1.0, 0.4)}, ""),
+        ({"": (1.0, 0.5), "mr": (0.9, 0.4), "sst2": (0.8, 0.6)}, ""),  # the best by its loss, or none
+        ({"": (1.0, 0.5), "mr": (0.8, 0.4), "sst2": (0.5, 0.4), "cola": (0.7, 0.1)}, "sst2"),
+        ({"": (1.0, 0.5), "mr": (0.5, 0.4), "sst2": (0.5, 0.3)}, "mr"),
+        ({"": (math.inf, math.inf), "mr": (math.inf, math.inf)}, ""),
+        ({"": (math.inf, math.inf), "mr": (3.0, 0.5)}, "mr"),
+        ({"": (0.0, 0.0), "mr": (0.0, 0.0)}, ""),
+        ({"": (1.0,), "mr": (0.99,), "sst2": (1.1,)}, "mr"),  # of texts, the loss alone
     ],
 )
-def test_a_parent_must_be_better_by_the_margin(losses: dict[str, float], parent: str) -> None:
-    assert better_parent(losses) == parent
+def test_a_parent_must_have_a_lower_loss_and_fewer_errors(found: dict[str, tuple[float, ...]], parent: str) -> None:
+    assert better_parent(found) == parent
 
 
 # -- The probe -------------------------------------------------------------------------------------------
@@ -54,16 +57,17 @@ def drawn(labels: Sequence[int], width: int = 6) -> tuple[Array, Array]:
     return mixed[:, None] * 0.5 + draw.normal(2.0, 3.0, (len(mixed), width)), mixed
 
 
-def slow(features: Array, labels: Array, folds: int) -> float:
-    """The mean over rows of −ln p of the row's label, by the probe that is fitted to the other folds."""
-    losses = np.zeros(len(labels))
+def slow(features: Array, labels: Array, folds: int) -> Any:
+    """The mean over rows of −ln p of the row's label, by the probe that is fitted to the other folds, and of its errors."""
+    losses, errors = np.zeros((2, len(labels)))
     for others, held in StratifiedKFold(folds).split(features, labels):
         mean, spread = features[others].mean(0), features[others].std(0)
         probe = LogisticRegression(C=0.1, max_iter=300).fit((features[others] - mean) / spread, labels[others])
         shares = probe.predict_proba((features[held] - mean) / spread)
         for row, share in zip(held, shares, strict=True):
             losses[row] = -math.log(share[list(probe.classes_).index(labels[row])])
-    return float(losses.mean())
+            errors[row] = probe.classes_[share.argmax()] != labels[row]
+    return pytest.approx((losses.mean(), errors.mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +75,9 @@ def slow(features: Array, labels: Array, folds: int) -> float:
     [((9, 8, 6), 4), ((9, 8, 2), 2), ((3, 3), 3)],
     ids=["many rows", "few of a label", "few rows"],
 )
-def test_its_loss_is_that_of_rows_that_it_was_not_fitted_to(counts: Sequence[int], folds: int) -> None:
+def test_its_loss_and_errors_are_those_of_rows_that_it_was_not_fitted_to(counts: Sequence[int], folds: int) -> None:
     features, labels = drawn([7 + label for label, count in enumerate(counts) for _ in range(count)])
-    assert cross_validated_loss(features, labels) == pytest.approx(slow(features, labels, folds), rel=1e-6)
+    assert cross_validated(features, labels) == slow(features, labels, folds)
 
 
 def test_it_says_nothing_where_it_does_not_converge() -> None:
@@ -81,25 +85,25 @@ def test_it_says_nothing_where_it_does_not_converge() -> None:
     draw, labels = np.random.default_rng(0), np.arange(240) % 30
     features = (draw.normal(size=(240, 3)) + 5 * labels[:, None]) @ draw.normal(size=(3, 200))
     features += 0.01 * draw.normal(size=(240, 200))
-    assert math.isfinite(cross_validated_loss(features, labels))
+    assert math.isfinite(cross_validated(features, labels)[0])
 
 
 def test_a_label_of_one_row_does_not_count() -> None:
     features, labels = drawn([0] * 9 + [1] * 8 + [2])
     others = labels != 2
     expected = slow(features[others], labels[others], 4)
-    assert cross_validated_loss(features, labels) == pytest.approx(expected, rel=1e-6)
-    assert cross_validated_loss(*drawn([0] * 9 + [1])) == math.inf
-    assert cross_validated_loss(*drawn([0] * 9)) == math.inf
+    assert cross_validated(features, labels) == expected
+    assert cross_validated(*drawn([0] * 9 + [1])) == (math.inf, math.inf)
+    assert cross_validated(*drawn([0] * 9)) == (math.inf, math.inf)
 
 
 def test_of_several_labels_a_row_it_is_the_mean_over_those_that_some_rows_have() -> None:
     features, one = drawn([0] * 9 + [1] * 8)
     other, all_have, one_has = np.roll(one, 3), np.ones_like(one), np.eye(len(one), dtype=int)[0]
-    expected = (slow(features, one, 4) + slow(features, other, 4)) / 2
+    pairs = [slow(features, each, 4).expected for each in (one, other)]
     labels = np.stack([one, all_have, other, one_has], 1)
-    assert cross_validated_loss(features, labels) == pytest.approx(expected, rel=1e-6)
-    assert cross_validated_loss(features, labels[:, [1, 3]]) == math.inf
+    assert cross_validated(features, labels) == pytest.approx(np.mean(pairs, axis=0), rel=1e-6)
+    assert cross_validated(features, labels[:, [1, 3]]) == (math.inf, math.inf)
 
 
 # -- Its rows --------------------------------------------------------------------------------------------
@@ -114,8 +118,8 @@ def test_it_reads_training_rows_and_as_many_for_validation(tiny_stream: MakeStre
         with torch.no_grad():
             found.append((stream.model.eval().features(x).double().numpy(), y.numpy()))
     features, labels = (np.concatenate(each) for each in zip(*found, strict=True))
-    expected = slow(features, labels, 4)
-    assert probed_loss(stream.model, task, TrainingOptions()) == pytest.approx(expected, rel=1e-4)
+    expected = slow(features, labels, 4).expected
+    assert probed(stream.model, task, TrainingOptions()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_words_are_probed_one_by_one() -> None:
@@ -123,8 +127,8 @@ def test_words_are_probed_one_by_one() -> None:
     stream = tagged_stream(shots=4)
     task, read = stream.tasks[0], list[tuple[int, int]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parents, "cross_validated_loss", lambda *arrays: read.append(tuple(map(len, arrays))) or 0.5)
-        assert probed_loss(stream.model, task, TrainingOptions()) == 0.5
+        patch.setattr(parents, "cross_validated", lambda *arrays: read.append(tuple(map(len, arrays))))
+        probed(stream.model, task, TrainingOptions())
     parts = (task.train, task.validation.subset(representative(task.validation.targets, len(task.train))))
     words = sum(sum(part.counts) for part in parts)
     assert read == [(words, words)] and words > sum(map(len, parts))
@@ -140,7 +144,7 @@ def test_where_a_readout_reads_no_features_the_loss_of_training_rows_counts(
     x, y, t = rows.batch(range(5))
     with torch.no_grad():
         expected = float(F.cross_entropy(stream.model.eval()(x, t), y))
-    assert probed_loss(stream.model, task, TrainingOptions()) == pytest.approx(expected, rel=1e-5)
+    assert probed(stream.model, task, TrainingOptions()) == pytest.approx((expected,), rel=1e-5)
 
 
 # -- Many tasks ------------------------------------------------------------------------------------------
