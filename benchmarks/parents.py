@@ -293,13 +293,13 @@ def probes(skills: Skills, learned: Sequence[Skill], union: bool = False) -> dic
 
 
 def by_probe(margin: float = 0.0, *, accuracy: bool = False, union: bool = False) -> Rule:
-    """Return the rule: the candidate of the lowest log loss, if it is below that of θ_pre by a share, and as accurate."""
+    """Return the rule: the lowest log loss, of the more accurate candidates alone, if it is below that of θ_pre by a share."""
 
     def choose(skills: Skills, learned: Sequence[Skill]) -> str:
         found = probes(skills, learned, union)
-        best = min(found, key=lambda on: found[on][0])
-        fine = found[best][0] <= (1 - margin) * found[ALONE][0]
-        return best if fine and (not accuracy or found[best][1] > found[ALONE][1]) else ALONE
+        fine = [on for on in found if not accuracy or found[on][1] > found[ALONE][1]]
+        best = min(fine, key=lambda on: found[on][0], default=ALONE)
+        return best if found[best][0] <= (1 - margin) * found[ALONE][0] else ALONE
 
     return choose
 

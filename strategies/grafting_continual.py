@@ -20,8 +20,8 @@ class GraftingOptions(SkillOptions):
         "union",
         "weights that a task's region is trained on; union: θ_pre with the regions of all earlier tasks, as in the "
         "paper; alone: θ_pre, so that regions may overlap and no task depends on the order; auto: those of the "
-        "earlier task on which a linear probe of the new examples has the lowest loss, if it also has fewer errors "
-        "than on θ_pre",
+        "earlier task on which a linear probe of the new examples has the lowest loss, of those with a lower loss and "
+        "fewer errors than on θ_pre",
     )
     final_union: bool = option(False, "also evaluate the final union on all tasks")
 
@@ -31,8 +31,9 @@ class GraftingContinual(RegionStrategy):
 
     Each task is inferred with θ_pre and the union of the regions up to its own, so later tasks cannot change it.
     With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, a task may have a parent: the
-    earlier task on which a linear probe of its rows has the lowest loss, if it also has fewer errors than on θ_pre. Then θ_ft
-    starts from what the parent is inferred with, γ is found among the entries that are free there, and both infer the task.
+    earlier task on which a linear probe of its rows has the lowest loss, of those with a lower loss and fewer errors than on
+    θ_pre. Then θ_ft starts from what the parent is inferred with, γ is found among the entries that are free there, and the
+    task is inferred with both.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout

@@ -102,7 +102,7 @@ class LoRAOptions(AdapterOptions, TaskwiseOptions):
     adapter_start: Literal["new", "auto"] = option(
         "new",
         "initial values of a task's adapters; new: PEFT's; auto: those of the earlier task on which a linear probe of "
-        "the new examples has the lowest loss, if it also has fewer errors than on θ_pre",
+        "the new examples has the lowest loss, of those with a lower loss and fewer errors than on θ_pre",
     )
 
 

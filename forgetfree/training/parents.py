@@ -1,14 +1,15 @@
 """The choice of a parent: the earlier task on whose weights a linear probe reads a new task's rows best, or θ_pre.
 
-Nothing is trained but the probe: features of the rows are read once under each candidate. The best one has the lowest loss, and
-must also make fewer errors than θ_pre: with few rows, a lower loss alone is often chance. Where a readout reads no features,
-such as that of texts, the loss of the rows takes the place of the probe's. Other rules are compared in
-``docs/results/parents.md``.
+Nothing is trained but the probe: features of the rows are read once under each candidate. A parent must have a lower loss and
+fewer errors than θ_pre, because with few rows a lower loss alone is often chance; of those, the lowest loss decides. Where a
+readout reads no features, such as that of texts, the loss of the rows takes the place of the probe's. Other rules are compared
+in ``docs/results/parents.md``.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -62,18 +63,20 @@ def parent_among(
 
 
 def better_parent(found: Mapping[str, Sequence[float]]) -> str:
-    """Return the parent with the lowest loss, if all its measures are below those of θ_pre; else the empty name.
+    """Return the parent with the lowest loss of those whose measures are all below those of θ_pre, or else the empty name.
 
-    >>> better_parent({"": (1.0, 0.5), "mr": (0.8, 0.4), "qnli": (0.9, 0.3)})
+    Without a task that is not chosen, the choice is the same: so it is in a run that never learned that task.
+
+    >>> better_parent({"": (1.0, 0.5), "mr": (0.8, 0.4), "sst2": (0.9, 0.3), "qnli": (0.7, 0.5)})
     'mr'
-    >>> better_parent({"": (1.0, 0.5), "mr": (0.8, 0.5)})
+    >>> better_parent({"": (1.0, 0.5), "qnli": (0.7, 0.5)})
     ''
 
     Args:
         found: the loss, and other measures of which less is better, by the parent's name; the empty name is θ_pre.
     """
-    best = min(found, key=lambda parent: found[parent][0])
-    return best if all(ours < theirs for ours, theirs in zip(found[best], found[""], strict=True)) else ""
+    better = [parent for parent, its in found.items() if all(map(operator.lt, its, found[""]))]
+    return min(better, key=lambda parent: found[parent][0], default="")
 
 
 def probed(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> Sequence[float]:
