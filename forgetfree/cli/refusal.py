@@ -33,6 +33,8 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
     unknown = [name for name in typed if name not in flags]
     if isinstance(error, UnknownOptionError):
         unknown.append(error.token.keyword or error.token.value)
+    if unknown and "--set" in flags and _is_option(option := unknown[0].strip("-").replace("-", "_")):
+        return UsageError(f"{unknown[0]} is no flag. Give this option with --set {option}=VALUE.")
     if unknown:
         hint = "Options without a flag are set with --set KEY=VALUE." if "--set" in flags else ""
         return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
@@ -76,3 +78,10 @@ def fail(message: str, code: int) -> int:
         text = f"{text[: most // 2]} … {text[-most // 2 :]}"
     print(f"forgetfree: error: {text}", file=stderr())
     return code
+
+
+def _is_option(name: str) -> bool:
+    """Return whether ``--set`` reaches an option of this name, of a run or of its default strategies."""
+    from forgetfree.jobs.config import RunConfig, RunOptions
+
+    return any(name in each.model_fields for each in (RunOptions, *(s.Options for s in RunConfig().classes.values())))

@@ -286,6 +286,8 @@ def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None
         print(f"Memory: {in_units(total['memory_bytes'])} at most in these steps, of {free}")
     if recipe := recipe_of(config):
         print(escaped(recipe))
+    if again := revision.trained_again() if revision else "":
+        print(escaped(again))
     for note in found["notes"]:
         print(escaped(f"Note: {note}"))
     print("Nothing was written or downloaded.")

@@ -66,8 +66,8 @@ def meaning_of(
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise UsageError(
-            "labels= and kind= say what a task is only together with the tokenizer that texts are read by, got tokenizer="
-            f"{type(tokenizer).__name__}. Give the model's own, which is saved with it: tokenizer=…."
+            f"labels= and kind= need a tokenizer, which reads the texts, got tokenizer={type(tokenizer).__name__}. Give the "
+            "model's own, which is saved with it: tokenizer=…."
         )
     name, settings = type(model).__name__, dict(settings)
     definition = _definition(task, form, labels, settings)

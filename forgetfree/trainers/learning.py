@@ -65,7 +65,7 @@ def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
         ) from error
     if not isinstance(loss := getattr(output, "loss", None), Tensor):
         raise UsageError(
-            "The batches give no loss: expected labels, of which model(**batch).loss is the loss, got "
+            "The batches give no loss: expected labels, from which model(**batch) computes it, got "
             f"{', '.join(map(str, batch))}. {remedy}"
         )
     return loss
@@ -81,6 +81,7 @@ class Skill:
         free: γ without what the tasks below own: the parent, and whom that stands on.
         values: the parameter ``(s,)`` of the free entries.
         heads: the names of the modules that are trained whole.
+        parent: the task that it stands on; empty: θ_pre.
     """
 
     task: str
@@ -88,6 +89,7 @@ class Skill:
     free: Region = field(repr=False)
     values: nn.Parameter = field(repr=False)
     heads: tuple[str, ...]
+    parent: str = ""
 
 
 @contextmanager
@@ -249,7 +251,7 @@ def learning(
             attached = AttachedRegion(model, body, ledger.space, free, ledger.effect, task)
             start = attached.trained()
             with attached.attached([each for head in named.values() for each in head.parameters()]):
-                yield Skill(task, region, free, attached.values, tuple(named))
+                yield Skill(task, region, free, attached.values, tuple(named), parent)
             changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
             state = _state(model, {*own, *kept.values()})
             values = attached.trained()

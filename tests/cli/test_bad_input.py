@@ -203,7 +203,8 @@ CASES = [
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "would both be the task 'train'"),
     Case("run sst2 --set seed=1", "Unknown option 'seed'. Did you mean '--seed'? Known: accumulation, "),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
-    Case("run sst2 --optimizer adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
+    Case("run sst2 --nothing adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
+    Case("run sst2 --composition auto", "--composition is no flag. Give this option with --set composition=VALUE."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
     Case(
         "run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is not an option of lora. Strategies with this option: "

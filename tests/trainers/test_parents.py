@@ -135,7 +135,7 @@ def test_a_head_stands_on_the_task_that_tells_its_labels_apart(
     monkeypatch.setattr(parents, "cross_validated", lambda x, y: probed.append((x, y)) or probe(x, y))
     with learning(model, ledger, "new", batches=iter(batches), parent="auto", sparsity=0.02) as skill:
         train(model, batches)
-    assert ledger.records[-1].parent == ("all" if told_apart else "")
+    assert skill.parent == ledger.records[-1].parent == ("all" if told_apart else "")
     assert_same(model, before)
     probed = [(x, y) for x, y in probed if y.ndim == 1 + (make is several)]  # without those of each label
     assert len(probed) == 3
