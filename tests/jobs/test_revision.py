@@ -266,6 +266,26 @@ def test_what_keeps_no_ledger_is_trained_again(run: MakeRun, tmp_path: Path) -> 
     same(tmp_path / "out", run("sst2", **how))
 
 
+def test_what_is_trained_again_is_named_before_and_in_a_dry_run(
+    run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategies = ("bitfit", "grafting-continual")
+    told = "Trained again: nothing (bitfit); sst2 (grafting-continual)\n"
+    words = [
+        "run",
+        "--on",
+        str(run(*TASKS, strategies=strategies)),
+        "--without",
+        "ag_news",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main([*words, "--check"]) == 0
+    assert told in capsys.readouterr().out
+    assert cli.main(words) == 0
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.sampled(share=0.3)
 def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
     how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "scenario=class")}
