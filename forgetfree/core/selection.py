@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -47,8 +48,8 @@ def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
     Raises:
         OptionError: the sparsity is not in (0, 1], or leaves no entry.
     """
-    if not 0 < sparsity <= 1:
-        raise OptionError(f"{name} must be above 0 and at most 1, got {sparsity}. The paper uses 1e-4.")
+    if not isinstance(sparsity, Real) or not 0 < sparsity <= 1:
+        raise OptionError(f"{name} must be a number above 0 and at most 1, got {sparsity!r}. The paper uses 1e-4.")
     entries = floor_share(sparsity, space_size)
     if entries < 1:
         raise OptionError(

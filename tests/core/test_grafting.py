@@ -54,9 +54,9 @@ def test_the_budget_is_the_share_rounded_down() -> None:
         (3, 1 / 3, 1),
     ):
         assert budget(size, sparsity) == entries
-    for sparsity in (0, -0.1, 1.1):
-        with pytest.raises(OptionError, match="sparsity must be above 0 and at most 1"):
-            budget(100, sparsity)
+    for sparsity in (0, -0.1, 1.1, "1e-3"):
+        with pytest.raises(OptionError, match="sparsity must be a number above 0 and at most 1"):
+            budget(100, sparsity)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"leaves no entry of the 100 graftable ones. Give at least 1.0e-02"):
         budget(100, 0.009)
 
