@@ -34,7 +34,6 @@ from forgetfree.jobs.option_file import for_strategies, read_options
 from forgetfree.jobs.run import run
 from forgetfree.json_file import read_json
 from forgetfree.registry import strategy, strategy_name
-from forgetfree.results.report.page import Table
 from forgetfree.results.report.run_report import render
 from forgetfree.results.runs import read_run
 from forgetfree.results.table import Results, load_results
@@ -236,17 +235,6 @@ def averages(name: str) -> dict[str, dict[str, float]]:
         return {}
     found: dict[str, dict[str, float]] = read_json(rates_path(name), RunError, "Remove it, and score the rates again.")
     return found
-
-
-def table(name: str) -> Table:
-    """Return the average of each rate by strategy, and the best rate."""
-    rows = []
-    for scored, found in averages(name).items():
-        rates = sorted(found, key=float)
-        text = ", ".join(f"{rate}: {100 * found[rate]:.1f}" for rate in rates)
-        rows.append((scored, text, max(rates, key=lambda rate: found[rate])))
-    title = f"Learning rates on validation rows of seed {SEED} (average in %)"
-    return Table(title, ("strategy", "rate: average", "best"), tuple(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@
     <!-- made of: coverage -->
     <!-- made of: gpu -->
     <!-- made of: parents -->
-    <!-- made of: rates one-budget -->
     …
     <!-- end -->
 """
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import claims, coverage, evidence, parents
+from benchmarks import claims, coverage, parents
 from benchmarks.gpu import table as gpu
 from benchmarks.paper import overview
 from forgetfree.display import NULL
@@ -75,8 +74,6 @@ def made(what: str) -> str:
         return _markdown([gpu.table(claims.RESULTS / "gpu")])
     if kind == "parents":
         return _markdown(parents.tables(claims.RESULTS / "parents"))
-    if kind == "rates":
-        return _markdown([evidence.table(rest)])
     if kind == "claims":
         return _markdown(claims.judged(rest).tables)
     if kind == "figures":

@@ -47,7 +47,7 @@ from forgetfree.recipes import recipe_of
 from forgetfree.results.evidence import interval
 from forgetfree.results.report.page import Table
 from forgetfree.training.encoded_task import EncodedTask, answers_of, features_of, loss_of
-from forgetfree.training.parents import cross_validated
+from forgetfree.training.parents import cross_validation
 from forgetfree.training.single_task import SingleTask, in_pieces, mask_loss
 
 STREAMS = {
@@ -222,7 +222,7 @@ class Skills:
         parts = bench.task.train, bench.task.validation
         x = torch.cat([features_of(bench.model, part, bench.model.features).flatten(1) for part in parts]).numpy()
         y = np.concatenate([np.asarray(part.targets) for part in parts])
-        loss, errors = cross_validated(x, y)
+        loss, errors = cross_validation(x, y)
         return loss, 1 - errors
 
     def kinship(self, number: int, earlier: Sequence[Skill]) -> dict[str, float]:
@@ -442,7 +442,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     skills = Skills(loaded, tasks, scored, options, asked.seed, device, pre)
     result = measured(skills, asked.rule or (*RULES, *INHERITS))
     asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(file, {**vars(asked), "out": None, "seconds": round(time.perf_counter() - began), **result})
+    of_the_unit = ("stream", "shots", "seed", "steps", "max_length")
+    about = {name: getattr(asked, name) for name in of_the_unit}
+    write_json(file, {**about, "seconds": round(time.perf_counter() - began), **result})
     return 0
 
 

@@ -14,7 +14,7 @@ from forgetfree.training import parents
 def prefer(monkeypatch: pytest.MonkeyPatch, tree: Mapping[str, str]) -> None:
     """Let rows of these tasks lose nothing on these parents, and those of others nothing on θ_pre."""
 
-    def probed(model: Any, task: Any, options: Any) -> tuple[float]:
+    def probe(model: Any, task: Any, options: Any) -> tuple[float]:
         return (float(switch._IN_PLACE.get(model.backbone, "") != tree.get(task.name, "")),)
 
-    monkeypatch.setattr(parents, "probed", probed)
+    monkeypatch.setattr(parents, "probe", probe)

@@ -13,7 +13,7 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.ledger.switch import LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.parents import better_parent, nearest_tasks, probed
+from forgetfree.training.parents import better_parent, nearest_tasks, probe
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 
@@ -41,7 +41,7 @@ def figures(turns: int = 9) -> list[Figure]:
         earlier = [named(name) for name in switch.ledger.tasks]
         for parent in ("", *nearest_tasks(model, task, earlier, centres)):
             switch.to(switch.ledger.stage(parent))
-            found[parent] = probed(model, task, options)
+            found[parent] = probe(model, task, options)
         switch.to(0)
         better_parent(found)
 

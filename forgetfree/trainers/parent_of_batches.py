@@ -54,7 +54,7 @@ def parent_of_batches(
             for parent in ("", *switch.ledger.tasks):
                 switch.to(switch.ledger.stage(parent))
                 if heads:
-                    found[parent] = parents.cross_validated(*_read(model, heads, batches, loss))
+                    found[parent] = parents.cross_validation(*_read(model, heads, batches, loss))
                 else:
                     losses = [float(loss(batch)) for batch in batches]
                     found[parent] = (float(np.average(losses, weights=sizes)),)

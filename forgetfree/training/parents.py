@@ -58,7 +58,7 @@ def parent_among(
     found = {}
     for parent in ("", *candidates):
         with standing_on(parent):
-            found[parent] = probed(model, task, options)
+            found[parent] = probe(model, task, options)
     return better_parent(found)
 
 
@@ -79,7 +79,7 @@ def better_parent(found: Mapping[str, Sequence[float]]) -> str:
     return min(better, key=lambda parent: found[parent][0], default="")
 
 
-def probed(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> Sequence[float]:
+def probe(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> Sequence[float]:
     """Return the loss and the share of errors of a linear probe on the weights that a model holds; of texts, the model's loss.
 
     Losses are in nats. The probe reads training rows, and at most as many validation rows: with few rows, there are few of
@@ -92,10 +92,10 @@ def probed(model: ReadoutModel, task: EncodedTask, options: TrainingOptions) -> 
     validation = task.validation.subset(representative(task.validation.targets, len(train)))
     parts = [part for part in (train, validation) if len(part)]
     features = np.concatenate([_features(model, part) for part in parts])
-    return cross_validated(features, np.concatenate([labels_of_rows(part) for part in parts]))
+    return cross_validation(features, np.concatenate([labels_of_rows(part) for part in parts]))
 
 
-def cross_validated(features: npt.NDArray[Any], labels: Integers) -> tuple[float, float]:
+def cross_validation(features: npt.NDArray[Any], labels: Integers) -> tuple[float, float]:
     """Return the log loss, in nats, and the share of errors of a logistic regression, by four-fold cross-validation.
 
     Args:
@@ -113,7 +113,7 @@ def cross_validated(features: npt.NDArray[Any], labels: Integers) -> tuple[float
     from sklearn.preprocessing import StandardScaler
 
     if labels.ndim > 1:
-        columns = [cross_validated(features, column) for column in labels.T]
+        columns = [cross_validation(features, column) for column in labels.T]
         loss, errors = np.mean([each for each in columns if each != _UNKNOWN] or [_UNKNOWN], axis=0)
         return float(loss), float(errors)
     if not np.isfinite(features).all():
@@ -123,11 +123,11 @@ def cross_validated(features: npt.NDArray[Any], labels: Integers) -> tuple[float
     features, labels, counts = features[common], labels[common], counts[counts > 1]
     if len(counts) < 2:
         return _UNKNOWN
-    probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+    regression = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     folds = StratifiedKFold(min(_FOLDS, int(counts.min())))
     with warnings.catch_warnings():  # one that has not quite converged tells candidates apart, too
         warnings.simplefilter("ignore", ConvergenceWarning)
-        shares = cross_val_predict(probe, features, labels, cv=folds, method="predict_proba")
+        shares = cross_val_predict(regression, features, labels, cv=folds, method="predict_proba")
     return float(log_loss(labels, shares)), float(np.mean(np.unique(labels)[shares.argmax(1)] != labels))
 
 

@@ -106,7 +106,7 @@ def test_adapters_may_start_from_those_of_the_earlier_task_that_the_probe_prefer
     """At a rate of nearly nothing, A of the third task is that of the first; PEFT draws one by the task's name."""
     strategy = make("lora", tiny_stream("bert", "linear"), adapter_start=start, lora_learning_rate=1e-30)
     monkeypatch.setattr(
-        parents, "probed", lambda model, task, _: ((task.label, strategy.adapters._acting) != (2, ["task-0"]),)
+        parents, "probe", lambda model, task, _: ((task.label, strategy.adapters._acting) != (2, ["task-0"]),)
     )
     for experience in strategy.stream.benchmark.train_stream:
         strategy.train(experience)

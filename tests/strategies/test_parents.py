@@ -40,7 +40,7 @@ from forgetfree.training import parents
 from forgetfree.training.encoded_task import loss_of
 from forgetfree.training.floors import labels_of_rows
 from forgetfree.training.monitor import Monitor
-from forgetfree.training.parents import better_parent, cross_validated
+from forgetfree.training.parents import better_parent, cross_validation
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.step import fine_tune
 
@@ -166,7 +166,7 @@ def slow(model: Any, task: Any, options: Any) -> tuple[float, ...]:
         labels.append(labels_of_rows(rows))
         with torch.no_grad():
             features += [model.eval().features(rows.batch([row])[0]).numpy() for row in range(len(rows))]
-    return cross_validated(np.concatenate(features), np.concatenate(labels))
+    return cross_validation(np.concatenate(features), np.concatenate(labels))
 
 
 def stream_with_a_twin(readout: Any) -> Stream:
@@ -180,13 +180,13 @@ def stream_with_a_twin(readout: Any) -> Stream:
 def test_the_parent_is_chosen_by_what_rows_lose_on_the_weights_of_each_earlier_task(
     monkeypatch: pytest.MonkeyPatch, readout: Any
 ) -> None:
-    probed, found = parents.probed, dict[str, list[Any]]()
+    probe, found = parents.probe, dict[str, list[Any]]()
 
     def noted(model: Any, task: Any, options: Any) -> Any:
-        found.setdefault(task.name, []).append(probed(model, task, options))
+        found.setdefault(task.name, []).append(probe(model, task, options))
         return found[task.name][-1]
 
-    monkeypatch.setattr(parents, "probed", noted)
+    monkeypatch.setattr(parents, "probe", noted)
     how = {"steps": 30, "optimizer": "adamw", "learning_rate": 0.01}
     strategy = compared.learn(made(stream_with_a_twin(readout), **how))
     model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
@@ -211,7 +211,7 @@ def test_of_many_earlier_tasks_the_nearest_are_probed(monkeypatch: pytest.Monkey
         probed.append(f"{task.name} on {switch._IN_PLACE.get(model.backbone, 'θ_pre')}")
         return (1.0,)
 
-    monkeypatch.setattr(parents, "probed", noted)
+    monkeypatch.setattr(parents, "probe", noted)
     compared.learn(made(stream_with_a_twin("linear")))
     assert probed == ["qnli on θ_pre", "qnli on sst2", "twin on θ_pre", "twin on sst2"]
 

@@ -131,8 +131,8 @@ def test_a_head_stands_on_the_task_that_tells_its_labels_apart(
         read = features(model, ids)
     labels = labels_of(model, read, told_apart=told_apart)
     batches = [{"input_ids": ids[i : i + 32], "labels": labels[i : i + 32]} for i in range(0, 128, 32)]
-    probed, probe = [], parents.cross_validated
-    monkeypatch.setattr(parents, "cross_validated", lambda x, y: probed.append((x, y)) or probe(x, y))
+    probed, probe = [], parents.cross_validation
+    monkeypatch.setattr(parents, "cross_validation", lambda x, y: probed.append((x, y)) or probe(x, y))
     with learning(model, ledger, "new", batches=iter(batches), parent="auto", sparsity=0.02) as skill:
         train(model, batches)
     assert skill.parent == ledger.records[-1].parent == ("all" if told_apart else "")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from forgetfree.data.rows import representative
 from forgetfree.training import parents
-from forgetfree.training.parents import better_parent, cross_validated, nearest_tasks, probed
+from forgetfree.training.parents import better_parent, cross_validation, nearest_tasks, probe
 from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
@@ -79,7 +79,7 @@ def slow(features: Array, labels: Array, folds: int) -> Any:
 )
 def test_its_loss_and_errors_are_those_of_rows_that_it_was_not_fitted_to(counts: Sequence[int], folds: int) -> None:
     features, labels = drawn([7 + label for label, count in enumerate(counts) for _ in range(count)])
-    assert cross_validated(features, labels) == slow(features, labels, folds)
+    assert cross_validation(features, labels) == slow(features, labels, folds)
 
 
 def test_it_says_nothing_where_it_does_not_converge() -> None:
@@ -87,16 +87,16 @@ def test_it_says_nothing_where_it_does_not_converge() -> None:
     draw, labels = np.random.default_rng(0), np.arange(240) % 30
     features = (draw.normal(size=(240, 3)) + 5 * labels[:, None]) @ draw.normal(size=(3, 200))
     features += 0.01 * draw.normal(size=(240, 200))
-    assert math.isfinite(cross_validated(features, labels)[0])
+    assert math.isfinite(cross_validation(features, labels)[0])
 
 
 def test_a_label_of_one_row_does_not_count() -> None:
     features, labels = drawn([0] * 9 + [1] * 8 + [2])
     others = labels != 2
     expected = slow(features[others], labels[others], 4)
-    assert cross_validated(features, labels) == expected
-    assert cross_validated(*drawn([0] * 9 + [1])) == (math.inf, math.inf)
-    assert cross_validated(*drawn([0] * 9)) == (math.inf, math.inf)
+    assert cross_validation(features, labels) == expected
+    assert cross_validation(*drawn([0] * 9 + [1])) == (math.inf, math.inf)
+    assert cross_validation(*drawn([0] * 9)) == (math.inf, math.inf)
 
 
 def test_of_several_labels_a_row_it_is_the_mean_over_those_that_some_rows_have() -> None:
@@ -104,8 +104,8 @@ def test_of_several_labels_a_row_it_is_the_mean_over_those_that_some_rows_have()
     other, all_have, one_has = np.roll(one, 3), np.ones_like(one), np.eye(len(one), dtype=int)[0]
     pairs = [slow(features, each, 4).expected for each in (one, other)]
     labels = np.stack([one, all_have, other, one_has], 1)
-    assert cross_validated(features, labels) == pytest.approx(np.mean(pairs, axis=0), rel=1e-6)
-    assert cross_validated(features, labels[:, [1, 3]]) == (math.inf, math.inf)
+    assert cross_validation(features, labels) == pytest.approx(np.mean(pairs, axis=0), rel=1e-6)
+    assert cross_validation(features, labels[:, [1, 3]]) == (math.inf, math.inf)
 
 
 # -- Its rows --------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_it_reads_training_rows_and_as_many_for_validation(tiny_stream: MakeStre
             found.append((stream.model.eval().features(x).double().numpy(), y.numpy()))
     features, labels = (np.concatenate(each) for each in zip(*found, strict=True))
     expected = slow(features, labels, 4).expected
-    assert probed(stream.model, task, TrainingOptions()) == pytest.approx(expected, rel=1e-4)
+    assert probe(stream.model, task, TrainingOptions()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_words_are_probed_one_by_one() -> None:
@@ -129,8 +129,8 @@ def test_words_are_probed_one_by_one() -> None:
     stream = tagged_stream(shots=4)
     task, read = stream.tasks[0], list[tuple[int, int]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parents, "cross_validated", lambda *arrays: read.append(tuple(map(len, arrays))))
-        probed(stream.model, task, TrainingOptions())
+        patch.setattr(parents, "cross_validation", lambda *arrays: read.append(tuple(map(len, arrays))))
+        probe(stream.model, task, TrainingOptions())
     parts = (task.train, task.validation.subset(representative(task.validation.targets, len(task.train))))
     words = sum(sum(part.counts) for part in parts)
     assert read == [(words, words)] and words > sum(map(len, parts))
@@ -146,7 +146,7 @@ def test_where_a_readout_reads_no_features_the_loss_of_training_rows_counts(
     x, y, t = rows.batch(range(5))
     with torch.no_grad():
         expected = float(F.cross_entropy(stream.model.eval()(x, t), y))
-    assert probed(stream.model, task, TrainingOptions()) == pytest.approx((expected,), rel=1e-5)
+    assert probe(stream.model, task, TrainingOptions()) == pytest.approx((expected,), rel=1e-5)
 
 
 # -- Many tasks ------------------------------------------------------------------------------------------
