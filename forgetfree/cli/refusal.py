@@ -33,11 +33,13 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
     unknown = [name for name in typed if name not in flags]
     if isinstance(error, UnknownOptionError):
         unknown.append(error.token.keyword or error.token.value)
-    if unknown and "--set" in flags and _is_option(option := unknown[0].strip("-").replace("-", "_")):
+    options = _options() if unknown and "--set" in flags else set()
+    if unknown and (option := unknown[0].strip("-").replace("-", "_")) in options:
         return UsageError(f"{unknown[0]} is no flag. Give this option with --set {option}=VALUE.")
     if unknown:
-        hint = "Options without a flag are set with --set KEY=VALUE." if "--set" in flags else ""
-        return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
+        hint = "Options without a flag are set with --set KEY=VALUE." if options else ""
+        settings = (f"--{each.replace('_', '-')}" for each in options)
+        return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint, settings)
     match error:
         case UnknownCommandError(unused_tokens=[name, *_]):
             return UnknownNameError(what, name, commands)
@@ -80,8 +82,10 @@ def fail(message: str, code: int) -> int:
     return code
 
 
-def _is_option(name: str) -> bool:
-    """Return whether ``--set`` reaches an option of this name, of a run or of its default strategies."""
+def _options() -> set[str]:
+    """Return the names of the options that ``--set`` reaches, of a run or of its default strategies."""
     from forgetfree.jobs.config import RunConfig, RunOptions
 
-    return any(name in each.model_fields for each in (RunOptions, *(s.Options for s in RunConfig().classes.values())))
+    return {
+        name for each in (RunOptions, *(s.Options for s in RunConfig().classes.values())) for name in each.model_fields
+    }

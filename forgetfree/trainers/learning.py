@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from forgetfree.core.families import embeddings_of
 from forgetfree.core.linear_layers import LinearLayers, full_tensor, is_quantised, is_sharded
-from forgetfree.core.parameters import ParameterSpace, TensorSpec, align_, persistent_buffers
-from forgetfree.core.readout_model import body_prefix, keeping_mode, part_named
+from forgetfree.core.parameters import TensorSpec, align_, persistent_buffers
+from forgetfree.core.readout_model import keeping_mode, part_named
 from forgetfree.core.regions import Region
-from forgetfree.core.selection import ROWS, Graftable, PlainTensors, budget, choose
-from forgetfree.core.trained import trainable
+from forgetfree.core.selection import ROWS, Graftable, PlainTensors
 from forgetfree.display import brief, counted, listed, tell_note
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UnknownNameError, UsageError, nearest
 from forgetfree.kinds.networks import naming_labels
@@ -28,16 +25,18 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Effect, Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_weights, has_weights
 from forgetfree.models.heads import linear_head
-from forgetfree.seeds import derive_seed
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import check_heads, meaning_of
 from forgetfree.trainers.parent_of_batches import parent_of_batches
-
-_T = TypeVar("_T")
-#: How γ is chosen, see `forgetfree.core.selection.saliency`.
-Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
-#: The mean loss of a batch, with its graph.
-Loss = Callable[[nn.Module, Any], Tensor]
+from forgetfree.trainers.region_of_batches import (
+    Loss,
+    Source,
+    first_batches,
+    on_device,
+    region_of_batches,
+    same_in_all,
+    size_of,
+)
 
 
 def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
@@ -192,6 +191,8 @@ def learning(
         meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, settings)
         if named and meaning.binding.readout == "generate":
             raise UsageError(f"Texts are written by the model's own head, got heads={list(named)}. Leave heads= out.")
+    if not isinstance(rows, int) or rows < 1:
+        raise UsageError(f"rows must be a whole number of at least 1, got {brief(rows)}. Leave it out for {ROWS}.")
     if among not in ("all", "free"):
         raise UnknownNameError("among", among, ("all", "free"))
     if ledger.composition == "selection":
@@ -208,7 +209,7 @@ def learning(
     if region is None:
         try:
             switch.to(stage)
-            region = _choose_region(
+            region = region_of_batches(
                 model,
                 body,
                 graftable,
@@ -400,7 +401,7 @@ def _first_to_read(batches: Iterable[Any] | None, rows: int) -> list[Any]:
             "parent='auto' reads some batches, and none are given. Give batches=…, such as trainer.get_train_dataloader(), or "
             "the parent's name."
         )
-    return _first(batches, rows, by_one=False)
+    return first_batches(batches, rows, by_one=False)
 
 
 def _parent_of_batches(
@@ -409,9 +410,11 @@ def _parent_of_batches(
     """Return what ``parent="auto"`` is; where several processes train, the same in all of them."""
     device = next(model.parameters()).device
     probed = [] if embeddings_of(model, "output") is not None else heads  # an LM head is trained already
-    sizes = [_size_of(batch) for batch in batches]
-    parent = parent_of_batches(model, switch, probed, batches, sizes, lambda batch: loss(model, _on(batch, device)))
-    return _same_in_all(parent)
+    sizes = [size_of(batch) for batch in batches]
+    parent = parent_of_batches(
+        model, switch, probed, batches, sizes, lambda batch: loss(model, on_device(batch, device))
+    )
+    return same_in_all(parent)
 
 
 def _frozen(graftable: Graftable) -> list[TensorSpec]:
@@ -513,154 +516,3 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             where = there.device_mesh, there.placements
             tensor = distribute_tensor(tensor.to(there.device), *where, src_data_rank=None)
         there.copy_(tensor)
-
-
-# -- Choosing the region -------------------------------------------------------------------------------------
-
-
-def _choose_region(
-    model: nn.Module,
-    body: nn.Module,
-    graftable: Graftable,
-    task: str,
-    *,
-    source: Source,
-    sparsity: float,
-    batches: Iterable[Any] | None,
-    rows: int,
-    loss: Loss,
-    fine_tuned: Mapping[str, Tensor] | None,
-    seed: int,
-    taken: Region,
-    frozen: Sequence[TensorSpec],
-) -> Region:
-    """Return γ: ``⌊sparsity · N⌋`` of the N entries of the space; where several processes train, the same in all of them.
-
-    It has no entry that is ``taken``, nor one of ``frozen`` tensors. Other arguments are those of `learning`.
-    """
-    if source not in get_args(Source):
-        raise UnknownNameError("region_from", source, get_args(Source))
-    space = graftable.space
-    if source == "movement" and isinstance(graftable, LinearLayers):
-        raise UsageError(
-            "region_from='movement' compares fine-tuned weights with those of the model, and a ledger of tasks beside the "
-            "weights writes none. Choose by 'snip' or 'gradient', or give region=… itself."
-        )
-    read, tuned = list[Any](), list[Tensor]()
-    if source == "movement":
-        if not isinstance(fine_tuned, Mapping):
-            raise UsageError(
-                f"region_from='movement' needs a fine-tuned model, got fine_tuned={brief(fine_tuned)}. Give its state dict: "
-                f"fine_tuned={type(model).__name__}.from_pretrained(DIRECTORY).state_dict()."
-            )
-        tuned = _tensors_of(model, body, space, fine_tuned)
-    elif source != "random":
-        if batches is None:
-            raise UsageError(
-                f"region_from={source!r} reads the gradients of some batches, and none are given. Give batches=…, such as "
-                "trainer.get_train_dataloader(), or region=… itself."
-            )
-        read = _first(batches, rows, by_one=source == "fisher")
-    with trainable(model, []):
-        model.eval()
-        region = choose(
-            source,
-            graftable,
-            budget(len(space), sparsity),
-            batches=read,
-            loss=_MeanLoss(model, loss),
-            fine_tuned=tuned,
-            taken=taken,
-            frozen=[number for number, spec in enumerate(space.tensors) if spec in frozen],
-            seed=derive_seed(seed, "region", task),
-            processes=_several(),
-        )
-    return _same_in_all(region)
-
-
-def _first(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[Any]:
-    """Return the first batches that have so many rows together."""
-    read, seen = [], 0
-    for batch in batches:
-        if (count := _size_of(batch)) != 1 and by_one:
-            raise UsageError(
-                f"region_from='fisher' reads the gradient of each row by itself: expected batches of one row, got {count}. "
-                "Give batches=… from a loader with batch_size=1."
-            )
-        read.append(batch)
-        seen += count
-        if seen >= rows:
-            break
-    if not seen:
-        raise UsageError(
-            "The batches hold no row, expected some by which to choose the region. Give others as batches=…."
-        )
-    return read
-
-
-class _MeanLoss:
-    """The mean loss over the rows of a trainer's batches, as `choose` asks for it."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self._model, self._loss = model, loss
-        self._device = next(model.parameters()).device
-        self.scale = 0.0  # the rows so far: gradients are those of a sum
-
-    def __call__(self, batches: Sequence[Any]) -> float:
-        """Return the mean loss."""
-        total = self.scale = 0.0
-        for batch in batches:
-            count = _size_of(batch)
-            loss = self._loss(self._model, _on(batch, self._device)) * count
-            total += (value := float(loss.detach()))
-            if not math.isfinite(value):
-                raise TrainingError(
-                    f"The loss of a batch by which the region is chosen is {value}, expected a finite one. Look for rows "
-                    "without labels, or choose the region in float32."
-                )
-            self.scale += count
-            loss.backward()  # type: ignore[no-untyped-call]
-        return total / self.scale
-
-
-def _tensors_of(model: nn.Module, body: nn.Module, space: ParameterSpace, state: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the tensors of θ_ft of a state dictionary, in the order of a space, in the dtypes of θ_pre."""
-    prefix = body_prefix(model, body)
-    tensors = []
-    for spec in space.tensors:
-        tensor = state.get(prefix + spec.name, state.get(spec.name))
-        if tensor is None or tuple(tensor.shape) != spec.shape:
-            got = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
-            raise UsageError(
-                f"The fine-tuned model is no fine-tuned {type(model).__name__} of this size: expected {spec.name!r} of shape "
-                f"{spec.shape}, got {got}. Give the model that was fine-tuned from the same weights."
-            )
-        tensors.append(tensor.detach().to(space.dtype))
-    return tensors
-
-
-def _on(batch: Any, device: torch.device) -> Any:
-    """Return a batch with its tensors on a device."""
-    if isinstance(batch, Mapping):
-        return {key: _on(value, device) for key, value in batch.items()}
-    return batch.to(device) if isinstance(batch, Tensor) else batch
-
-
-def _size_of(batch: Any) -> int:
-    """Return how many rows a batch has: the length of its first tensor."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
-    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
-
-
-def _several() -> bool:
-    """Return whether several processes train one model."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _same_in_all(chosen: _T) -> _T:
-    """Return what the first process chose in all of them."""
-    if not _several():
-        return chosen
-    choices = [chosen]
-    dist.broadcast_object_list(choices, src=0)
-    return choices[0]
