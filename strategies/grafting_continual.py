@@ -9,6 +9,7 @@ from forgetfree.continual.region_strategy import RegionStrategy, SkillOptions
 from forgetfree.continual.strategy_parts import Training
 from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError
+from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.training.encoded_task import EncodedTask
 
@@ -23,6 +24,11 @@ class GraftingOptions(SkillOptions):
         "earlier task on which a linear probe of the new examples has the lowest loss, of those with a lower loss and "
         "fewer errors than on θ_pre",
     )
+    warm_start: bool = option(
+        False,
+        "fine-tune each task from θ_ft of the task before in the place of θ_pre, as continual-ft does, so that γ takes "
+        "over what related tasks have in common; for region_from=movement",
+    )
     final_union: bool = option(False, "also evaluate the final union on all tasks")
 
 
@@ -34,6 +40,8 @@ class GraftingContinual(RegionStrategy):
     earlier task on which a linear probe of its rows has the lowest loss, of those with a lower loss and fewer errors than on
     θ_pre. Then θ_ft starts from what the parent is inferred with, γ is found among the entries that are free there, and the
     task is inferred with both.
+    With ``warm_start``, θ_ft is trained on all tasks in turn. It forgets, but no task is inferred with it: γ is what moved most
+    of the free entries, and is trained on what the task stands on, so nothing is forgotten.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
@@ -45,15 +53,25 @@ class GraftingContinual(RegionStrategy):
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse compositions that contradict other options."""
+        """Refuse options that contradict each other."""
         if options.composition != "union" and options.final_union:
             raise OptionError(
                 f"composition={options.composition} makes no union, but final_union evaluates one. Leave one of them out."
             )
+        if options.warm_start and options.region_from != "movement":
+            raise OptionError(
+                "warm_start=true chooses γ by what fine-tuning moved: expected region_from=movement, got "
+                f"{options.region_from}. Set region_from=movement, or leave warm_start out."
+            )
 
     def setup(self) -> None:
         """Open a ledger in which each task stands on the one before it, or on θ_pre unless it has a better parent."""
-        self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition)
+        kept = 0
+        if self.options.warm_start:
+            kept = self.pre_trained.size_in_bytes  # θ_ft, from which the next task starts
+            self.options = self.options.model_copy(update={"among": "free"})  # earlier tasks moved most what they own
+        self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition, kept)
+        self._in_turn: tuple[list[str], ModelState | None] = ([], None)  # tasks, and θ_ft trained on them in turn
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no task below owns, on top of what those own."""
@@ -62,11 +80,24 @@ class GraftingContinual(RegionStrategy):
         #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and a parent may take the
         #     place of θ_pre.
         parent = self.better_parent(task) if self.options.composition == "auto" else None
-        tuned = self.fine_tuned(task, parent or "")
+        warm = self.options.warm_start
+        tuned = self._fine_tuned_in_turn(task) if warm else self.fine_tuned(task, parent or "")
         region = self.localize(task, tuned, parent)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
         return self.region_training(task, region, start=tuned, parent=parent)
+
+    def _fine_tuned_in_turn(self, task: EncodedTask) -> ModelState:
+        """Return θ_ft of a task, trained on the learned tasks in turn, then on it; what the store has is not trained again."""
+        names = [each.name for each in self.learned]
+        done, state = self._in_turn
+        if done != names[: len(done)]:
+            done, state = [], None
+        for each in [*self.learned[len(done) :], task]:
+            state = self.fine_tuned(each, start=state)
+        self._in_turn = ([*names, task.name], state)
+        assert state is not None
+        return state
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""

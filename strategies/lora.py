@@ -99,10 +99,11 @@ class AdapterStrategy(ContinualStrategy):
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
     """Options of adapters with one model per task."""
 
-    adapter_start: Literal["new", "auto"] = option(
+    adapter_start: Literal["new", "previous", "auto"] = option(
         "new",
-        "initial values of a task's adapters; new: PEFT's; auto: those of the earlier task on which a linear probe of "
-        "the new examples has the lowest loss, of those with a lower loss and fewer errors than on θ_pre",
+        "initial values of a task's adapters; new: PEFT's; previous: those of the task before; auto: those of the earlier "
+        "task on which a linear probe of the new examples has the lowest loss, of those with a lower loss and fewer errors "
+        "than on θ_pre",
     )
 
 
@@ -111,8 +112,8 @@ class LoRA(AdapterStrategy):
 
     The paper adapts to one task; here each task of the stream has its own adapters on θ_pre, which predict for it, so
     other tasks cannot change it. Before a task is learned, θ_pre predicts for it. A task cannot be learned twice.
-    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With ``adapter_start=auto``, adapters
-    start from those of an earlier task, which is chosen as grafting chooses a parent.
+    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With ``adapter_start``, adapters start
+    from those of the task before, or of an earlier task that is chosen as grafting chooses a parent.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
@@ -125,10 +126,14 @@ class LoRA(AdapterStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on θ_pre, and the task's readout."""
-        return self.adapters.training(task, start=self._start(task) if self.options.adapter_start == "auto" else "")
+        return self.adapters.training(task, start=self._start(task))
 
     def _start(self, task: EncodedTask) -> str:
         """Return the earlier task whose adapters the task's start from; empty: none."""
+        if self.options.adapter_start == "new" or not self.learned:
+            return ""
+        if self.options.adapter_start == "previous":
+            return self.learned[-1].name
         earlier = {each.name: each for each in self.learned}
 
         def having(name: str) -> AbstractContextManager[None]:

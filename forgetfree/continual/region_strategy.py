@@ -96,13 +96,14 @@ class RegionStrategy(ContinualStrategy):
     ledger_model: LedgerModel
 
     @final
-    def open_ledger(self, stands_on: StandsOn) -> None:
+    def open_ledger(self, stands_on: StandsOn, extra_bytes: int = 0) -> None:
         """Create an empty ledger, which becomes the strategy's `storage`.
 
         Args:
             stands_on: what the tasks stand on.
+            extra_bytes: bytes that are kept beside it once a task is learned.
         """
-        self.ledger_model = LedgerModel(self, stands_on)
+        self.ledger_model = LedgerModel(self, stands_on, extra_bytes)
         self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
 
     @final
@@ -121,12 +122,17 @@ class RegionStrategy(ContinualStrategy):
     @contextmanager
     def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:
         """Yield the bench of a task on top of another, or of θ_pre; the model holds that inside."""
-        with self.ledger_model.standing_on(parent):
-            readouts = {task.name: self.pre_trained.readouts[task.name]}
-            yield self.bench(task, replace(ModelState.of(self.model, []), readouts=readouts) if parent else None)
+        readout = self.model.readout_module(task.label)
+        before = tensors_of(readout)  # of a task that is learned already, this is not the untrained one
+        try:
+            with self.ledger_model.standing_on(parent):
+                readouts = {task.name: self.pre_trained.readouts[task.name]}
+                yield self.bench(task, replace(ModelState.of(self.model, []), readouts=readouts) if parent else None)
+        finally:
+            load_tensors_(readout, before)
 
     @final
-    def fine_tuned(self, task: EncodedTask, parent: str = "") -> ModelState:
+    def fine_tuned(self, task: EncodedTask, parent: str = "", start: ModelState | None = None) -> ModelState:
         """Return θ_ft of ``task``, trained on it alone from θ_pre, once per store; the model does not change.
 
         If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it.
@@ -134,12 +140,13 @@ class RegionStrategy(ContinualStrategy):
         Args:
             task: the task.
             parent: an earlier task, with whose weights the training begins in the place of θ_pre.
+            start: any state, such as θ_ft of another task, with whose weights it begins instead.
         """
         options = self.options
         with self._bench_on(task, parent) as bench:
             if isinstance(options, SkillOptions) and not options.needs_fine_tuned:
                 return bench.with_readout(options)
-            return bench.fine_tuned(options)
+            return bench.fine_tuned(options, start)
 
     @final
     def localize(self, task: EncodedTask, tuned: ModelState, parent: str | None = None) -> Region:
@@ -234,9 +241,10 @@ class LedgerModel:
     Args:
         strategy: its model holds θ_pre. It gets an empty ledger, and this as what it keeps.
         stands_on: what the strategy's tasks stand on.
+        extra_bytes: see `RegionStrategy.open_ledger`.
     """
 
-    def __init__(self, strategy: ContinualStrategy, stands_on: StandsOn) -> None:
+    def __init__(self, strategy: ContinualStrategy, stands_on: StandsOn, extra_bytes: int = 0) -> None:
         loaded = strategy.stream.loaded
         self._binding = loaded.binding()
         self._strategy = strategy
@@ -244,7 +252,7 @@ class LedgerModel:
         #: What the training of a task changes, and the block of the switch that it is in; none between tasks.
         self._change: Transaction[Any] | None = None
         self._learning = ExitStack()
-        self.stands_on = stands_on
+        self.stands_on, self._extra_bytes = stands_on, extra_bytes
         composition: Composition = "selection" if stands_on == "selection" else "parents"
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.storage = self
@@ -413,8 +421,8 @@ class LedgerModel:
             strategy.note_learned(task, dict(record.readout))
 
     def bytes_kept(self) -> int:
-        """Count the ledger."""
-        return self.ledger.size_in_bytes if self.ledger.records else 0
+        """Count the ledger once something is learned, and what stands beside it."""
+        return self.ledger.size_in_bytes + self._extra_bytes if self.ledger.records else 0
 
 
 __all__ = [

@@ -260,15 +260,18 @@ class StreamPrefix:
         extra = self._record["details"]["extra"]
         full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
         taken = [task for task in learned if task not in tasks]
-        chooses = self._record["details"]["options"].get("composition") == "auto"
+        options = self._record["details"]["options"]
+        chooses, warm = options.get("composition") == "auto", options.get("warm_start", False)
 
         def is_same(task: str) -> bool:
             if full is None:
                 return task in tasks
             place = full.position(task)
             # Of many earlier tasks only the nearest are probed: without one of them, another would be.
-            has_other_candidates = chooses and place > MANY and any(full.position(each) < place for each in taken)
-            return not (has_other_candidates or any(full.stands_on(task, each) for each in taken))
+            depends_on_all = warm or (chooses and place > MANY)
+            return not any(
+                full.stands_on(task, each) or (depends_on_all and full.position(each) < place) for each in taken
+            )
 
         others = [task for task in learned if task in tasks] if full else learned
         same = list(takewhile(is_same, others))
@@ -346,11 +349,9 @@ class StreamPrefix:
         """Return what was kept after each of the tasks that are carried over.
 
         Args:
-            now: what is kept after all of them, which may count the readouts of further tasks.
+            now: what is kept after all of them, which may count the readouts of further tasks, or what stands beside a ledger.
         """
-        if self.ledger:
-            return list(accumulate(self.ledger.sizes))
-        kept: list[int] = self._record["details"]["kept_bytes"]
+        kept: list[int] = list(accumulate(self.ledger.sizes)) if self.ledger else self._record["details"]["kept_bytes"]
         return [each + now - kept[-1] for each in kept]
 
     @property

@@ -78,7 +78,6 @@ class Stopwatch(Monitor):
         super().__init__(monitor)
         self.updates = Counter[str]()
         self.seconds: dict[str, float] = {}
-        self._fine_tuned = set[str]()
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
@@ -99,12 +98,8 @@ class Stopwatch(Monitor):
             self.seconds[phase] = self.seconds.get(phase, 0.0) + clock() - begin
             if phase in ("fine_tune", "train"):
                 self.updates[task] += done
-            if phase == "fine_tune":
-                self._fine_tuned.add(task)
 
     def log_reused(self, task: str, steps: int) -> None:
-        """Count a fine-tuned model that others made, once."""
+        """Count a fine-tuned model that others made, once: fine-tuning comes first."""
         super().log_reused(task, steps)
-        if task not in self._fine_tuned:
-            self._fine_tuned.add(task)
-            self.updates[task] += steps
+        self.updates[task] = self.updates[task] or steps

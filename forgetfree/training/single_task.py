@@ -44,7 +44,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.tensor_file import checksum
+from forgetfree.tensor_file import checksum, grouped
 from forgetfree.training.encoded_task import EncodedTask, answers_of, encode_task, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.step import deterministic, fine_tune, layer_checkpoints
@@ -187,23 +187,31 @@ class SingleTask:
 
     # -- Models ----------------------------------------------------------------------------------------------
 
-    def fine_tuned(self, options: TrainingOptions) -> ModelState:
-        """Return θ_ft, fine-tuned on the task alone; where there is a store, made once for everything that determines it."""
-        store, key = self._store, self.key(options) if self._store else ""
+    def fine_tuned(self, options: TrainingOptions, start: ModelState | None = None) -> ModelState:
+        """Return θ_ft, fine-tuned on the task alone; where there is a store, made once for everything that determines it.
+
+        Args:
+            options: how to train.
+            start: the state with whose weights and buffers training begins; default: θ_pre. The result has its readouts, too.
+        """
+        store, key = self._store, self.key(options, start) if self._store else ""
         with store.making(key) if store else nullcontext() as known:
             if store and known is not None:
                 self.monitor.log_reused(self.task.name, self.task.full_steps(options))
                 return known
-            with self.holding(self.pre):
+            begin = replace(start, readouts=self.pre.readouts) if start else self.pre
+            with self.holding(begin):
                 self.train_(options, "fine_tune")
                 state = ModelState.of(self.model, [self.task.name])
+            if start:
+                state = replace(state, readouts={**start.readouts, **state.readouts})
             if store:
                 store.put(key, state)
             return state
 
-    def key(self, options: TrainingOptions) -> str:
-        """Return the key of θ_ft in the store."""
-        return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device)
+    def key(self, options: TrainingOptions, start: ModelState | None = None) -> str:
+        """Return the key of θ_ft in the store, by the arguments of `fine_tuned`."""
+        return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device, start)
 
     def with_readout(self, options: TrainingOptions) -> ModelState:
         """Return θ_pre with a readout that is trained alone: one drawn by the seed would say nothing of the rows' gradients."""
@@ -431,6 +439,7 @@ def fine_tuned_key(
     options: TrainingOptions,
     seed: int,
     device: torch.device,
+    start: ModelState | None = None,
 ) -> str:
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model."""
     model = loaded.model
@@ -453,6 +462,8 @@ def fine_tuned_key(
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
+    if start is not None:  # θ_pre is told by the model's fingerprint
+        content["start"] = checksum({"theta": start.theta, **grouped(buffer=start.buffers)})
     if model.answered_labels is not None:
         content["labels"] = list(model.answered_labels)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()

@@ -167,6 +167,7 @@ GRAFTING: dict[str, Any] = {"strategies": ("grafting-continual",)}
     [
         ("region_start=pre-trained", "composition=alone"),
         ("region_start=pre-trained", "final_union=true"),
+        ("region_from=movement", "composition=alone", "warm_start=true"),
     ],
     ids=" ".join,
 )
@@ -195,6 +196,7 @@ def test_tasks_that_do_not_stand_on_it_are_carried_over(
     how: dict[str, Any] = {**GRAFTING, "more": ("--set", "composition=auto")}
     whole, begin, learned, out = run(*TASKS, **how), GraftingContinual.begin, list[str](), tmp_path / "out"
     assert [record.parent for record in Ledger.load(whole / LEDGER).records] == ["", "", "qnli"]
+    assert "seed 0, stand on: sst2 on qnli; the others on the pre-trained" in (whole / "report.md").read_text()
     expected = run(*(each for each in TASKS if each != task), **how)
 
     def beginning(self: GraftingContinual, task: Any) -> Any:
@@ -338,6 +340,12 @@ def test_further_tasks_are_learned_as_if_they_had_been_in_the_stream(
     monkeypatch.undo()
     assert extend(run("qnli", "ag_news", **GROWN), "sst2", tmp_path / "again", "--jobs", "2") == 0
     assert hashes(tmp_path / "again") == hashes(three)
+
+
+def test_a_warm_start_is_one_from_what_the_run_fine_tuned(run: MakeRun, tmp_path: Path) -> None:
+    how: dict[str, Any] = {**GRAFTING, "more": ("--set", "region_from=movement", "--set", "warm_start=true")}
+    assert extend(run("qnli", "ag_news", **how), "sst2", tmp_path / "out") == 0
+    same(tmp_path / "out", run(*TASKS, **how))
 
 
 def test_their_rows_may_lie_in_a_file_beside_those_of_the_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -99,21 +100,22 @@ def test_adapters_learn_at_ten_times_the_rate_unless_told_otherwise(tiny_stream:
     assert (options.learning_rate, options.readout_learning_rate) == (0.3, 0.2)
 
 
-@pytest.mark.parametrize("start", ["new", "auto"])
-def test_adapters_may_start_from_those_of_the_earlier_task_that_the_probe_prefers(
-    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, start: str
+@pytest.mark.parametrize(("start", "alike"), [("new", []), ("previous", [(0, 1), (0, 2), (1, 2)]), ("auto", [(0, 2)])])
+def test_adapters_may_start_from_those_of_the_task_before_or_that_the_probe_prefers(
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, start: str, alike: list[tuple[int, int]]
 ) -> None:
-    """At a rate of nearly nothing, A of the third task is that of the first; PEFT draws one by the task's name."""
+    """At a rate of nearly nothing, A is that of the other task; PEFT draws one by the task's name."""
     strategy = make("lora", tiny_stream("bert", "linear"), adapter_start=start, lora_learning_rate=1e-30)
     monkeypatch.setattr(
         parents, "probe", lambda model, task, _: ((task.label, strategy.adapters._acting) != (2, ["task-0"]),)
     )
     for experience in strategy.stream.benchmark.train_stream:
         strategy.train(experience)
-    first, second, third = (record.group("adapter") for record in strategy.adapters.records.values())
-    names = [name for name in first if "lora_A" in name]
-    assert names and all(torch.equal(first[name], third[name]) == (start == "auto") for name in names)
-    assert not any(torch.equal(first[name], second[name]) for name in names)
+    adapters = [record.group("adapter") for record in strategy.adapters.records.values()]
+    names = [name for name in adapters[0] if "lora_A" in name]
+    for one, other in combinations(range(3), 2):
+        same = [torch.equal(adapters[one][name], adapters[other][name]) for name in names]
+        assert same == [(one, other) in alike] * len(names) and names
 
 
 # -- Orthogonality -----------------------------------------------------------------------------------------

@@ -180,6 +180,9 @@ def notes(results: Results) -> Iterator[str]:
         for seed, run in runs.items():
             for claim in run.facts.broken_claims:
                 yield f"Broken claim of {label}, seed {seed}: {claim}."
+            if parents := _chosen_parents(run):
+                chosen = ", ".join(f"{task} on {parent}" for task, parent in parents.items())
+                yield f"What the tasks of {label}, seed {seed}, stand on: {chosen}; the others on the pre-trained weights."
     several = len(results.records) > 1  # where one run is told of, its place is clear
     for record in results.records:
         place = f" ({record.source})" if several else ""
@@ -190,6 +193,14 @@ def notes(results: Results) -> Iterator[str]:
             )
         for failed in record.about.failed:
             yield f"Failed and left out: {failed['strategy']}, seed {failed['seed']}{place}: {failed['error']}"
+
+
+def _chosen_parents(run: Run) -> dict[str, str]:
+    """Return the parents of tasks, by task, where they do not follow from the order; empty where no task has one."""
+    ledger = run.facts.ledger or {}
+    tasks, parents = ledger.get("tasks", []), ledger.get("parents", [])
+    follows = parents == ["", *tasks[:-1]]
+    return {} if follows else {task: parent for task, parent in zip(tasks, parents, strict=False) if parent}
 
 
 def _count_seeds(seeds: Sequence[int]) -> str:
