@@ -25,7 +25,6 @@ from shutil import rmtree
 from types import MappingProxyType
 from typing import Any
 
-from forgetfree.continual.region_strategy import SkillOptions
 from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError
 from forgetfree.files import locked, write_atomically, write_json
 from forgetfree.jobs.config import Execution, RunConfig, prepared
@@ -40,11 +39,10 @@ from forgetfree.results.table import Results, load_results
 
 CONFIGS = Path(__file__).resolve().with_name("evidence")
 RESULTS = CONFIGS.with_name("results")
-#: The rates that are scored: of all training, of adapters, of a region after fine-tuning as a multiple of √(N/s) times the rate
-#: of fine-tuning, and of PackNet's, which has no √(N/s): these are as many for 0.1 % of the entries.
+#: The rates that are scored: of all training, whose multiples the readout and a region have; of adapters; and of PackNet's
+#: region as a multiple of that in fine-tuning, which for 0.1 % of the entries are 0.3, 1, 3 and 10 times √(N/s).
 RATES = ("learning_rate", (1e-5, 3e-5, 1e-4, 3e-4))
 ADAPTER_RATES = ("lora_learning_rate", (3e-4, 1e-3, 3e-3, 1e-2))
-REGION_RATES = ("region_rate_factor", (0.3, 1.0, 3.0, 10.0))
 PACKNET_RATES = ("region_rate_factor", (10.0, 32.0, 95.0, 316.0))
 #: The seed that rates are scored with.
 SEED = 10
@@ -207,7 +205,7 @@ def rates_of(reference: str) -> tuple[str, tuple[float, ...]]:
     """Return the option that scales the training of a strategy, and the values that are scored.
 
     >>> rates_of("lora")[0], rates_of("grafting-continual")[0], rates_of("ewc")[0]
-    ('lora_learning_rate', 'region_rate_factor', 'learning_rate')
+    ('lora_learning_rate', 'learning_rate', 'learning_rate')
 
     Args:
         reference: the strategy, as ``--strategy``.
@@ -215,8 +213,6 @@ def rates_of(reference: str) -> tuple[str, tuple[float, ...]]:
     options = strategy(reference).Options
     if "lora_learning_rate" in options.model_fields:
         return ADAPTER_RATES
-    if issubclass(options, SkillOptions):
-        return REGION_RATES
     return PACKNET_RATES if "keep" in options.model_fields else RATES
 
 

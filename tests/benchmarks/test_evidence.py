@@ -75,14 +75,16 @@ def test_rates_are_scored_on_validation_rows_with_a_seed_of_their_own(
 
     monkeypatch.setattr(evidence, "run", heard)
     monkeypatch.setattr(evidence, "RATES", ("learning_rate", (1e-5, 1e-1)))
-    monkeypatch.setattr(evidence, "REGION_RATES", ("region_rate_factor", (0.3,)))
     assert evidence.main([*folder[1], "--rates", "--strategy", "fine-tune"]) == 0
     assert [*evidence.averages("tiny")] == ["fine-tune"]
     assert evidence.main([*folder[1], "--rates"]) == 0
     found = evidence.averages("tiny")
-    assert {name: [*of_rates] for name, of_rates in found.items()} == {"fine-tune": ["1e-05", "0.1"], "alone": ["0.3"]}
-    assert asked == [((evidence.SEED,), "validation")] * 3
-    assert evidence.main([*folder[1], "--rates"]) == 0 and len(asked) == 3
+    assert {name: [*of_rates] for name, of_rates in found.items()} == {
+        "fine-tune": ["1e-05", "0.1"],
+        "alone": ["1e-05", "0.1"],
+    }
+    assert asked == [((evidence.SEED,), "validation")] * 4
+    assert evidence.main([*folder[1], "--rates"]) == 0 and len(asked) == 4
 
 
 def test_nothing_is_run_with_a_rate_that_is_not_the_best(
