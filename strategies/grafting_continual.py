@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal
 
 from forgetfree.continual.region_strategy import RegionStrategy, SkillOptions
@@ -26,8 +27,8 @@ class GraftingOptions(SkillOptions):
     )
     warm_start: bool = option(
         False,
-        "fine-tune each task from θ_ft of the task before in the place of θ_pre, as continual-ft does, so that γ takes "
-        "over what related tasks have in common; for region_from=movement",
+        "fine-tune each task from θ_ft of the task before in the place of θ_pre, with a new readout; for "
+        "region_from=movement, and with among=free",
     )
     final_union: bool = option(False, "also evaluate the final union on all tasks")
 
@@ -68,7 +69,7 @@ class GraftingContinual(RegionStrategy):
         """Open a ledger in which each task stands on the one before it, or on θ_pre unless it has a better parent."""
         kept = 0
         if self.options.warm_start:
-            kept = self.pre_trained.size_in_bytes  # θ_ft, from which the next task starts
+            kept = replace(self.pre_trained, readouts={}).size_in_bytes  # θ_ft, from which the next task starts
             self.options = self.options.model_copy(update={"among": "free"})  # earlier tasks moved most what they own
         self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition, kept)
         self._in_turn: tuple[list[str], ModelState | None] = ([], None)  # tasks, and θ_ft trained on them in turn
@@ -77,11 +78,13 @@ class GraftingContinual(RegionStrategy):
         """Find γ_n, and train of it what no task below owns, on top of what those own."""
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and a parent may take the
-        #     place of θ_pre.
+        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; a parent may take the place of
+        #     θ_pre; and θ_ft may start from that of the task before.
         parent = self.better_parent(task) if self.options.composition == "auto" else None
-        warm = self.options.warm_start
-        tuned = self._fine_tuned_in_turn(task) if warm else self.fine_tuned(task, parent or "")
+        if self.options.warm_start:
+            tuned = self._tuned = self._fine_tuned_in_turn(task)
+        else:
+            tuned = self.fine_tuned(task, parent or "")
         region = self.localize(task, tuned, parent)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
@@ -95,13 +98,14 @@ class GraftingContinual(RegionStrategy):
             done, state = [], None
         for each in [*self.learned[len(done) :], task]:
             state = self.fine_tuned(each, start=state)
-        self._in_turn = ([*names, task.name], state)
         assert state is not None
         return state
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
         self.ledger_model.commit(self.ledger_model.record(training))
+        if self.options.warm_start:
+            self._in_turn = [*(each.name for each in self.learned), task.name], self._tuned
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or of what t_k stands on and its own."""

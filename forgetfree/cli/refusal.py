@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from cyclopts import (
     CoercionError,
@@ -38,8 +39,10 @@ def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
         return UsageError(f"{unknown[0]} is no flag. Give this option with --set {option}=VALUE.")
     if unknown:
         hint = "Options without a flag are set with --set KEY=VALUE." if options else ""
-        settings = (f"--{each.replace('_', '-')}" for each in options)
-        return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint, settings)
+        meant = get_close_matches(option, options, n=1, cutoff=0.8) if options else []
+        if meant and f"--{meant[0].replace('_', '-')}" not in flags:
+            return UsageError(f"Unknown flag of '{command}' {brief(unknown[0])}. Did you mean --set {meant[0]}=VALUE?")
+        return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
     match error:
         case UnknownCommandError(unused_tokens=[name, *_]):
             return UnknownNameError(what, name, commands)

@@ -18,7 +18,7 @@ from torch import nn
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.strategy_parts import Answer, TaskRegion, Training, tasks_named, undo_on_error
 from forgetfree.continual.stream import Stream
-from forgetfree.continual.task_inference import TaskwiseOptions
+from forgetfree.continual.task_inference import TaskwiseOptions, among_own_labels
 from forgetfree.core.parameters import load_tensors_, tensors_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.selection import budget
@@ -101,7 +101,7 @@ class RegionStrategy(ContinualStrategy):
 
         Args:
             stands_on: what the tasks stand on.
-            extra_bytes: bytes that are kept beside it once a task is learned.
+            extra_bytes: bytes that learning the next task needs beside it, once one is learned.
         """
         self.ledger_model = LedgerModel(self, stands_on, extra_bytes)
         self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
@@ -133,17 +133,17 @@ class RegionStrategy(ContinualStrategy):
 
     @final
     def fine_tuned(self, task: EncodedTask, parent: str = "", start: ModelState | None = None) -> ModelState:
-        """Return θ_ft of ``task``, trained on it alone from θ_pre, once per store; the model does not change.
+        """Return θ_ft of ``task``, trained on its rows alone, from θ_pre, once per store; the model does not change.
 
-        If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it.
+        If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it, wherever it starts.
 
         Args:
             task: the task.
             parent: an earlier task, with whose weights the training begins in the place of θ_pre.
-            start: any state, such as θ_ft of another task, with whose weights it begins instead.
+            start: any state, such as θ_ft of another task, with whose weights and buffers it begins instead.
         """
         options = self.options
-        with self._bench_on(task, parent) as bench:
+        with self._bench_on(task, parent) as bench, among_own_labels(self, task):
             if isinstance(options, SkillOptions) and not options.needs_fine_tuned:
                 return bench.with_readout(options)
             return bench.fine_tuned(options, start)

@@ -188,11 +188,12 @@ class SingleTask:
     # -- Models ----------------------------------------------------------------------------------------------
 
     def fine_tuned(self, options: TrainingOptions, start: ModelState | None = None) -> ModelState:
-        """Return θ_ft, fine-tuned on the task alone; where there is a store, made once for everything that determines it.
+        """Return θ_ft, fine-tuned on the task's rows; where there is a store, made once for everything that determines it.
 
         Args:
             options: how to train.
-            start: the state with whose weights and buffers training begins; default: θ_pre. The result has its readouts, too.
+            start: the state with whose weights and buffers training begins; default: θ_pre. The result keeps its
+                readouts, too: they tell the tasks on which it was trained.
         """
         store, key = self._store, self.key(options, start) if self._store else ""
         with store.making(key) if store else nullcontext() as known:

@@ -182,8 +182,7 @@ class LocalizationOptions(TrainingOptions):
     among: Literal["all", "free"] = option(
         "all",
         "entries from which γ is chosen; all: all graftable entries, as in the paper, including those that earlier "
-        "tasks own; free: only entries that no task below owns (not for region_from=mask). With a parent or warm_start, always "
-        "free",
+        "tasks own; free: only entries that no task below owns (not for region_from=mask). With a parent, always free",
     )
     base_fraction: float = option(
         0.1,

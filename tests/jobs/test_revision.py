@@ -346,6 +346,9 @@ def test_a_warm_start_is_one_from_what_the_run_fine_tuned(run: MakeRun, tmp_path
     how: dict[str, Any] = {**GRAFTING, "more": ("--set", "region_from=movement", "--set", "warm_start=true")}
     assert extend(run("qnli", "ag_news", **how), "sst2", tmp_path / "out") == 0
     same(tmp_path / "out", run(*TASKS, **how))
+    history = (tmp_path / "out/grafting-continual/seed-0/history.jsonl").read_text().splitlines()
+    steps = [(each["task"], each["phase"], each["step"]) for each in map(json.loads, history)]
+    assert len(steps) == len({*steps})  # qnli and ag_news are not fine-tuned again
 
 
 def test_their_rows_may_lie_in_a_file_beside_those_of_the_run(

@@ -196,11 +196,11 @@ def notes(results: Results) -> Iterator[str]:
 
 
 def _chosen_parents(run: Run) -> dict[str, str]:
-    """Return the parents of tasks, by task, where they do not follow from the order; empty where no task has one."""
-    ledger = run.facts.ledger or {}
-    tasks, parents = ledger.get("tasks", []), ledger.get("parents", [])
-    follows = parents == ["", *tasks[:-1]]
-    return {} if follows else {task: parent for task, parent in zip(tasks, parents, strict=False) if parent}
+    """Return the parents of tasks, by task, where ``composition=auto`` chose them; those on θ_pre have none."""
+    ledger = run.facts.ledger or {} if run.facts.options.get("composition") == "auto" else {}
+    return {
+        task: parent for task, parent in zip(ledger.get("tasks", ()), ledger.get("parents", ()), strict=False) if parent
+    }
 
 
 def _count_seeds(seeds: Sequence[int]) -> str:
