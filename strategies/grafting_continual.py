@@ -67,12 +67,12 @@ class GraftingContinual(RegionStrategy):
 
     def setup(self) -> None:
         """Open a ledger in which each task stands on the one before it, or on θ_pre unless it has a better parent."""
-        kept = 0
+        extra_bytes = 0
         if self.options.warm_start:
-            kept = replace(self.pre_trained, readouts={}).size_in_bytes  # θ_ft, from which the next task starts
+            extra_bytes = replace(self.pre_trained, readouts={}).size_in_bytes  # θ_ft, from which the next task starts
             self.options = self.options.model_copy(update={"among": "free"})  # earlier tasks moved most what they own
-        self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition, kept)
-        self._in_turn: tuple[list[str], ModelState | None] = ([], None)  # tasks, and θ_ft trained on them in turn
+        self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition, extra_bytes)
+        self._in_turn: tuple[int, ModelState | None] = (0, None)  # a number of tasks, and θ_ft trained on these in turn
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no task below owns, on top of what those own."""
@@ -92,20 +92,16 @@ class GraftingContinual(RegionStrategy):
 
     def _fine_tuned_in_turn(self, task: EncodedTask) -> ModelState:
         """Return θ_ft of a task, trained on the learned tasks in turn, then on it; what the store has is not trained again."""
-        names = [each.name for each in self.learned]
-        done, state = self._in_turn
-        if done != names[: len(done)]:
-            done, state = [], None
-        for each in [*self.learned[len(done) :], task]:
+        count, state = self._in_turn
+        for each in self.learned[count:]:  # none, unless they were loaded
             state = self.fine_tuned(each, start=state)
-        assert state is not None
-        return state
+        return self.fine_tuned(task, start=state)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
         self.ledger_model.commit(self.ledger_model.record(training))
         if self.options.warm_start:
-            self._in_turn = [*(each.name for each in self.learned), task.name], self._tuned
+            self._in_turn = len(self.learned) + 1, self._tuned
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or of what t_k stands on and its own."""

@@ -267,7 +267,7 @@ class StreamPrefix:
             if full is None:
                 return task in tasks
             place = full.position(task)
-            # Of many earlier tasks only the nearest are probed: without one of them, another would be.
+            # A warm start comes from all earlier tasks. Of many, only the nearest are probed: without one, another would be.
             depends_on_all = warm or (chooses and place > MANY)
             return not any(
                 full.stands_on(task, each) or (depends_on_all and full.position(each) < place) for each in taken

@@ -27,8 +27,6 @@ OPTIONS: dict[str, Any] = {
     **{"steps": 4, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.2, "sparsity": 0.05},
     **{"region_from": "movement", "warm_start": True},
 }
-
-
 TASKS = ("qnli", "ag_news", "sst2")
 
 
