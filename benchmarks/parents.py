@@ -18,6 +18,7 @@ import json
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +27,12 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from forgetfree.continual.region_strategy import SkillOptions
@@ -46,8 +53,7 @@ from forgetfree.options import build
 from forgetfree.recipes import recipe_of
 from forgetfree.results.evidence import interval
 from forgetfree.results.report.page import Table
-from forgetfree.training.encoded_task import EncodedTask, answers_of, features_of, loss_of
-from forgetfree.training.parents import cross_validation
+from forgetfree.training.encoded_task import EncodedTask, answers_of, features_of, quality_of
 from forgetfree.training.single_task import SingleTask, in_pieces, mask_loss
 
 STREAMS = {
@@ -202,7 +208,7 @@ class Skills:
             bench.train_(options, "train", RegionParameters(model.backbone, self.space, region), steps)
             values = self.space.gather(model.backbone, region.indices)
             readout = {n: t.detach().clone() for n, t in model.readout_module(task.label).state_dict().items()}
-            loss = loss_of(model, task, task.validation, options)
+            loss = -quality_of(model, task, task.validation, options)[1]
             score = (
                 math.nan if scored is None else answers_of(model, task, scored, options).score(task.definition.metric)
             )
@@ -222,8 +228,11 @@ class Skills:
         parts = bench.task.train, bench.task.validation
         x = torch.cat([features_of(bench.model, part, bench.model.features).flatten(1) for part in parts]).numpy()
         y = np.concatenate([np.asarray(part.targets) for part in parts])
-        loss, errors = cross_validation(x, y)
-        return loss, 1 - errors
+        regression = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+        with warnings.catch_warnings():  # one that has not quite converged tells candidates apart, too
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            shares = cross_val_predict(regression, x, y, cv=StratifiedKFold(4), method="predict_proba")
+        return float(log_loss(y, shares)), float(np.mean(np.unique(y)[shares.argmax(1)] == y))
 
     def kinship(self, number: int, earlier: Sequence[Skill]) -> dict[str, float]:
         """Return the cosine of a task's gradient at θ_pre with that of each earlier task."""

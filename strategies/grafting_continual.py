@@ -18,12 +18,10 @@ from forgetfree.training.encoded_task import EncodedTask
 class GraftingOptions(SkillOptions):
     """Options of grafting, and of the evaluation at the end of the stream."""
 
-    composition: Literal["union", "alone", "auto"] = option(
+    composition: Literal["union", "alone"] = option(
         "union",
         "weights that a task's region is trained on; union: θ_pre with the regions of all earlier tasks, as in the "
-        "paper; alone: θ_pre, so that regions may overlap and no task depends on the order; auto: those of the "
-        "earlier task on which a linear probe of the new examples has the lowest loss, of those with a lower loss and "
-        "fewer errors than on θ_pre",
+        "paper; alone: θ_pre, so that regions may overlap and no task depends on the order",
     )
     warm_start: bool = option(
         False,
@@ -37,16 +35,13 @@ class GraftingContinual(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
     Each task is inferred with θ_pre and the union of the regions up to its own, so later tasks cannot change it.
-    With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, a task may have a parent: the
-    earlier task on which a linear probe of its rows has the lowest loss, of those with a lower loss and fewer errors than on
-    θ_pre. Then θ_ft starts from what the parent is inferred with, γ is found among the entries that are free there, and the
-    task is inferred with both.
+    With ``composition=alone`` each task has its own region on θ_pre instead.
     With ``warm_start``, θ_ft is trained on all tasks in turn. It forgets, but no task is inferred with it: γ is what moved most
     of the free entries, and is trained on what the task stands on, so nothing is forgotten.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
-    is trained. Before a task is learned, the union of all regions so far predicts for it; without ``union``, θ_pre does.
+    is trained. Before a task is learned, the union of all regions so far predicts for it; with ``alone``, θ_pre does.
     """
 
     Options = GraftingOptions
@@ -55,10 +50,8 @@ class GraftingContinual(RegionStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse options that contradict each other."""
-        if options.composition != "union" and options.final_union:
-            raise OptionError(
-                f"composition={options.composition} makes no union, but final_union evaluates one. Leave one of them out."
-            )
+        if options.composition == "alone" and options.final_union:
+            raise OptionError("composition=alone makes no union, but final_union evaluates one. Leave one of them out.")
         if options.warm_start and options.region_from != "movement":
             raise OptionError(
                 "warm_start=true chooses γ by what fine-tuning moved: expected region_from=movement, got "
@@ -66,29 +59,28 @@ class GraftingContinual(RegionStrategy):
             )
 
     def setup(self) -> None:
-        """Open a ledger in which each task stands on the one before it, or on θ_pre unless it has a better parent."""
+        """Open a ledger in which each task stands on the one before it, or on θ_pre."""
         extra_bytes = 0
         if self.options.warm_start:
             extra_bytes = replace(self.pre_trained, readouts={}).size_in_bytes  # θ_ft, from which the next task starts
             self.options = self.options.model_copy(update={"among": "free"})  # earlier tasks moved most what they own
-        self.open_ledger("parents" if self.options.composition == "auto" else self.options.composition, extra_bytes)
+        self.open_ledger(self.options.composition, extra_bytes)
         self._in_turn: tuple[int, ModelState | None] = (0, None)  # a number of tasks, and θ_ft trained on these in turn
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no task below owns, on top of what those own."""
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; a parent may take the place of
-        #     θ_pre; and θ_ft may start from that of the task before.
-        parent = self.better_parent(task) if self.options.composition == "auto" else None
+        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and θ_ft may start from that
+        #     of the task before.
         if self.options.warm_start:
             tuned = self._tuned = self._fine_tuned_in_turn(task)
         else:
-            tuned = self.fine_tuned(task, parent or "")
-        region = self.localize(task, tuned, parent)
+            tuned = self.fine_tuned(task)
+        region = self.localize(task, tuned)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        return self.region_training(task, region, start=tuned, parent=parent)
+        return self.region_training(task, region, start=tuned)
 
     def _fine_tuned_in_turn(self, task: EncodedTask) -> ModelState:
         """Return θ_ft of a task, trained on the learned tasks in turn, then on it; what the store has is not trained again."""
@@ -104,7 +96,7 @@ class GraftingContinual(RegionStrategy):
             self._in_turn = len(self.learned) + 1, self._tuned
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or of what t_k stands on and its own."""
+        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or of its own region alone."""
         return self.ledger_model.of(task)
 
     def extra_results(self) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from forgetfree.seeds import derive_seed
 from forgetfree.strategies.adapter_file import adapter_name, load_adapters, loaded_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.parents import parent_among
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -99,11 +98,9 @@ class AdapterStrategy(ContinualStrategy):
 class LoRAOptions(AdapterOptions, TaskwiseOptions):
     """Options of adapters with one model per task."""
 
-    adapter_start: Literal["new", "previous", "auto"] = option(
+    adapter_start: Literal["new", "previous"] = option(
         "new",
-        "initial values of a task's adapters; new: PEFT's; previous: those of the task before; auto: those of the earlier "
-        "task on which a linear probe of the new examples has the lowest loss, of those with a lower loss and fewer errors "
-        "than on θ_pre",
+        "initial values of a task's adapters; new: PEFT's; previous: those of the task before",
     )
 
 
@@ -112,8 +109,8 @@ class LoRA(AdapterStrategy):
 
     The paper adapts to one task; here each task of the stream has its own adapters on θ_pre, which predict for it, so
     other tasks cannot change it. Before a task is learned, θ_pre predicts for it. A task cannot be learned twice.
-    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With ``adapter_start``, adapters start
-    from those of the task before, or of an earlier task that is chosen as grafting chooses a parent.
+    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With
+    ``adapter_start=previous``, adapters start from those of the task before.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
@@ -122,24 +119,11 @@ class LoRA(AdapterStrategy):
     def setup(self) -> None:
         """Make adapters that act alone, none so far."""
         self.adapters = TaskAdapters(self, joint=False)
-        self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
 
     def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on θ_pre, and the task's readout."""
-        return self.adapters.training(task, start=self._start(task))
-
-    def _start(self, task: EncodedTask) -> str:
-        """Return the earlier task whose adapters the task's start from; empty: none."""
-        if self.options.adapter_start == "new" or not self.learned:
-            return ""
-        if self.options.adapter_start == "previous":
-            return self.learned[-1].name
-        earlier = {each.name: each for each in self.learned}
-
-        def having(name: str) -> AbstractContextManager[None]:
-            return self.adapters.answering(earlier[name]) if name else nullcontext()
-
-        return parent_among(self.model, task, self.learned, having, self.options, self._centres)
+        start = self.learned[-1].name if self.learned and self.options.adapter_start == "previous" else ""
+        return self.adapters.training(task, start=start)
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned task alone, where the task is known: each is answered by its own adapters."""

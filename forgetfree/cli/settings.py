@@ -63,7 +63,7 @@ class Settings(TypedDict, total=False):
     region_steps: int | None
     region_rate_factor: float
     region_start: Literal["fine-tuned", "pre-trained"]
-    composition: Literal["union", "alone", "auto"]
+    composition: Literal["union", "alone"]
     warm_start: bool
     final_union: bool
     keep: float
@@ -74,7 +74,7 @@ class Settings(TypedDict, total=False):
     lora_alpha: int
     lora_dropout: float
     target_modules: str | None
-    adapter_start: Literal["new", "previous", "auto"]
+    adapter_start: Literal["new", "previous"]
     lora_learning_rate: float | None
     orthogonality: float
     # What merging takes, and the strategies that rehearse or penalise.

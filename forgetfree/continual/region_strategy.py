@@ -104,20 +104,6 @@ class RegionStrategy(ContinualStrategy):
             extra_bytes: bytes that learning the next task needs beside it, once one is learned.
         """
         self.ledger_model = LedgerModel(self, stands_on, extra_bytes)
-        self._centres: dict[str, Any] = {}  # of the tasks' features at θ_pre
-
-    @final
-    def better_parent(self, task: EncodedTask) -> str:
-        """Return the earlier task that ``task`` should stand on; empty: none, θ_pre.
-
-        Features of the task's training rows, and of as many validation rows, are read once under θ_pre and under each earlier
-        task. An earlier task is better if a linear probe on them has a lower loss and fewer errors, see
-        `forgetfree.training.parents`.
-        """
-        from forgetfree.training.parents import parent_among
-
-        standing_on = self.ledger_model.standing_on
-        return parent_among(self.model, task, self.learned, standing_on, self.options, self._centres)
 
     @contextmanager
     def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:

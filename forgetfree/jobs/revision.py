@@ -35,7 +35,6 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.run_folder import HISTORY, LEDGER, PREDICTIONS, SCORES_FILE, Score, load_run, read_scores
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TensorFile
-from forgetfree.training.parents import MANY
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -260,18 +259,14 @@ class StreamPrefix:
         extra = self._record["details"]["extra"]
         full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
         taken = [task for task in learned if task not in tasks]
-        options = self._record["details"]["options"]
-        chooses, warm = options.get("composition") == "auto", options.get("warm_start", False)
+        is_warm = self._record["details"]["options"].get("warm_start", False)
 
         def is_same(task: str) -> bool:
             if full is None:
                 return task in tasks
             place = full.position(task)
-            # A warm start comes from all earlier tasks. Of many, only the nearest are probed: without one, another would be.
-            depends_on_all = warm or (chooses and place > MANY)
-            return not any(
-                full.stands_on(task, each) or (depends_on_all and full.position(each) < place) for each in taken
-            )
+            # A warm start comes from all earlier tasks.
+            return not any(full.stands_on(task, each) or (is_warm and full.position(each) < place) for each in taken)
 
         others = [task for task in learned if task in tasks] if full else learned
         same = list(takewhile(is_same, others))

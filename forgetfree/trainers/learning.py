@@ -27,16 +27,7 @@ from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_weight
 from forgetfree.models.heads import linear_head
 from forgetfree.trainers.attachment import NAME, AttachedRegion
 from forgetfree.trainers.definition import check_heads, meaning_of
-from forgetfree.trainers.parent_of_batches import parent_of_batches
-from forgetfree.trainers.region_of_batches import (
-    Loss,
-    Source,
-    first_batches,
-    on_device,
-    region_of_batches,
-    same_in_all,
-    size_of,
-)
+from forgetfree.trainers.region_of_batches import Loss, Source, region_of_batches
 
 
 def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
@@ -145,8 +136,6 @@ def learning(
             their largest gradients at the same ones; ``all``, as in the paper (C.3): of γ, what is free is trained.
         parent: the earlier task that this one stands on: it is trained on top of what the parent is answered with. If each task
             stands on the one before it, ``ledger.last``, tasks are answered with unions (C.3). ``None``: it stands on θ_pre.
-            ``"auto"``: the earlier task on which ``batches`` are read best, if they are read better than on θ_pre, see
-            `forgetfree.trainers.parent_of_batches`.
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
             lies outside of the model's body and is not frozen, apart from an LM head.
         seed: of ``region_from="random"``.
@@ -170,10 +159,6 @@ def learning(
             region, or takes the model apart. The ledger is as it was, and the model holds θ_pre.
     """
     ledger.check_new(task)
-    if task == "auto":
-        raise UsageError(
-            "A task named 'auto' could not be another task's parent, where 'auto' is a choice. Name it otherwise."
-        )
     body = check_model(model, ledger, anew=True)
     graftable = LinearLayers(body, ledger.space) if ledger.effect == "beside" else PlainTensors(body, ledger.space)
     frozen = _frozen(graftable)
@@ -201,10 +186,6 @@ def learning(
             "a ledger of its own by Ledger.of_model(model)."
         )
     switch = LedgerSwitch(ledger, body, check=False)
-    if parent == "auto":
-        # Read once: an iterator would give other rows to the choice of γ.
-        batches = _first_to_read(batches, rows)
-        parent = _parent_of_batches(model, switch, list(named.values()), batches, loss)
     stage = ledger.stage(parent := parent or "")
     if region is None:
         try:
@@ -392,29 +373,6 @@ def check_plain(model: nn.Module, effect: Effect = "written") -> None:
         )
     if reason:
         raise ModelError(f"This {type(model).__name__} cannot be grafted: {reason}.")
-
-
-def _first_to_read(batches: Iterable[Any] | None, rows: int) -> list[Any]:
-    """Return the batches that ``parent="auto"`` reads."""
-    if batches is None:
-        raise UsageError(
-            "parent='auto' reads some batches, and none are given. Give batches=…, such as trainer.get_train_dataloader(), or "
-            "the parent's name."
-        )
-    return first_batches(batches, rows, by_one=False)
-
-
-def _parent_of_batches(
-    model: nn.Module, switch: LedgerSwitch, heads: Sequence[nn.Module], batches: Sequence[Any], loss: Loss
-) -> str:
-    """Return what ``parent="auto"`` is; where several processes train, the same in all of them."""
-    device = next(model.parameters()).device
-    probed = [] if embeddings_of(model, "output") is not None else heads  # an LM head is trained already
-    sizes = [size_of(batch) for batch in batches]
-    parent = parent_of_batches(
-        model, switch, probed, batches, sizes, lambda batch: loss(model, on_device(batch, device))
-    )
-    return same_in_all(parent)
 
 
 def _frozen(graftable: Graftable) -> list[TensorSpec]:

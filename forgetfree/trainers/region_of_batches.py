@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from forgetfree.display import brief
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
 from forgetfree.seeds import derive_seed
 
-_T = TypeVar("_T")
 #: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
 #: The mean loss of a batch, with its graph.
@@ -69,7 +68,7 @@ def region_of_batches(
                 f"region_from={source!r} reads the gradients of some batches, and none are given. Give batches=…, such as "
                 "trainer.get_train_dataloader(), or region=… itself."
             )
-        read = first_batches(batches, rows, by_one=source == "fisher")
+        read = _first_batches(batches, rows, by_one=source == "fisher")
     with trainable(model, []):
         model.eval()
         region = choose(
@@ -84,14 +83,14 @@ def region_of_batches(
             seed=derive_seed(seed, "region", task),
             processes=_several(),
         )
-    return same_in_all(region)
+    return _same_in_all(region)
 
 
-def first_batches(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[Any]:
+def _first_batches(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[Any]:
     """Return the first batches that have so many rows together."""
     read, seen = [], 0
     for batch in batches:
-        if (count := size_of(batch)) != 1 and by_one:
+        if (count := _size_of(batch)) != 1 and by_one:
             raise UsageError(
                 f"region_from='fisher' reads the gradient of each row by itself: expected batches of one row, got {count}. "
                 "Give batches=… from a loader with batch_size=1."
@@ -119,8 +118,8 @@ class _MeanLoss:
         """Return the mean loss."""
         total = self.scale = 0.0
         for batch in batches:
-            count = size_of(batch)
-            loss = self._loss(self._model, on_device(batch, self._device)) * count
+            count = _size_of(batch)
+            loss = self._loss(self._model, _on_device(batch, self._device)) * count
             total += (value := float(loss.detach()))
             if not math.isfinite(value):
                 raise TrainingError(
@@ -148,14 +147,14 @@ def _tensors_of(model: nn.Module, body: nn.Module, space: ParameterSpace, state:
     return tensors
 
 
-def on_device(batch: Any, device: torch.device) -> Any:
+def _on_device(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device."""
     if isinstance(batch, Mapping):
-        return {key: on_device(value, device) for key, value in batch.items()}
+        return {key: _on_device(value, device) for key, value in batch.items()}
     return batch.to(device) if isinstance(batch, Tensor) else batch
 
 
-def size_of(batch: Any) -> int:
+def _size_of(batch: Any) -> int:
     """Return how many rows a batch has: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
     return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
@@ -166,10 +165,10 @@ def _several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def same_in_all(chosen: _T) -> _T:
+def _same_in_all(region: Region) -> Region:
     """Return what the first process chose in all of them."""
     if not _several():
-        return chosen
-    choices = [chosen]
-    dist.broadcast_object_list(choices, src=0)
-    return choices[0]
+        return region
+    regions = [region]
+    dist.broadcast_object_list(regions, src=0)
+    return regions[0]

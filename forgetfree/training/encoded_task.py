@@ -195,20 +195,10 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
 
     Labels have their score by the task's metric, and minus their loss; texts minus their loss.
     """
-    logits = _finite_logits(model, task, rows, options)
-    return (-math.inf, -math.inf) if logits is None else task.kind.quality(task.definition, logits, rows)
-
-
-def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> float:
-    """Return the mean loss on rows of a task; infinite where it answers no numbers."""
-    logits = _finite_logits(model, task, rows, options)
-    return math.inf if logits is None else task.kind.loss(task.definition, logits, rows)
-
-
-def _finite_logits(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Tensor | None:
-    """Return what the task's kind collects of the logits; nothing where one is not finite: the weights moved too far."""
     logits = predict(model, rows, batch_size=options.evaluation_batch_size, collected=task.kind.collected)
-    return logits if bool(logits.isfinite().all()) else None
+    if not bool(logits.isfinite().all()):  # the weights moved too far
+        return -math.inf, -math.inf
+    return task.kind.quality(task.definition, logits, rows)
 
 
 def predict(

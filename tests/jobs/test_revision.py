@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 import torch
 from edited import change_config
-from preferred import prefer
 
 import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
-from forgetfree.jobs import revision
 from forgetfree.jobs.checkpoints import LearnedStream
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
@@ -177,40 +175,6 @@ def test_options_of_grafting_leave_the_run_without_the_task(
     how: dict[str, Any] = {**GRAFTING, "more": tuple(word for each in more for word in ("--set", each))}
     assert remove(run(*TASKS, **how), "ag_news", tmp_path / "out") == 0
     same(tmp_path / "out", run("qnli", "sst2", **how))
-
-
-@pytest.mark.parametrize(
-    ("task", "many", "again"), [("ag_news", 16, []), ("qnli", 16, ["sst2"]), ("ag_news", 1, ["sst2"])]
-)
-def test_tasks_that_do_not_stand_on_it_are_carried_over(
-    run: MakeRun,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    task: str,
-    many: int,
-    again: list[str],
-) -> None:
-    """Unless the parent was sought among some of many: without the task, another one would have been among them."""
-    prefer(monkeypatch, {"sst2": "qnli"})
-    how: dict[str, Any] = {**GRAFTING, "more": ("--set", "composition=auto")}
-    whole, begin, learned, out = run(*TASKS, **how), GraftingContinual.begin, list[str](), tmp_path / "out"
-    assert [record.parent for record in Ledger.load(whole / LEDGER).records] == ["", "", "qnli"]
-    assert "seed 0, stand on: sst2 on qnli; the others on the pre-trained" in (whole / "report.md").read_text()
-    expected = run(*(each for each in TASKS if each != task), **how)
-
-    def beginning(self: GraftingContinual, task: Any) -> Any:
-        learned.append(task.name)
-        return begin(self, task)
-
-    monkeypatch.setattr(GraftingContinual, "begin", beginning)
-    monkeypatch.setattr(revision, "MANY", many)
-    capsys.readouterr()
-    assert remove(whole, task, out) == 0
-    assert learned == again
-    told = f"Writing {whole} without {task}, into {out}\nTrained again: {', '.join(again) or 'nothing'} (grafting-continual)\n"
-    assert told in capsys.readouterr().err
-    same(out, expected)
 
 
 @pytest.mark.sampled(share=0.3)

@@ -31,7 +31,7 @@ from forgetfree.serve.server import application
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
 from forgetfree.testing.tiny import FILLER, KEYWORDS, bert_config, pre_trained, tiny_model, tiny_task, wordpiece
-from forgetfree.training.encoded_task import loss_of, predict
+from forgetfree.training.encoded_task import predict, quality_of
 from forgetfree.training.floors import bag_of_words, linear_probes
 from forgetfree.training.training_options import TrainingOptions
 
@@ -236,7 +236,7 @@ def test_the_loss_is_binary_cross_entropy() -> None:
         at += len(labels)
     z = torch.cat([model.readout_module(0)(model.features(moods.batch([i])[0])) for i in range(len(moods))])
     expected = F.binary_cross_entropy_with_logits(z, moods.labels.reshape(z.shape).float())
-    assert loss_of(model, stream.tasks[0], moods, TrainingOptions()) == pytest.approx(expected.item(), rel=1e-5)
+    assert -quality_of(model, stream.tasks[0], moods, TrainingOptions())[1] == pytest.approx(expected.item(), rel=1e-5)
     one, many = (predict(model, moods, batch_size=size) for size in (1, 5))
     torch.testing.assert_close(one, many)
 

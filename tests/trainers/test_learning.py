@@ -339,7 +339,6 @@ def test_what_cannot_be_learned() -> None:
         ),
         (learn(region=Region.empty()), UsageError, ("No entry is free", "its region is empty")),
         (learn(parent="knwon"), TaskError, ("holds no task 'knwon'. Did you mean 'known'?",)),
-        (lambda: learning(model, ledger, "auto").__enter__(), UsageError, ("'auto' is a choice",)),
         (learn(rows="many"), UsageError, ("rows must be a whole number of at least 1, got 'many'",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement", fine_tuned="place"), UsageError, ("got fine_tuned='place'", ".state_dict()")),

@@ -180,9 +180,6 @@ def notes(results: Results) -> Iterator[str]:
         for seed, run in runs.items():
             for claim in run.facts.broken_claims:
                 yield f"Broken claim of {label}, seed {seed}: {claim}."
-            if parents := _chosen_parents(run):
-                chosen = ", ".join(f"{task} on {parent}" for task, parent in parents.items())
-                yield f"What the tasks of {label}, seed {seed}, stand on: {chosen}; the others on the pre-trained weights."
     several = len(results.records) > 1  # where one run is told of, its place is clear
     for record in results.records:
         place = f" ({record.source})" if several else ""
@@ -193,14 +190,6 @@ def notes(results: Results) -> Iterator[str]:
             )
         for failed in record.about.failed:
             yield f"Failed and left out: {failed['strategy']}, seed {failed['seed']}{place}: {failed['error']}"
-
-
-def _chosen_parents(run: Run) -> dict[str, str]:
-    """Return the parents of tasks, by task, where ``composition=auto`` chose them; those on θ_pre have none."""
-    ledger = run.facts.ledger or {} if run.facts.options.get("composition") == "auto" else {}
-    return {
-        task: parent for task, parent in zip(ledger.get("tasks", ()), ledger.get("parents", ()), strict=False) if parent
-    }
 
 
 def _count_seeds(seeds: Sequence[int]) -> str:
