@@ -26,7 +26,7 @@ from forgetfree.ledger.ledger import Effect, Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_weights, has_weights
 from forgetfree.models.heads import linear_head
 from forgetfree.trainers.attachment import NAME, AttachedRegion
-from forgetfree.trainers.definition import check_heads, meaning_of
+from forgetfree.trainers.definition import Meaning, check_heads, meaning_of
 from forgetfree.trainers.region_of_batches import Loss, Source, region_of_batches
 
 
@@ -163,19 +163,11 @@ def learning(
     graftable = LinearLayers(body, ledger.space) if ledger.effect == "beside" else PlainTensors(body, ledger.space)
     frozen = _frozen(graftable)
     named = _heads(model, body, heads)
-    meaning = None
-    told: dict[str, Any] = {
-        "max_length": max_length,
-        "metric": metric,
-        "instruction": instruction,
-        "template": template,
+    settings = {
+        **{"max_length": max_length, "metric": metric, "instruction": instruction, "template": template},
+        **{"max_new_tokens": max_new_tokens, "stop": stop, "closed_answers": closed_answers},
     }
-    told |= {"max_new_tokens": max_new_tokens, "stop": stop, "closed_answers": closed_answers}
-    settings = {name: value for name, value in told.items() if value is not None}
-    if labels is not None or kind is not None or tokenizer is not None or settings:
-        meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, settings)
-        if named and meaning.binding.readout == "generate":
-            raise UsageError(f"Texts are written by the model's own head, got heads={list(named)}. Leave heads= out.")
+    meaning = _meaning(model, body, ledger, task, named, kind, labels, tokenizer, settings)
     if not isinstance(rows, int) or rows < 1:
         raise UsageError(f"rows must be a whole number of at least 1, got {brief(rows)}. Leave it out for {ROWS}.")
     if among not in ("all", "free"):
@@ -212,15 +204,7 @@ def learning(
             f"region= has entries of {listed(named_frozen)}, which the model has frozen (requires_grad=False). Leave them out, "
             "or let them be trained: requires_grad_(True)."
         )
-    free = ledger.free(region, parent)
-    if not len(free):
-        reason = (
-            f"{parent!r} and what that stands on own all of its region. Let it stand on θ_pre (parent=None), or begin a ledger "
-            "with a smaller sparsity"
-            if parent
-            else "its region is empty. Give batches whose loss depends on the graftable entries, or some entries as region=…"
-        )
-        raise UsageError(f"No entry is free for task {task!r}: {reason}.")
+    free = _free(ledger, task, region, parent)
     own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
     before = _state(model, {*own, *kept.values(), *persistent_buffers(model)})
@@ -245,22 +229,62 @@ def learning(
             "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "
             "must be of the same region."
         )
-    moved = (values != start).cpu()
-    if attached.steps:  # an optimiser's decay moves what no row reaches, too
-        sizes = torch.tensor(attached.sizes, device="cpu")
-        moved &= torch.tensor(list(attached.reached.values()), device="cpu").repeat_interleave(sizes)
+    moved = _learned(attached, start, values)
     if not bool(moved.any()):
         weights = {f"{name}.{key}" for name, head in named.items() for key, _ in head.named_parameters()}
         _check_learned(task, attached, any(not torch.equal(state[name], before[name]) for name in weights))
     elif unreached := [name for name, reached in attached.reached.items() if not reached]:
         tell_note(f"task {task!r}: no row reached {listed(unreached)}, so nothing was learned there.")
     owned = Graft(Region(free.indices[moved]), values.cpu()[moved])
-    learned, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
-    share = len(region) / len(ledger.space)
-    gamma = region - Region(free.indices[~moved])
-    ledger.append(Record(task, gamma, owned, share, learned, changed, definition, parent=parent))
+    gamma, share = region - Region(free.indices[~moved]), len(region) / len(ledger.space)
+    readout, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
+    ledger.append(Record(task, gamma, owned, share, readout, changed, definition, parent=parent))
     ledger.binding = meaning.binding if meaning else ledger.binding
     ledger.head = ledger.head or head_digest(model)
+
+
+def _meaning(
+    model: nn.Module,
+    body: nn.Module,
+    ledger: Ledger,
+    task: str,
+    heads: Mapping[str, nn.Module],
+    kind: str | None,
+    labels: Sequence[str] | None,
+    tokenizer: Any,
+    settings: Mapping[str, Any],
+) -> Meaning | None:
+    """Return how all of forgetfree answers a task from its ledger; ``None`` where nothing is told of it."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if labels is None and kind is None and tokenizer is None and not given:
+        return None
+    meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, given)
+    if heads and meaning.binding.readout == "generate":
+        raise UsageError(f"Texts are written by the model's own head, got heads={list(heads)}. Leave heads= out.")
+    return meaning
+
+
+def _free(ledger: Ledger, task: str, region: Region, parent: str) -> Region:
+    """Return the entries of γ that a task would own."""
+    free = ledger.free(region, parent)
+    if len(free):
+        return free
+    reason = (
+        f"{parent!r} and what that stands on own all of its region. Let it stand on θ_pre (parent=None), or begin a ledger "
+        "with a smaller sparsity"
+        if parent
+        else "its region is empty. Give batches whose loss depends on the graftable entries, or some entries as region=…"
+    )
+    raise UsageError(f"No entry is free for task {task!r}: {reason}.")
+
+
+def _learned(attached: AttachedRegion, start: Tensor, values: Tensor) -> Tensor:
+    """Return which free entries moved ``(s,)``, without those that no row reached: an optimiser's decay moves these, too."""
+    moved = (values != start).cpu()
+    if attached.steps:
+        sizes = torch.tensor(attached.sizes, device="cpu")
+        moved &= torch.tensor(list(attached.reached.values()), device="cpu").repeat_interleave(sizes)
+    return moved
 
 
 def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> None:
