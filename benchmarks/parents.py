@@ -228,10 +228,11 @@ class Skills:
         parts = bench.task.train, bench.task.validation
         x = torch.cat([features_of(bench.model, part, bench.model.features).flatten(1) for part in parts]).numpy()
         y = np.concatenate([np.asarray(part.targets) for part in parts])
+        folds = StratifiedKFold(min(4, int(np.unique(y, return_counts=True)[1].min())))
         regression = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
-        with warnings.catch_warnings():  # one that has not quite converged tells candidates apart, too
+        with warnings.catch_warnings():  # a probe that has not converged still tells candidates apart
             warnings.simplefilter("ignore", ConvergenceWarning)
-            shares = cross_val_predict(regression, x, y, cv=StratifiedKFold(4), method="predict_proba")
+            shares = cross_val_predict(regression, x, y, cv=folds, method="predict_proba")
         return float(log_loss(y, shares)), float(np.mean(np.unique(y)[shares.argmax(1)] == y))
 
     def kinship(self, number: int, earlier: Sequence[Skill]) -> dict[str, float]:

@@ -205,10 +205,10 @@ CASES = [
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --nothing adamw", "--version, --without. Options without a flag are set with --set KEY=VALUE."),
     Case(
-        "run sst2 --compostion auto",
+        "run sst2 --compostion alone",
         "Unknown flag of 'forgetfree run' '--compostion'. Did you mean --set composition=VALUE?",
     ),
-    Case("run sst2 --composition auto", "--composition is no flag. Give this option with --set composition=VALUE."),
+    Case("run sst2 --composition alone", "--composition is no flag. Give this option with --set composition=VALUE."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
     Case(
         "run sst2 --sparsity 0.1 --strategy lora", "'sparsity' is not an option of lora. Strategies with this option: "

@@ -315,6 +315,11 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
             {"base_fraction": 0.0, "mask_steps": 0},
             "base_fraction=0 with mask_steps=0 leaves the region empty",
         ),
+        (
+            "grafting-continual",
+            {"composition": "alone", "final_union": True},
+            "composition=alone makes no union, but final_union evaluates one",
+        ),
         ("merge-stitch", {"sparsity": 1e-9}, "leaves no entry"),
         ("merge-ties", {"density": 1e-9}, "leaves no entry"),
     ],
