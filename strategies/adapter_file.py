@@ -1,11 +1,11 @@
-"""The file of adapters, a `forgetfree.tensor_file.TaskFile` with a record a task; and answers from it, without the strategy.
+"""The file of adapters, a `forgetfree.tensor_file.TaskFile` with a record per task; and answers from it, without the strategy.
 
     adapter/…  A and B of each layer, as `peft.get_peft_model_state_dict` names them
     readout/…  the task's own readout tensors
     buffer/…   buffers that training changed (BatchNorm's, say)
 
-The fields of a task are the settings of its adapter, as PEFT names them. The metadata say whether adapters act together, and
-name the base model's fingerprint and what else its answers depend on (`forgetfree.ledger.binding`).
+The fields of a task are the settings of its adapter, with PEFT's names. The metadata record whether adapters act together, the
+base model's fingerprint and the other settings that answers depend on (`forgetfree.ledger.binding`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forgetfree.serve.weights import RunWeights
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors
 
 FORMAT = "forgetfree.lora"
-#: What a record says of its adapter; the rest is PEFT's default.
+#: The adapter settings in a record; all others have PEFT's defaults.
 SETTINGS = ("r", "lora_alpha", "lora_dropout", "target_modules")
 FILE = TaskFile(
     RunError,
@@ -47,17 +47,17 @@ def save_adapters(path: Path, tasks: Sequence[TaskTensors], loaded: LoadedModel,
     """Write the file, atomically.
 
     Args:
-        path: where.
-        tasks: of every task, in order.
+        path: the file.
+        tasks: the record of every task, in order.
         loaded: the base model.
-        joint: whether all adapters act together, rather than each alone.
+        joint: whether all adapters act together, instead of each alone.
     """
     header = {"together": json.dumps(joint), "fingerprint": loaded.fingerprint, "binding": loaded.binding().json}
     FILE.write_tasks(path, tasks, header)
 
 
 def load_adapters(path: Path, loaded: LoadedModel) -> tuple[list[TaskTensors], bool]:
-    """Read what `save_adapters` wrote of the same model.
+    """Load a file of `save_adapters` for the same model.
 
     Returns:
         The tasks in order, and whether all adapters act together.
@@ -89,7 +89,7 @@ def load_adapters(path: Path, loaded: LoadedModel) -> tuple[list[TaskTensors], b
 
 
 def _check_settings(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> None:
-    """Raise ``ValueError`` unless these are settings of an adapter, of the rank that its tensors have."""
+    """Raise ``ValueError`` unless these are settings of an adapter with the rank of its tensors."""
     check_fields(key, stored, {"r": int, "lora_alpha": int, "target_modules": str})
     check(key, ", ".join(stored), set(stored) == set(SETTINGS), f"{', '.join(SETTINGS)} alone")
     for name, tensor in adapter.items():
@@ -139,7 +139,7 @@ class AdapterWeights(RunWeights):
 
     @contextmanager
     def answering(self, task: str) -> Iterator[None]:
-        """Put the adapters into the model; it is the base model again afterwards."""
+        """Put the adapters into the model; the base model is restored afterwards."""
         model, acting = self._loaded.model, self._acting[task]
         model.backbone = self._adapters.activate([self._names[each] for each in acting]).train(model.backbone.training)
         try:
@@ -150,7 +150,7 @@ class AdapterWeights(RunWeights):
 
     @contextmanager
     def merged(self, task: str) -> Iterator[None]:
-        """Add the products of the adapters to the base model's own weights, which it has again afterwards."""
+        """Add the products of the adapters to the base model's own weights, which are restored afterwards."""
         acting = [self._names[each] for each in self._acting[task]]
         weights: dict[str, Tensor] = {}
         for name, module in self._adapters.model.named_modules():

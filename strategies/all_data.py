@@ -21,11 +21,11 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
     dataset: Any
 
     def setup(self) -> None:
-        """Keep all rows."""
+        """Count all rows as stored."""
         self.keep_beside(lambda: self.dataset)
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train everything. A task that is cut short does not count."""
+        """Train everything. The rows of an interrupted task are dropped."""
         self.scope.enter_context(undo_on_error(partial(setattr, self, "dataset", self.dataset)))
         return self.everything_by_avalanche(task)
 
@@ -52,7 +52,7 @@ class Joint(TemplateStrategy, supervised.JointTraining):
     Options = JointOptions
 
     def setup(self) -> None:
-        """Keep all rows."""
+        """Count all rows as stored."""
         self.keep_beside(lambda: [experience.dataset for experience in self.stream.benchmark.train_stream])
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:

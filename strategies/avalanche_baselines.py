@@ -1,7 +1,7 @@
-"""The classic baselines, as Avalanche implements them; `forgetfree.continual.adapter` makes strategies of them.
+"""The classic baselines, as Avalanche implements them; `forgetfree.continual.adapter` turns them into strategies.
 
-Defaults suit fine-tuning a pre-trained model for a few hundred steps with small batches. docs/baselines.md has them all in
-one table, with what each keeps and what of Avalanche's had to be fixed.
+Defaults suit fine-tuning a pre-trained model for a few hundred steps with small batches. docs/baselines.md lists them all in
+one table, with the data that each stores and the fixes to Avalanche's code.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def _der_fits(options: Any, stream: Stream) -> None:
 
 
 class _LabelsApart:
-    """Mixin of memories balanced over labels: tasks number their labels from 0, and Avalanche takes equal numbers for one."""
+    """Mixin of memories balanced over labels: each task numbers its labels from 0, and Avalanche confuses equal numbers."""
 
     def update(self, strategy: Any, **kwargs: Any) -> None:
         data = strategy.experience.dataset
         if strategy.stream.scenario == "task":
             first = sum(1 + max(task.train.targets) for task in strategy.stream.tasks[: strategy.task.label])
             data = data.update_data_attribute("targets", [first + int(y) for y in data.targets])
-        with showing(strategy, data):  # rows keep their labels; only what groups them is another
+        with showing(strategy, data):  # rows keep their labels; only their groups change
             super().update(strategy, **kwargs)  # type: ignore[misc]  # of the buffer mixed into
 
 
@@ -80,7 +80,7 @@ class _BalancedBuffer(_LabelsApart, ClassBalancedBuffer):
 
 
 class _GDumbPlugin(avalanche.GDumbPlugin):
-    """Avalanche's, with a memory that knows tasks."""
+    """Avalanche's plugin, with a memory that distinguishes tasks."""
 
     def __init__(self, mem_size: int) -> None:
         super().__init__(mem_size)
@@ -107,7 +107,7 @@ class GDumb(
 ):
     """GDumb: for each task, train θ_pre on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
 
-    The memory is drawn after all examples of the task were seen (a reservoir per label); the paper fills it greedily.
+    The memory is sampled after all examples of the task were seen (a reservoir per label); the paper fills it greedily.
     """
 
     Options = GDumbOptions
@@ -115,15 +115,15 @@ class GDumb(
     def updates_for(self, task: EncodedTask) -> int | None:
         """Return the updates of the passes over the memory, which the plugin fills before the first one."""
         seen = {each.name: each for each in (*self.learned, task)}
-        apart = self.stream.scenario == "task"  # else equal labels of several tasks share one place
+        apart = self.stream.scenario == "task"  # else equal labels of several tasks share one group
         rows = Counter((name if apart else "", y) for name, each in seen.items() for y in each.train.targets)
-        share, left = divmod(self.options.mem_size, len(rows))  # no label takes another's place
+        share, left = divmod(self.options.mem_size, len(rows))  # free places of one label are not given to others
         held = sum(min(count, share + (place < left)) for place, count in enumerate(rows.values()))
         return self.options.passes * -(-held // self.options.batch_size) or None
 
 
 class _ForTask(nn.Module):
-    """A model as DER calls it: for one task, without task labels, with logits of one width for all tasks."""
+    """A model in the form in which DER calls it: for one task, without task labels, with the same width of logits for all tasks."""
 
     def __init__(self, model: nn.Module, task: int, width: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _ForTask(nn.Module):
 
 
 class _LogitsByTask(_LabelsApart, ClassBalancedBufferWithLogits):
-    """DER's memory for models with task labels, which it forgets to give."""
+    """DER's memory for models with task labels, which Avalanche's does not pass to the model."""
 
     def update(self, strategy: Any, **kwargs: Any) -> None:
         model = strategy.model
@@ -156,21 +156,21 @@ class DER(
 ):
     """Dark experience replay: replay stored examples with their earlier logits (Buzzega et al., 2020, §3).
 
-    Avalanche's asks the model for logits without task labels and stacks logits of unequal width. Here the memory names
-    the task, and logits are filled up to the widest task's with the lowest number, which adds nothing to the distance.
-    The distance is Avalanche's, the mean over the width, where the paper has the sum; one batch of remembered rows serves both
+    Avalanche's DER asks the model for logits without task labels and stacks logits of unequal width. Here the memory passes the
+    task, and logits are padded to the widest task's with the lowest number, which adds nothing to the distance. As in
+    Avalanche, the distance is the mean over the width, where the paper has the sum, and one batch of stored rows serves both
     terms, where the paper draws two.
     """
 
     def setup(self) -> None:
-        """Make a memory that knows tasks."""
+        """Create a memory that distinguishes tasks."""
         self.width = max(self.stream.model.readout_of(task.label).n_labels for task in self.stream.tasks)
         self.storage_policy = _LogitsByTask(self.mem_size, adaptive_size=True)
         self.keep_beside(lambda: self.storage_policy)
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train everything, by logits of one width."""
-        # Avalanche rehearses nothing, and does not say so, while it remembers fewer rows than a batch of them takes.
+        """Train everything, with logits of one width."""
+        # Avalanche silently replays nothing while it has fewer stored rows than one batch of them needs.
         rows, wanted = len(self.storage_policy.buffer), self.options.batch_size_mem
         self.batch_size_mem = min(rows, wanted) or wanted
         return self.everything_by_avalanche(task, answer=lambda x, t: _widen(self.model(x, t), self.width))
@@ -190,8 +190,8 @@ class EWC(
 ):
     """Elastic weight consolidation: a quadratic penalty by Fisher information, one per task (Kirkpatrick et al., 2017, eq. 3).
 
-    As in Avalanche, λ lacks the paper's factor ½, and the Fisher information is that of the true labels, squared batch by
-    batch of ``batch_size`` rows: smaller than row by row, so λ is larger than in the paper.
+    As in Avalanche, λ lacks the paper's factor ½, and the Fisher information uses the true labels and squares the gradients of
+    whole batches of ``batch_size`` rows: it is smaller than row by row, so λ is larger than in the paper.
     """
 
 
@@ -211,10 +211,11 @@ def _detach(tensors: Mapping[str, Any]) -> None:
 
 
 class _SIPlugin(avalanche.SynapticIntelligencePlugin):
-    """Avalanche's keeps ``parameter.cpu()`` as the weights before a step: on a CPU the weights themselves, not a copy.
+    """Avalanche's plugin with two fixes: the weights before a step are copied, and importances are clipped at 0.
 
-    They move along with the step, so that all paths and penalties are 0. And importances may be below 0, where a weight
-    moved against its gradient: the penalty then drives it away. The authors' own code cuts them at 0.
+    Avalanche stores ``parameter.cpu()``: on a CPU the weights themselves, which move along with the step, so that all paths and
+    penalties are 0. And importances may be negative, where a weight moved against its gradient: the penalty then drives it
+    away. The authors' own code clips them at 0.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -241,13 +242,14 @@ class SI(
 ):
     """Synaptic intelligence: a penalty by each weight's share in the decrease of the loss (Zenke et al., 2017, eqs. 4 and 5).
 
-    As in Avalanche, the penalty is λ/2 where the paper has c, importances above 0.001 are cut to it (Maltoni & Lomonaco, 2019),
-    and the path is that of the whole loss, penalty included; its gradients are clipped ones, where `max_gradient_norm` is set.
+    As in Avalanche, the penalty is λ/2 where the paper has c, importances above 0.001 are clipped to it (Maltoni & Lomonaco,
+    2019), and the path uses the gradients of the whole loss, penalty included, clipped if `max_gradient_norm` is set.
     """
 
 
 class _MASPlugin(avalanche.MASPlugin):
-    """Avalanche's stops with an error at a loss of exactly 0: it takes it for none."""
+    """Avalanche's plugin raises an error at a loss of exactly 0, which it takes for a missing loss; here the loss is made positive.
+    """
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         if not strategy.loss:
@@ -263,13 +265,13 @@ class MAS(
 ):
     """Memory aware synapses: a penalty weighted by the sensitivity of the outputs to each weight (Aljundi et al., 2018, §4).
 
-    As in Avalanche, gradients are those of a batch instead of an example, and importances are averaged over tasks with α; the
+    As in Avalanche, gradients are computed per batch, not per example, and importances are averaged over tasks with α; the
     paper adds them up.
     """
 
 
 class _RWalkPlugin(avalanche.RWalkPlugin):
-    """Avalanche's, which takes scores at least once a task."""
+    """Avalanche's plugin, made to compute scores at least once per task."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         self.delta_t = min(strategy.options.delta_t, strategy.training.steps)
@@ -287,13 +289,13 @@ class RWalk(
 
     As in Avalanche, the Fisher information is computed per batch, not per example.
 
-    Avalanche divides scores by the largest: 0 by 0 where none was taken yet, and all weights are NaN from then on. So
-    ``delta_t`` is cut to the steps of the task.
+    Avalanche divides scores by the largest one: 0 by 0 if none was computed yet, and then all weights become NaN. So
+    ``delta_t`` is limited to the steps of the task.
     """
 
 
 class _LwFPlugin(avalanche.LwFPlugin):
-    """Avalanche's teacher is a copy of a model in training mode, and so answers with dropout."""
+    """Avalanche's plugin, with the teacher in evaluation mode: it is a copy of a model in training mode, with dropout."""
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         super().after_training_exp(strategy, **kwargs)

@@ -16,7 +16,7 @@ GRAFT = "graft.safetensors"
 
 
 class BareGraftOptions(TaskwiseOptions, LocalizationOptions):
-    """Options of a graft without further training: of fine-tuning and localization."""
+    """Options of a graft without further training: those of fine-tuning and localization."""
 
 
 class BareGraft(RegionStrategy):
@@ -35,7 +35,7 @@ class BareGraft(RegionStrategy):
         self.storage = _LedgerAndGraft(self)
 
     def begin(self, task: EncodedTask) -> Training:
-        """Fine-tune θ_pre on the task alone, localize γ, and put θ_ft there: no update follows."""
+        """Fine-tune θ_pre on the task alone, localize γ, and copy the values of θ_ft there, without further updates."""
         tuned = self.fine_tuned(task)
         region = self.localize(task, tuned)
         training = self.region_training(task, region, start=tuned, steps=0, options=self.options)
@@ -44,14 +44,14 @@ class BareGraft(RegionStrategy):
 
 
 class _LedgerAndGraft:
-    """Writes the ledger; of a stream of one task the graft, too, as a file of its own."""
+    """Writes the ledger; for a stream of one task, also the graft as a file of its own."""
 
     def __init__(self, strategy: BareGraft) -> None:
         self._strategy = strategy
         self.load, self.bytes_kept = strategy.ledger_model.load, strategy.ledger_model.bytes_kept
 
     def save(self, directory: Path) -> None:
-        """Write both."""
+        """Write the ledger, and the graft of a stream of one task."""
         strategy = self._strategy
         strategy.ledger_model.save(directory)
         if len(strategy.stream.tasks) > 1 or not strategy.ledger.records:

@@ -15,7 +15,7 @@ class BitFit(RegionStrategy):
     """Train all biases from θ_pre, those of LayerNorm included (Ben Zaken et al., 2022, arXiv:2106.10199, §3).
 
     As in the paper, each task has its own model; only its biases are stored. With AdamW, the learning rate is `learning_rate`
-    times √(N/s), about 20 to 30 for a transformer: what the paper's rates for biases are to those for whole models.
+    times √(N/s), about 20 to 30 for a transformer: the ratio of the paper's rates for biases to those for whole models.
     Difference to the paper: embeddings, pooler and LM head are not in the parameter space, so their biases do not change.
     """
 

@@ -30,11 +30,11 @@ class FineTune(ContinualStrategy):
     resumable = True
 
     def setup(self) -> None:
-        """Keep a model per task."""
+        """Store a model per task."""
         self.storage = self.models = TaskModels(self)
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
+        """Train everything from θ_pre; without steps if the store already has the fine-tuned model."""
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         known = self.scope.enter_context(self.models.making(task))
         if known:
@@ -44,7 +44,7 @@ class FineTune(ContinualStrategy):
         return self.everything(task, steps=steps, phase="fine_tune")
 
     def commit(self, task: EncodedTask, training: Training) -> None:
-        """Keep the model; the next task starts from θ_pre again."""
+        """Store the model; the next task starts from θ_pre again."""
         self.models.keep(task, ModelState.of(self.model, [task.name]), is_new=training.steps > 0)
         self.pre_trained.load_(self.model)
 
@@ -64,7 +64,7 @@ class TaskModels:
     """The fine-tuned model of each task, in the strategy's store, which several strategies may share.
 
     Args:
-        strategy: whose; with plugins of its own, whose effect no key names, the store is its own too.
+        strategy: the strategy. If it has plugins, its store is not shared, because keys do not include their effect.
     """
 
     def __init__(self, strategy: FineTune) -> None:
@@ -75,16 +75,16 @@ class TaskModels:
         self._on_disk = strategy.shares_store and not strategy.has_plugins
 
     def key(self, task: EncodedTask) -> str:
-        """Return under which key the task's model stands: of everything that determines it, where others share the store."""
+        """Return the key of the task's model; in a shared store, a key of everything that determines the model."""
         strategy = self._strategy
         return strategy.bench(task).key(strategy.options) if strategy.shares_store else task.name
 
     def making(self, task: EncodedTask) -> AbstractContextManager[ModelState | None]:
-        """Give the task's fine-tuned model, if it is in the store; else no other process makes it until this one has."""
+        """Return a context with the task's fine-tuned model from the store; else no other process trains it meanwhile."""
         return self._store.making(self.key(task))
 
     def keep(self, task: EncodedTask, state: ModelState, *, is_new: bool) -> None:
-        """Keep the task's model, which is new unless `making` gave it."""
+        """Store the task's model, which is new unless `making` returned it."""
         key = self._keys[task.name] = self.key(task)
         self._sizes[task.name] = state.size_in_bytes
         if is_new:
@@ -103,7 +103,7 @@ class TaskModels:
         return state
 
     def save(self, directory: Path) -> None:
-        """Write under which key each task's model stands in the store; the models too, where no store is shared."""
+        """Write the key of each task's model in the store; also the models, if the store is not shared."""
         if not self._on_disk:
             models = StateStore(directory)
             for task in self._strategy.learned:
@@ -111,7 +111,7 @@ class TaskModels:
         write_json(directory / "fine-tuned.json", self._keys)
 
     def load(self, directory: Path) -> None:
-        """Take the models from the store or the directory."""
+        """Load the models from the store or the directory."""
         path, strategy = directory / "fine-tuned.json", self._strategy
         keys = read_json(path, RunError, "Restore it from a copy, or run the stream again.", check_keys)
         sizes, readouts = dict[str, int](), dict[str, dict[str, Tensor]]()

@@ -17,13 +17,14 @@ from forgetfree.options import option
 
 
 class _ProjectedUpdate:
-    """Mixin of GEM's and A-GEM's plugins: they project the update, wherever it is not the gradient times one rate.
+    """Mixin of GEM's and A-GEM's plugins: they project the update, unless it is the gradient times one rate.
 
-    AdamW's scaling, momentum, decay and a rate of the readout's own turn a projected gradient, and the losses that the
-    constraint holds down may rise. The update is brought to the gradient's length for it, which GEM's γ is a margin beside.
+    AdamW's scaling, momentum, decay and a separate rate of the readout change the direction of a projected gradient, so that the
+    constrained losses may rise. For the projection the update is scaled to the gradient's length, since GEM's γ is a margin
+    relative to it.
 
-    Readouts of earlier tasks have no gradient in a step, and Avalanche's leave them out of what they write, but not of the
-    constraint. Here they take their part.
+    Readouts of earlier tasks have no gradient in a step. Avalanche's plugins leave them out of the projected gradient, but not
+    of the constraint. Here they are in both.
     """
 
     _before: tuple[list[tuple[Any, Tensor]], float] | None = None
@@ -60,7 +61,7 @@ def _trainable(strategy: Any) -> list[nn.Parameter]:
 
 
 def _length(tensors: Iterable[Tensor]) -> float:
-    """Return the length of several tensors as one vector; a little more than 0, as one divides by it."""
+    """Return the length of several tensors as one vector, always above 0, so that one can divide by it."""
     return float(torch.stack([tensor.norm() for tensor in tensors]).norm()) + torch.finfo(torch.float32).tiny
 
 
@@ -79,7 +80,7 @@ class _GEMPlugin(_ProjectedUpdate, avalanche.GEMPlugin):
 
 
 def _a_sample_a_task(options: Any, stream: Stream) -> None:
-    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows."""
+    """Refuse too small a sample: Avalanche takes ``sample_size // tasks`` rows per task, none if there are more tasks than rows."""
     earlier = len(stream.tasks) - 1
     if options.sample_size < earlier:
         raise OptionError(
@@ -103,7 +104,7 @@ class AGEM(
 
 def _quadprog(options: Any, stream: Stream) -> None:
     one_label_a_row("gem", "divides its memory by labels", options, stream)
-    if find_spec("quadprog") is None:  # Avalanche solves eq. 11 by it
+    if find_spec("quadprog") is None:  # Avalanche solves eq. 11 with it
         raise UsageError(
             "gem solves a quadratic program at each step, but the solver is not installed. Install it with: pip "
             "install 'forgetfree[gem]'."

@@ -36,8 +36,8 @@ class GraftingContinual(RegionStrategy):
 
     Each task is inferred with θ_pre and the union of the regions up to its own, so later tasks cannot change it.
     With ``composition=alone`` each task has its own region on θ_pre instead.
-    With ``warm_start``, θ_ft is trained on all tasks in turn. It forgets, but no task is inferred with it: γ is what moved most
-    of the free entries, and is trained on what the task stands on, so nothing is forgotten.
+    With ``warm_start``, θ_ft is trained on all tasks in turn. θ_ft forgets, but no task is inferred with it: it only selects γ,
+    the free entries that moved most, and γ is trained on the weights that the task stands on. So nothing is forgotten.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, only the readout
@@ -63,15 +63,15 @@ class GraftingContinual(RegionStrategy):
         extra_bytes = 0
         if self.options.warm_start:
             extra_bytes = replace(self.pre_trained, readouts={}).size_in_bytes  # θ_ft, from which the next task starts
-            self.options = self.options.model_copy(update={"among": "free"})  # earlier tasks moved most what they own
+            self.options = self.options.model_copy(update={"among": "free"})  # what earlier tasks own moved most
         self.open_ledger(self.options.composition, extra_bytes)
-        self._in_turn: tuple[int, ModelState | None] = (0, None)  # a number of tasks, and θ_ft trained on these in turn
+        self._in_turn: tuple[int, ModelState | None] = (0, None)  # a number of tasks, and θ_ft trained on them in turn
 
     def begin(self, task: EncodedTask) -> Training:
-        """Find γ_n, and train of it what no task below owns, on top of what those own."""
+        """Find γ_n, and train its entries that no task below owns, on top of the tasks below."""
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and θ_ft may start from that
+        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft; and θ_ft may start from θ_ft
         #     of the task before.
         if self.options.warm_start:
             tuned = self._tuned = self._fine_tuned_in_turn(task)
@@ -83,20 +83,20 @@ class GraftingContinual(RegionStrategy):
         return self.region_training(task, region, start=tuned)
 
     def _fine_tuned_in_turn(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of a task, trained on the learned tasks in turn, then on it; what the store has is not trained again."""
+        """Return θ_ft of a task, trained on the learned tasks in turn and then on it; models in the store are reused."""
         count, state = self._in_turn
         for each in self.learned[count:]:  # none, unless they were loaded
             state = self.fine_tuned(each, start=state)
         return self.fine_tuned(task, start=state)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
-        """(3) Record in the ledger who owns what, with its values."""
+        """(3) Record the task's entries in the ledger, with their values."""
         self.ledger_model.commit(self.ledger_model.record(training))
         if self.options.warm_start:
             self._in_turn = len(self.learned) + 1, self._tuned
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or of its own region alone."""
+        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k, or under its own region alone."""
         return self.ledger_model.of(task)
 
     def extra_results(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class AdapterOptions(TrainingOptions):
 
 
 def adapter_training(options: AdapterOptions) -> TrainingOptions:
-    """Return the options by which adapters are trained. ℓ1 has no part in it: what is trained is not θ."""
+    """Return the options of training adapters. There is no ℓ1 penalty, because θ is not trained."""
     rates = {
         "learning_rate": options.lora_learning_rate or 10 * options.learning_rate,
         "readout_learning_rate": options.readout_learning_rate or options.learning_rate,
@@ -62,7 +62,7 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
 
 
 class AdapterStrategy(ContinualStrategy):
-    """Base of strategies by adapters: what they all do alike. Each makes its `adapters` in `setup`."""
+    """Base class of strategies with adapters. Each creates its `adapters` in `setup`."""
 
     resumable: ClassVar[bool] = True
     adapters: TaskAdapters
@@ -109,15 +109,15 @@ class LoRA(AdapterStrategy):
 
     The paper adapts to one task; here each task of the stream has its own adapters on θ_pre, which predict for it, so
     other tasks cannot change it. Before a task is learned, θ_pre predicts for it. A task cannot be learned twice.
-    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With
-    ``adapter_start=previous``, adapters start from those of the task before.
+    By default, PEFT's choice of layers is adapted: query and value, as in the paper. With ``adapter_start=previous``,
+    adapters start from those of the task before.
     """
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
     forget_free: ClassVar[bool] = True
 
     def setup(self) -> None:
-        """Make adapters that act alone, none so far."""
+        """Create a set of adapters that act alone, empty so far."""
         self.adapters = TaskAdapters(self, joint=False)
 
     def begin(self, task: EncodedTask) -> Training:
@@ -154,7 +154,7 @@ class OLoRA(AdapterStrategy):
     Options: ClassVar[type[TrainingOptions]] = OLoRAOptions
 
     def setup(self) -> None:
-        """Make adapters that act together, none so far."""
+        """Create a set of adapters that act together, empty so far."""
         self.adapters = TaskAdapters(self, joint=True)
 
     def begin(self, task: EncodedTask) -> Training:
@@ -182,12 +182,12 @@ class TaskAdapters:
     """The adapters of a strategy's tasks, and its model, which holds θ_pre between tasks.
 
     Args:
-        strategy: a `ContinualStrategy`; this becomes what it keeps.
-        joint: whether the adapters of all tasks so far act together, rather than each task's alone.
+        strategy: a `ContinualStrategy`; this object becomes its `storage`.
+        joint: whether the adapters of all tasks so far act together, instead of each task's alone.
 
     Attributes:
-        adapters: those of all tasks, by name.
-        records: what is kept of the learned tasks, by the names of their adapters.
+        adapters: the adapters of all tasks, by name.
+        records: the stored tensors of the learned tasks, by the names of their adapters.
     """
 
     def __init__(self, strategy: ContinualStrategy, *, joint: bool) -> None:
@@ -198,7 +198,7 @@ class TaskAdapters:
         self._settings: dict[str, Any] = {}  # of the newest adapters
         #: The names of the adapters that act in the model now.
         self._acting: list[str] = []
-        #: What the training of a task changes; none before the first.
+        #: The changes of a task's training; none before the first.
         self._change: Transaction[Any] | None = None
         strategy.storage = self
 
@@ -217,11 +217,11 @@ class TaskAdapters:
     def training(
         self, task: EncodedTask, loss: Callable[[Tensor, Tensor], Tensor] | None = None, start: str = ""
     ) -> Training:
-        """Return the training of new adapters, under those of all earlier tasks unless each acts alone.
+        """Return the training of new adapters, together with those of all earlier tasks unless each acts alone.
 
         Args:
             task: the task.
-            loss: from logits and labels; default: cross-entropy.
+            loss: maps logits and labels to the loss; default: cross-entropy.
             start: the learned task whose adapters they start from; empty: PEFT's initial values.
 
         Raises:
@@ -238,7 +238,7 @@ class TaskAdapters:
             "r": options.rank,
             "lora_alpha": options.lora_alpha,
             "lora_dropout": options.lora_dropout,
-            "target_modules": "|".join(map(re.escape, layers)),  # PEFT adapts those whose whole name it matches
+            "target_modules": "|".join(map(re.escape, layers)),  # PEFT adapts layers whose whole name matches
         }
         self.adapters.add(self.newest, LoraConfig(**self._settings), derive_seed(strategy.seed, "adapters", task.name))
         for record in self.records.values():
@@ -268,7 +268,7 @@ class TaskAdapters:
             readout=tensors_of(model.readout_module(task.label)),
             buffer={name: buffer.clone() for name, buffer in changed.items()},
         )
-        if self._joint:  # one model for all: of what all tasks train on, the newest state counts
+        if self._joint:  # one model for all: only the newest state of the tensors that all tasks train is needed
             dropped = ("buffer/", "readout/") if model.shared_readout else ("buffer/",)
             self.records = {name: _without(each, dropped) for name, each in self.records.items()}
         self.records[self.newest] = TaskTensors(task.name, tensors, self._settings)
@@ -277,7 +277,7 @@ class TaskAdapters:
         self._become([])
 
     def _read(self, readout: nn.Module) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor]]:
-        """Return what training changes: the adapters that act, a readout, and the buffers of the backbone."""
+        """Return the state that training changes: the acting adapters, a readout, and the buffers of the backbone."""
         buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._original).items()}
         return self._acting, tensors_of(readout), buffers
 
@@ -301,7 +301,7 @@ class TaskAdapters:
                 self._become([])
 
     def _become(self, names: Sequence[str]) -> None:
-        """Give the model these adapters, and the buffers that go with them; without any it is the stream's own."""
+        """Put these adapters and their buffers into the model; with none, restore the stream's own backbone."""
         self._acting = list(names)
         model = self._strategy.model
         backbone = self.adapters.activate(names) if names else self._original
@@ -323,7 +323,7 @@ class TaskAdapters:
         save_adapters(path, list(self.records.values()), self._strategy.stream.loaded, joint=self._joint)
 
     def load(self, directory: Path) -> None:
-        """Read the adapters; the next task may be learned beside them."""
+        """Load the adapters; the next task may be learned in addition."""
         strategy, path = self._strategy, directory / "adapters.safetensors"
         records, joint = load_adapters(path, strategy.stream.loaded)
         if joint != self._joint:
@@ -350,6 +350,6 @@ class TaskAdapters:
 
 
 def _without(record: TaskTensors, starts: tuple[str, ...]) -> TaskTensors:
-    """Return a record without the tensors whose names begin so."""
+    """Return a record without the tensors whose names begin with ``starts``."""
     kept = {name: tensor for name, tensor in record.tensors.items() if not name.startswith(starts)}
     return replace(record, tensors=kept)

@@ -28,12 +28,13 @@ class LoTTOOptions(RegionOptions):
 class LoTTO(ContinualStrategy):
     """Lottery ticket adaptation with mutually sparse masks (Panda et al., 2024, arXiv:2406.16797).
 
-    A task continues from the model that earlier tasks left. Calibration trains all entries that none of them moved; the mask
-    is the share `sparsity` of these that moved most; the weights are reset, and only the mask's entries are trained.
-    So no entry that an earlier task trained changes again. The one model predicts for all tasks, and later tasks change it
-    elsewhere, so predictions for earlier tasks may change.
+    A task continues from the model that earlier tasks left. Calibration trains all entries that no earlier task moved; the mask
+    is the share `sparsity` of all entries, chosen among these as those that moved most; the weights are reset, and only the
+    mask's entries are trained. So no entry that an earlier task trained changes again. One model predicts for all tasks, and
+    later tasks change its other entries, so predictions for earlier tasks may change.
 
-    Where the paper is silent: a linear readout starts the second training from the first one's; rates as in grafting.
+    Where the paper is silent: in the second training, a linear readout starts from the calibrated one; learning rates are as in
+    grafting.
     """
 
     Options = LoTTOOptions

@@ -1,8 +1,8 @@
 """Merging: fine-tune θ_pre on each task alone, and predict for all learned tasks with one merged model.
 
-A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t that a graft holds, and 0 elsewhere. Every
-rule is entrywise. It takes what T grafts hold at n entries, values θ_t and γ_t ``(T, n)`` with θ_pre where a graft holds
-nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``.
+A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t of a graft, and 0 elsewhere. Every rule is
+entrywise. Its arguments are the values θ_t and the masks γ_t of T grafts at n entries ``(T, n)``, where θ_t is θ_pre outside of
+γ_t, and θ_pre ``(n,)``. It returns the merged values ``(n,)``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from forgetfree.training.training_options import LocalizationOptions
 
 #: The ledger of the grafts that are merged.
 GRAFTS = "grafts.safetensors"
-#: Entries that are merged at a time.
+#: Number of entries that are merged at a time.
 _STRETCH = 2**20
 
 
@@ -45,9 +45,9 @@ def task_arithmetic(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) ->
 
 
 def ties(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
-    """Return θ_pre + λ times the mean of those τ_t that have the elected sign (Yadav et al., 2023, arXiv:2306.01708, alg. 1).
+    """Return θ_pre + λ times the mean of the τ_t with the elected sign (Yadav et al., 2023, arXiv:2306.01708, alg. 1).
 
-    The elected sign is that of Σ_t τ_t; + where the sum is 0. The τ_t are those of grafts that are trimmed already.
+    The elected sign is the sign of Σ_t τ_t; + where the sum is 0. The grafts are already trimmed.
     """
     vectors = theta - pre
     elected = torch.where(vectors.sum(0) >= 0, 1, -1)
@@ -56,10 +56,10 @@ def ties(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
 
 
 def stitch(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
-    """Return the mean of the values of those grafts that hold an entry: Localize-and-Stitch (He et al., 2024).
+    """Return the mean of the values over the grafts that have an entry: Localize-and-Stitch (He et al., 2024).
 
-    That is θ_pre + Σ_t γ'_t ⊙ τ_t with γ'_t = γ_t / Σ_u γ_u (arXiv:2408.13656, §3). An entry that
-    one graft alone holds keeps its value, bit for bit.
+    That is θ_pre + Σ_t γ'_t ⊙ τ_t with γ'_t = γ_t / Σ_u γ_u (arXiv:2408.13656, §3). An entry of a single graft keeps its
+    value, bit for bit.
     """
     return (theta * gamma).sum(0) / gamma.sum(0)
 
@@ -68,9 +68,9 @@ def merged_graft(grafts: Sequence[Graft], theta_pre: Tensor, rule: Callable[[Ten
     """Return one graft, with the entries of all ``grafts``.
 
     Args:
-        grafts: one a task, all of one θ_pre and on the CPU.
+        grafts: one graft per task, all for the same θ_pre and on the CPU.
         theta_pre: θ_pre, ``(N,)``, on the CPU.
-        rule: takes θ_t, γ_t and θ_pre at some entries, and returns the merged values.
+        rule: maps θ_t, γ_t and θ_pre at some entries to the merged values.
     """
     region = reduce(or_, (graft.region for graft in grafts))
     merged = torch.empty(len(region), dtype=theta_pre.dtype, device="cpu")
@@ -111,7 +111,7 @@ class Merging(RegionStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     The merged model of all learned tasks predicts for every task, with the task's own readout; before a task is learned, with
-    an untrained readout. The grafts, which the next merge needs, and the merged model are stored: see `_GraftFiles`.
+    an untrained readout. Both the grafts, which the next merge needs, and the merged model are stored: see `_GraftFiles`.
     """
 
     forget_free = False
@@ -125,7 +125,7 @@ class Merging(RegionStrategy):
 
     @abstractmethod
     def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
-        """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
+        """Return the entries of θ_ft to keep, and their allowed share of the space."""
 
     @abstractmethod
     def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Merging(RegionStrategy):
         return self.ledger_model.with_graft(self.merged())
 
     def merged(self) -> Graft:
-        """Return what the merged model holds on top of θ_pre, merged once after each task."""
+        """Return the merged graft on θ_pre, which is computed once after each task."""
         records = self.ledger.records
         if self._merged is None or self._merged[0] != len(records):
             grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
@@ -151,7 +151,7 @@ class Merging(RegionStrategy):
 
 
 class _GraftFiles:
-    """Keeps two ledgers: that of the grafts, to learn further tasks, and the merged one, to answer with."""
+    """Stores two ledgers: the grafts, to learn further tasks, and the merged model, to answer with."""
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
@@ -162,7 +162,7 @@ class _GraftFiles:
         self.merged_ledger().save(directory / LEDGER)
 
     def load(self, directory: Path) -> None:
-        """Read that of the grafts, of which the other is made."""
+        """Load the ledger of the grafts; the other is made from it."""
         self._strategy.ledger_model.load(directory, GRAFTS)
 
     def bytes_kept(self) -> int:

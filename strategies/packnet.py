@@ -26,7 +26,7 @@ class PackNetOptions(LedgerOptions):
     )
 
     def region_updates(self, full: int) -> int:
-        """Return the updates of retraining, of a task that training gives ``full`` updates."""
+        """Return the number of updates of retraining, for a task with ``full`` updates in training."""
         return super().region_updates(-(-full // 2))
 
 
@@ -41,10 +41,10 @@ class PackNet(RegionStrategy):
     Differences to the paper:
     - The pre-trained network is the base of all tasks and belongs to none; the paper prunes it first and loses some
       of it. So a released entry is reset to θ_pre and not to 0, and its magnitude is that of its change, |θ − θ_pre|.
-    - Retraining decays its learning rate again; the authors' code keeps the tenth at which training ended. Here, most of
-      the change is pruned, so more has to be regained.
-    - Of n free entries ⌊keep · n⌋ are kept, but at least one. Frozen entries are not excluded from the gradient's
-      length where `max_gradient_norm` clips it.
+    - Retraining decays its learning rate again from its full value; the authors' code keeps the tenth at which training ended.
+      Here, most of the change is pruned, so more must be learned again.
+    - ⌊keep · n⌋ of n free entries are kept, but at least one. Frozen entries count in the gradient's norm where
+      `max_gradient_norm` clips it.
     """
 
     Options = PackNetOptions
@@ -60,7 +60,7 @@ class PackNet(RegionStrategy):
         self.open_ledger("union")
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train all that is free, keep the share of it that moved the most, tensor by tensor, and retrain that."""
+        """Train all free entries, keep the share that moved most in each tensor, and retrain these."""
         owned, space = self.ledger.taken(self.ledger.last), self.space
         matrices, is_free = weight_matrices(space), ~owned.mask(len(space))
         trained = None
@@ -74,5 +74,5 @@ class PackNet(RegionStrategy):
             task,
             most_moved_by_tensor(space, matrices, pre, after, self.options.keep, is_free),
             trained,
-            rate_for=len(space),  # retraining goes on at the rate of training
+            rate_for=len(space),  # retraining uses the learning rate of training
         )

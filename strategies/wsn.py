@@ -40,20 +40,21 @@ class WSNOptions(LedgerOptions):
 class WSN(RegionStrategy):
     """Winning sub-networks: learn θ and the scores s behind a mask together (Kang et al., 2022, PMLR 162, §3, eqs. 1 to 5).
 
-    - m_t, the mask of task t, is the top-c share of each weight matrix by score. It may hold entries of earlier tasks, with
+    - m_t, the mask of task t, is the top-c share of each weight matrix by score. It may contain entries of earlier tasks, with
       their values.
-    - Forward by θ(m_t); θ moves only where no earlier task owns it (eq. 4), s by the straight-through estimator (eq. 5):
-      ∂L/∂s = ∂L/∂θ(m) ⊙ (θ − θ_pre).
-    - Then M = M ∪ m_t. A task is inferred with m_t alone: its own entries, and those in it that earlier tasks own.
+    - The forward pass uses θ(m_t). θ is trained only where no earlier task owns it (eq. 4), s by the straight-through estimator
+      (eq. 5): ∂L/∂s = ∂L/∂θ(m) ⊙ (θ − θ_pre).
+    - Then M = M ∪ m_t. A task is inferred with m_t alone: its own entries, and those in m_t that earlier tasks own.
 
     Differences to the paper:
-    - What lies outside of m_t is θ_pre and not 0: θ(m) = θ_pre + m ⊙ (θ − θ_pre). Every task's free weights start from θ_pre.
-    - θ gets its gradient straight through the mask too, ∂L/∂θ = ∂L/∂θ(m), outside of m as inside. In the paper it is
-      ∂L/∂θ(m) ⊙ m. There weights are random at first, and s feels those outside; here θ − θ_pre is 0 at first, would stay 0
-      outside of m, and with it the gradient of s: nothing outside of the first, random mask could gain a score.
-    - s starts at next to 0, at random only to break ties: there is no random network to find a part of. The authors' code
-      draws s as it draws weights, and ranks by |s|; this ranks by s, as the paper says.
-    - The mask is chosen again every `mask_every` updates. m_t leaves out what did not move and nobody owns.
+    - Entries outside of m_t are θ_pre and not 0: θ(m) = θ_pre + m ⊙ (θ − θ_pre). Every task's free weights start from θ_pre.
+    - θ, too, gets its gradient straight through the mask, ∂L/∂θ = ∂L/∂θ(m), outside of m as inside; in the paper it is
+      ∂L/∂θ(m) ⊙ m. The paper's weights are random at first, so weights outside of m contribute to the gradient of s. Here
+      θ − θ_pre is 0 at first and would stay 0 outside of m, and the gradient of s with it: no entry outside of the first,
+      random mask could gain a score.
+    - s starts close to 0, at random only to break ties: there is no random network to select from. The authors' code draws s
+      like weights and ranks by |s|; this ranks by s, as the paper says.
+    - The mask is chosen again every `mask_every` updates. m_t leaves out entries that did not move and that no task owns.
     """
 
     Options = WSNOptions
@@ -69,7 +70,7 @@ class WSN(RegionStrategy):
         self.open_ledger("selection")
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train θ and s, from θ_pre under what earlier tasks own; the mask m_t is known only after that, and M = M ∪ m_t."""
+        """Train θ and s, from θ_pre with the entries of earlier tasks; m_t is known only afterwards, then M = M ∪ m_t."""
         subnetwork = partial(self._subnetwork, task)
         training = self.region_training(task, Region.empty(), sparsity=self.options.capacity, trained=subnetwork)
         winning, own = cast(WinningSubnetwork, training.trained), cast(TaskRegion, training.region)
@@ -96,12 +97,12 @@ class WinningSubnetwork:
     """θ and s of one task, in training: the model holds θ(m).
 
     Args:
-        model: holds θ_pre.
+        model: the model, which holds θ_pre.
         space: its parameter space of N entries.
-        owned: what earlier tasks own.
+        owned: the entries and values of earlier tasks.
         capacity: c.
-        mask_every: updates between choices of the mask.
-        seed: of the first mask.
+        mask_every: number of updates between choices of the mask.
+        seed: the seed of the first mask.
 
     Attributes:
         parameters: θ and s of each weight matrix in turn.
@@ -127,7 +128,7 @@ class WinningSubnetwork:
         views = list(zip(*(space.views(vector) for vector in flat), strict=True))
         matrices = weight_matrices(space)
         self.touched = [tensors[i] for i in matrices]
-        # Tensor by tensor, which the optimiser reads at half the cost of one long vector: they fit the cache.
+        # Tensor by tensor, because an optimiser update then costs half as much as for one long vector: they fit the cache.
         self._pieces = [
             (tensors[i], pre, nn.Parameter(theta), nn.Parameter(scores), mask)
             for i, (pre, theta, scores, mask) in ((i, views[i]) for i in matrices)
@@ -141,7 +142,7 @@ class WinningSubnetwork:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """∂L/∂θ and ∂L/∂s from ∂L/∂θ(m), which the tensors have, and free those."""
+        """Compute ∂L/∂θ and ∂L/∂s from the tensors' gradients ∂L/∂θ(m), and free these."""
         for (tensor, pre, theta, scores, _), owned in zip(self._pieces, self._owned_in, strict=True):
             gradient = torch.zeros_like(pre) if tensor.grad is None else tensor.grad.to(pre.dtype).contiguous()
             scores.grad = (theta - pre).mul_(gradient)
@@ -152,14 +153,14 @@ class WinningSubnetwork:
     @torch.no_grad()
     def write(self) -> None:
         """Put θ(m) into the tensors."""
-        self._theta[self._owned] = self._values  # momentum and decay move them without a gradient
+        self._theta[self._owned] = self._values  # momentum and decay move these values without a gradient
         self._updates += 1
         if self._updates % self._every == 0:
             self._choose()
         self._show()
 
     def region(self) -> Region:
-        """Return the region of m, without the entries that did not move and nobody owns."""
+        """Return the region of m, without the entries that did not move and that no task owns."""
         moved = self._theta != self._pre
         moved[self._owned] = True
         return Region.from_mask(self._mask & moved)
@@ -170,7 +171,7 @@ class WinningSubnetwork:
         for (_, _, _, scores, mask), count in zip(self._pieces, self._counts, strict=True):
             if count == scores.numel():
                 mask.fill_(True)
-            else:  # only what beats the best of the others
+            else:  # only entries above the best of the others
                 torch.gt(scores, scores.view(-1).topk(count + 1, sorted=False).values.min(), out=mask)
 
     @torch.no_grad()

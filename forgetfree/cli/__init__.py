@@ -19,7 +19,7 @@ from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_me
 from forgetfree.files import as_there, is_full
 from forgetfree.jobs.environment import terminable
 
-#: What a lone hyphen means.
+#: The file that a lone hyphen stands for.
 STDIN = "/dev/stdin"
 app = App(
     name="forgetfree",
@@ -32,7 +32,7 @@ app = App(
     print_error=False,
     exit_on_error=False,
 )
-_COMMANDS = (  # name, function, group, arguments, what it does, example
+_COMMANDS = (  # name, function, group, arguments, help, example
     (
         *("run", "run:run", "Learn", "STREAM [OPTIONS]"),
         *("Train strategies on a stream of tasks.", "qnli,sst2 --data demo --shots 100 --seed 0 --seed 1"),
@@ -92,7 +92,7 @@ app.register_install_completion_command(help="Install completion of commands and
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    # Before torch is imported: threads that spin while they wait take the cores from whoever else works on the machine.
+    # Before torch is imported: threads that spin while they wait would take the cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before_texts = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in before_texts
     open_closed_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print the code of a character that cannot be encoded
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with terminable(), each_note_once():
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt as stop:
         return fail(f"Interrupted. {stop}".strip(), 1)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -140,10 +140,10 @@ def _message_of(error: Exception) -> str:
 
 
 def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArguments]:
-    """Return the command that the words say, and its arguments.
+    """Return the command in ``words``, and its arguments.
 
     Raises:
-        UsageError: they say no command.
+        UsageError: the words are no valid command.
     """
     for word in words:
         if not is_text(word) or "\0" in word:
@@ -157,7 +157,7 @@ def _parsed(words: list[str], before_texts: list[str]) -> tuple[Any, BoundArgume
     try:
         command, bound, _ = app.parse_args(words)
     except CycloptsError as error:
-        with app.app_stack(error.command_chain or ()):  # where the parameters have the program's defaults
+        with app.app_stack(error.command_chain or ()):  # so that parameters have the program's defaults
             raise refusal(error, before_texts) from error
     if command == app.help_print and not {"--help", "-h"} & set(before_texts):
         raise lacks(" ".join(["forgetfree", *words]), ["ACTION" if words else "COMMAND"])

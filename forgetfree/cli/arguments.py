@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and the predictor of those which use a run."""
+"""Arguments that several commands share, and the predictor of commands that use a run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 #: A flag of every command.
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
-#: A flag of commands whose result programs read.
+#: A flag of commands with output for programs.
 AsJson = Annotated[bool, Parameter(name="--json", help="print JSON and nothing else on stdout")]
 
 
 def check_there(_: Any, path: Path | None) -> None:
-    """Raise ``UsageError`` where a file or directory that the command line names is not there."""
-    if path is not None and not os.path.exists(path):  # a Path raises where a name is too long
+    """Raise ``UsageError`` if a file or directory that the command line names does not exist."""
+    if path is not None and not os.path.exists(path):  # a Path raises an error if a name is too long
         raise UsageError(f"{path} does not exist. Check the name and the current directory.")
 
 
@@ -61,7 +61,7 @@ Deterministic = Annotated[
 def predictor_of(
     run: Path, seed: int | None, strategy: str | None, model: str | None, device: str, deterministic: bool = False
 ) -> tuple[Predictor, Source]:
-    """Return what answers, and where from; say which, if there are several to choose from."""
+    """Return the predictor and the source that it is loaded from; print the source, if there are several to choose from."""
     quiet_libraries()
     from forgetfree.device import find_device
     from forgetfree.serve.source import Source

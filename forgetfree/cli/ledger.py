@@ -1,4 +1,4 @@
-"""``forgetfree ledger show`` and ``verify``: who owns what, in tables, and whether a file is sound."""
+"""``forgetfree ledger show`` and ``verify``: print the entries that each task owns, and check that a file is sound."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def verify(file: FileOrRun, /, *, model: Model = None, as_json: AsJson = False, 
 
 
 def _load(path: Path) -> tuple[Path, Ledger]:
-    """Return the file at a path, or of the run there, and its ledger, which must be its unit's own, where it lies in one."""
+    """Return the file at a path, or of the run there, and its ledger; in a unit's folder, check that the unit wrote it."""
     from forgetfree.ledger.ledger import Ledger
     from forgetfree.results.run_folder import LEDGER, check_own
     from forgetfree.serve.source import saved_file
@@ -89,7 +89,7 @@ def _load(path: Path) -> tuple[Path, Ledger]:
 
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
-    """Return what the tables say, for programs, and regions by layer and role of a tensor; lists have the tasks' order."""
+    """Return the tables' contents for programs, and regions by layer and role of a tensor; lists have the tasks' order."""
     from forgetfree.core.families import layer_of, role_of
     from forgetfree.core.regions import distribution
 

@@ -1,4 +1,4 @@
-"""``forgetfree list``: what there is by name."""
+"""``forgetfree list``: print the names of strategies, streams, tasks, kinds, metrics or models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
     if verbose and what != "strategies":
         raise UsageError(f"--verbose goes with 'list strategies', got 'list {what}'. Leave it out.")
     with ExitStack() as stack:
-        if not debug:  # what packages print, log or warn of while they are imported
+        if not debug:  # hide output and warnings of packages during their import
             stack.enter_context(redirect_stdout(StringIO()))
             stack.enter_context(redirect_stderr(StringIO()))
         broken = registry.broken("streams" if what == "tasks" else what) if what != "models" else {}
@@ -46,7 +46,7 @@ def command(
 
 
 def _entries(what: str, verbose: bool, broken: set[str]) -> dict[str, dict[str, Any]]:
-    """Return what is known of every name that can be used."""
+    """Return the facts about every name that can be used."""
     if what == "streams":
         return {name: {"tasks": list(tasks)} for name, tasks in registry.streams().items()}
     if what == "tasks":
@@ -75,7 +75,7 @@ def _entries(what: str, verbose: bool, broken: set[str]) -> dict[str, dict[str, 
 
 
 def _text(fields: Mapping[str, Any]) -> str:
-    """Return what a line says of a name."""
+    """Return the text of the line about a name."""
     match fields:
         case {"broken": reason}:
             return f"broken: {reason}"

@@ -1,4 +1,4 @@
-"""``forgetfree predict``: answer from a finished run."""
+"""``forgetfree predict``: predict with a finished run."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from forgetfree.kinds.kind import kind_of, probability_column
 from forgetfree.results.run_folder import load_run
 from forgetfree.tasks import TaskDefinition
 
-#: What the command line makes of a lone hyphen.
+#: The file that the command line puts in place of a lone hyphen.
 STDIN = "/dev/stdin"
-#: What a line of --json or --csv holds itself.
+#: The names that an output of --json or --csv uses itself.
 _OURS = {
     *("text", *PAIR, "prompt", "task", "label", "labels", "probability", "probabilities", "words", "tags"),
     *("cut_tokens", "entities"),
 }
-#: Rows that are answered together.
+#: The number of rows that are answered together.
 _ROWS = 256
 Row = tuple[str, ...]
 #: Other columns of a row, which are written beside the answer.
@@ -116,7 +116,7 @@ def command(
             raise UsageError(f"There are several tasks: {', '.join(predictor.tasks)}. Choose one with --task.")
     routed = task == "auto" and task not in predictor.tasks
     if routed:
-        predictor.route([])  # refuses before any text is read
+        predictor.route([])  # raises its errors before any text is read
     definitions = [predictor.definition(each) for each in (predictor.tasks if routed else [task])]
     sizes = {len(each.text_columns) for each in definitions}
     size = sizes.pop() if len(sizes) == 1 else None
@@ -154,11 +154,11 @@ def command(
 
 
 def _rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
-    """Return texts from the command line as rows of ``size`` texts each: of two, by turns or with a tab between.
+    """Return texts from the command line as rows of ``size`` texts; the two texts of a pair alternate, or have a tab between.
 
     Args:
         texts: the arguments.
-        size: 1 or 2; ``None``: a text with a tab in it is two.
+        size: 1 or 2; ``None``: a text with a tab in it is a pair.
     """
     if size == 2 and not any("\t" in text for text in texts) and len(texts) % 2 == 0:
         return list(zip(texts[::2], texts[1::2], strict=True))
@@ -166,7 +166,7 @@ def _rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
 
 
 def _rows_of_stdin(size: int | None) -> Iterator[Row]:
-    """Yield a row a line, as they come."""
+    """Yield one row per line of stdin, as the lines arrive."""
     try:
         for number, line in enumerate(sys.stdin, 1):
             row = texts_of_line(line.rstrip("\n"), size)
@@ -179,7 +179,7 @@ def _rows_of_stdin(size: int | None) -> Iterator[Row]:
 def _rows_of_file(
     file: Path, task: TaskDefinition | None, named: ColumnNames, usual: ColumnNames, keep: Sequence[str]
 ) -> Iterator[tuple[Row, Extra]]:
-    """Return the rows of a file, each with the columns to keep; all are read, so that bad ones are told before any answer."""
+    """Return the rows of a file with their columns to keep; all are read first, so that errors precede any answer."""
     table, rows = read_texts(file, task, named, usual)
     tell_note(f"{table.note}." if table.note else "")
     if lacking := [name for name in keep if name not in table.columns]:
@@ -190,7 +190,7 @@ def _rows_of_file(
 
 
 def _columns_of_run(run: Path, task: str) -> ColumnNames:
-    """Return the columns of texts that a run was told to read for a task; none where it was not, or there is but a ledger."""
+    """Return the text columns in the configuration of a run for a task; none if they are not set, or for a ledger file."""
     config = load_run(run)["run"] if run.is_dir() else {}
     return ReadOptions.of(config.get("text_column"), None).columns(task)
 
@@ -201,11 +201,11 @@ def _check_filled(where: str, row: Row) -> None:
         raise DataError(f"{where} has an empty text. Write the text, or remove the row.")
 
 
-# -- What is printed -------------------------------------------------------------------------------------
+# -- The output ------------------------------------------------------------------------------------------
 
 
 def _print_lines(routed: bool, task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> None:
-    """Print the lines of an answer, each after the task that the router found."""
+    """Print the lines of an answer; if ``routed``, each begins with the task that the router found."""
     found = f"{escaped(answer.task)}\t" if routed else ""
     for line in kind_of(task).lines(task, row, answer):
         print(f"{found}{line}")
@@ -216,7 +216,7 @@ def _print_json(task: TaskDefinition, row: Row, extra: Extra, answer: Any) -> No
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as JSON may have it: files hold dates, and numbers that are not finite, too."""
+    """Return a value that JSON supports: files may also hold dates, and numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -227,7 +227,7 @@ def _json_value(value: Any) -> Any:
 
 
 class _Csv:
-    """Prints a line for each answer: what is kept, texts, and what the tasks' answers have."""
+    """Prints a line for each answer: the columns to keep, the texts, and the columns of the tasks' answers."""
 
     def __init__(self, tasks: Sequence[TaskDefinition], size: int | None, keep: Sequence[str]) -> None:
         self._task, self._kind = tasks[0], kind_of(tasks[0])
@@ -237,7 +237,7 @@ class _Csv:
         self._table = csv.writer(sys.stdout, lineterminator="\n")
 
     def begin(self) -> None:
-        """Print the header, once. Whatever is refused before the first answer leaves no table."""
+        """Print the header, once. An error before the first answer leaves no table."""
         while self._header:
             self._table.writerow(self._header.pop())
 

@@ -1,4 +1,4 @@
-"""Faults of a command line in forgetfree's form of message, and errors as they are told."""
+"""Errors of a command line as messages in forgetfree's form, and the output of all errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from forgetfree.errors import UnknownNameError, UsageError
 
 
 def refusal(error: CycloptsError, words: Sequence[str]) -> UsageError:
-    """Return the error for what the parser refused of ``words``, those before two dashes."""
+    """Return the error for the words that the parser refused; ``words`` are the arguments before two dashes."""
     command = " ".join(["forgetfree", *(error.command_chain or ())])
     app, see = error.app, f"See '{command} --help'."
     assert app is not None
     commands = [] if app.default_command else [each for each in app if not each.startswith("-")]
     what, first = "command" if command == "forgetfree" else "action", next(iter(words[command.count(" ") :]), "-")
-    if commands and not first.startswith("-") and first not in commands:  # told before its flags, which are its own
+    if commands and not first.startswith("-") and first not in commands:  # before its flags, which depend on it
         return UnknownNameError(what, first, commands)
     arguments = [each for each in app.assemble_argument_collection() if each.parse] if app.default_command else []
     flags = [name for each in arguments for name in each.names if name.startswith("-")]
@@ -76,7 +76,7 @@ _LONGEST = 4000
 
 
 def fail(message: str, code: int) -> int:
-    """Say what went wrong, in one paragraph or a list of them, with a table where there is one, and return the exit code."""
+    """Print an error message, one paragraph or a list of them, perhaps with a table, and return the exit code."""
     text = "\n- ".join(map(escaped_lines, message.split("\n- ")))  # the lines of `SeveralFaultsError`
     most = 2 * _LONGEST if "\n  " in text else _LONGEST  # with a table
     if len(text) > most:
@@ -86,7 +86,7 @@ def fail(message: str, code: int) -> int:
 
 
 def _options() -> set[str]:
-    """Return the names of the options that ``--set`` reaches, of a run or of its default strategies."""
+    """Return the names of the ``--set`` options of a run and of its default strategies."""
     from forgetfree.jobs.config import RunConfig, RunOptions
 
     return {

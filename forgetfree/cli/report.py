@@ -1,4 +1,4 @@
-"""``forgetfree report``: tables over what runs measured."""
+"""``forgetfree report``: print the results of runs as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``forgetfree run`` and ``graft``: their flags, how a run begins, and what it prints."""
+"""``forgetfree run`` and ``graft``: their flags, the start of a run, and its output."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Json = dict[str, Any]
 
 
 class _Unread:
-    """Leaves flags as they were typed; they are read with the options of files, so that all faults are told together."""
+    """Leaves flags as they were typed; they are parsed with the options of files, so that all faults are reported together."""
 
     @staticmethod
     def __get_pydantic_core_schema__(options: type[Options], _: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(lambda typed: options.model_construct(**typed))
 
 
-#: The flags of a class of options, whose values are still texts.
+#: The flags of a class of options; the values are still texts.
 Flags = Annotated[AnyOptions, Parameter(name="*"), _Unread]
 
 
 class CommandLine(Execution):
-    """The way in which a job is run, with what the command line alone has: files of options, and what is done with them."""
+    """The way in which a job is run, with the flags that only the command line has."""
 
     config: Place | None = option(
         None,
@@ -65,7 +65,7 @@ class CommandLine(Execution):
 
 
 class Asked(RunOptions, RunConfig):
-    """Options of a run as the command line has them: two are typed in another way than they stand in a configuration."""
+    """Options of a run on the command line, where ``data`` and ``set`` have other types than in a configuration."""
 
     data: tuple[str, ...] = option(
         (),
@@ -140,7 +140,7 @@ def graft(
 
 
 def _learned(how: CommandLine, config: RunConfig) -> int:
-    """Learn what a configuration asks for, or print the plan; return the exit code."""
+    """Run a configuration, or print its plan; return the exit code."""
     if how.check:
         _show_plan(config, how.resume)
         return 0
@@ -154,7 +154,7 @@ def _learned(how: CommandLine, config: RunConfig) -> int:
         with _remains_told(job, how.debug):
             results = job.announced(how)()
     except ForgetfreeError as error:
-        if how.debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or it has begun
+        if how.debug or how.resume or os.path.lexists(out / CONFIG) != used:  # or the run has begun
             raise
         from forgetfree.jobs.preflight import with_all_faults
 
@@ -166,7 +166,7 @@ def _learned(how: CommandLine, config: RunConfig) -> int:
 
 
 def _typed(asked: Asked, training: LocalizationOptions, way: CommandLine, debug: bool) -> tuple[CommandLine, Json]:
-    """Return the way in which a job is run, its flags read, and the flags of options that were given, as texts."""
+    """Return the parsed `CommandLine`, and the given flags of options as texts."""
     from forgetfree.jobs.progress import make_progress
 
     quiet_libraries()
@@ -187,18 +187,18 @@ def _too_many(command: str, subjects: Sequence[str], hint: str = "") -> UsageErr
 
 
 def _config_of(how: CommandLine, flags: Json, prefix: str = "") -> RunConfig:
-    """Return the configuration that a command line asks for: the file's options, and the flags over them."""
+    """Return the configuration from the options of the file, overridden by the flags."""
     file: Json = {}
     if how.config:
         from forgetfree.jobs.option_file import for_strategies, read_options
 
         file = read_options(Path(how.config))
-        file = for_strategies(file, flags.get("strategy", ()))  # no flag could take these away
+        file = for_strategies(file, flags.get("strategy", ()))  # no flag could remove options
     return RunConfig.of(file, flags).completed(prefix)
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
-    """Return what ``--set key=value`` says."""
+    """Return the options of ``--set key=value`` by name."""
     pairs: dict[str, str] = {}
     for pair in texts:
         key, _, value = (part.strip() for part in pair.partition("="))
@@ -210,11 +210,11 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-# -- What is trained, and printed ------------------------------------------------------------------------
+# -- The output ------------------------------------------------------------------------------------------
 
 
 def _shown(results: Results, config: RunConfig) -> int:
-    """Print what a run made, and what failed; return the exit code."""
+    """Print the results and the failures of a run; return the exit code."""
     from forgetfree.jobs.run_directory import failures, holdings
 
     out = Path(config.out)
@@ -227,7 +227,7 @@ def _shown(results: Results, config: RunConfig) -> int:
 
 @contextmanager
 def _remains_told(job: Job, debug: bool) -> Iterator[None]:
-    """Add to an error inside what is left of a run that is cut short, and how it goes on."""
+    """Add to an error inside the block how many units are finished, and how to resume the run."""
     from forgetfree.jobs.run_directory import holdings
 
     out = Path(job.config.out)
@@ -235,7 +235,7 @@ def _remains_told(job: Job, debug: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(holdings(out)) from error
-    except (UsageError, RunError):  # of what cannot be begun or resumed: they say themselves what to do
+    except (UsageError, RunError):  # the run cannot begin or go on: the message says what to do
         raise
     except (ForgetfreeError, OSError) as error:
         if debug or not (remains := holdings(out)):
@@ -244,7 +244,7 @@ def _remains_told(job: Job, debug: bool) -> Iterator[None]:
 
 
 def _print_results(results: Results, out: Path) -> None:
-    """Print the headline and the first table of a run, and where the report and the grafts are."""
+    """Print the headline and the first table of a run, and the paths of the report and the grafts."""
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
 
@@ -255,7 +255,7 @@ def _print_results(results: Results, out: Path) -> None:
 
 
 def _show_plan(config: RunConfig, resume: bool, revision: Revision | None = None) -> None:
-    """Print the plan of a run, which may stand on top of another."""
+    """Print the plan of a run, which may be based on another."""
 
     def about(seconds: float | None) -> str:
         if seconds is None:

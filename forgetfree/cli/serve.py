@@ -1,4 +1,4 @@
-"""``forgetfree serve``: answer over HTTP from a finished run."""
+"""``forgetfree serve``: serve the predictions of a finished run over HTTP."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def command(
             f"Serving {', '.join(predictor.tasks)} from {source.file} on {address}; documentation: {address}/docs",
             flush=True,
         )
-        with suppress(KeyboardInterrupt):  # uvicorn hands on the signal that it was ended by
+        with suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
             uvicorn.Server(config).run(sockets=[place])

@@ -1,6 +1,6 @@
 """Names and types of the options that `forgetfree.run` and `graft` take beside their named arguments, for editors.
 
-They are those of `forgetfree list strategies --verbose`. A test compares them with the classes of options.
+`forgetfree list strategies --verbose` lists the same options. A test compares them with the classes of options.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Texts = str | Sequence[str]
 class Settings(TypedDict, total=False):
     """Options of rows, of a run, of training, and of our strategies."""
 
-    # How rows are read: `forgetfree.jobs.config.RunConfig`.
+    # Reading rows: `forgetfree.jobs.config.RunConfig`.
     text_column: Texts
     label_column: Texts
     kind: Texts
     map_label: Texts
     skip_bad_rows: bool
-    # How a run goes: `forgetfree.jobs.config.RunOptions`.
+    # The run: `forgetfree.jobs.config.RunOptions`.
     test_limit: int | None
     evaluate_on: EvaluatedOn
     cache: StrPath | None
@@ -36,7 +36,7 @@ class Settings(TypedDict, total=False):
     scenario: Scenario
     upper_triangle: bool | None
     floors: Literal["constant", "words", "probe"]
-    # How a model is trained, and γ is chosen: `forgetfree.training.training_options`.
+    # Training a model, and choosing γ: `forgetfree.training.training_options`.
     optimizer: OptimizerName | Function
     learning_rate: float
     readout_learning_rate: float | None
@@ -58,7 +58,7 @@ class Settings(TypedDict, total=False):
     mask_steps: int | None
     mask_batch_size: int
     mask_learning_rate: float
-    # What strategies on the ledger, and those with a model for each task, take.
+    # Strategies with a ledger, or with a model for each task.
     task_inference: Literal["last", "router", "lda"]
     region_steps: int | None
     region_rate_factor: float
@@ -69,7 +69,7 @@ class Settings(TypedDict, total=False):
     keep: float
     capacity: float
     mask_every: int
-    # What LoRA and O-LoRA take.
+    # LoRA and O-LoRA.
     rank: int
     lora_alpha: int
     lora_dropout: float
@@ -77,7 +77,7 @@ class Settings(TypedDict, total=False):
     adapter_start: Literal["new", "previous"]
     lora_learning_rate: float | None
     orthogonality: float
-    # What merging takes, and the strategies that rehearse or penalise.
+    # Merging, and strategies that rehearse or penalise.
     weight: float
     density: float
     mem_size: int

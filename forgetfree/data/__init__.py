@@ -1,1 +1,1 @@
-"""From files, hub or embedded rows to encoded mini-batches."""
+"""Data: from files, the hub or embedded rows to encoded mini-batches."""

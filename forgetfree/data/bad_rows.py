@@ -1,4 +1,4 @@
-"""Bad rows, which cannot be used: all are found and told in one table, or left out and counted."""
+"""Bad rows, which cannot be used: all are found and reported in one table, or left out and counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forgetfree.display import counted, escaped
 from forgetfree.errors import BadDataError, DataError, Faults
 
 T = TypeVar("T")
-#: How many faults are printed, how many remedies beside them, and how many characters of a file's name.
+#: The most faults and the most remedies in a message, and the most characters of a file's name.
 _PRINTED, _REMEDIES, _NAME = 20, 3, 40
 
 
@@ -21,13 +21,13 @@ class BadRow:
     """Fault of one row.
 
     Attributes:
-        file: the table that has the row, as messages call it.
-        row: its number there: files of records count from 1, jsonl and CoNLL count lines, what is in memory counts from 0.
-        column: the column; empty where the row itself is not as it must be.
-        what: what is wrong, in a few words, the same for all rows of which it is true.
-        text: a piece of what stands there.
-        fault: what is wrong, with what was expected, as a sentence without its full stop.
-        remedy: what helps beside mending the row, if there is something.
+        file: the name of the table, for messages.
+        row: its number there: files of records count from 1, jsonl and CoNLL count lines, rows in memory count from 0.
+        column: the column; empty for a fault of the row itself.
+        what: the fault in a few words, which are the same for all rows with this fault.
+        text: an excerpt of the content.
+        fault: the fault, with the expected content, as a sentence without its full stop.
+        remedy: a remedy other than fixing the row, if there is one.
     """
 
     file: str
@@ -40,14 +40,14 @@ class BadRow:
 
     @property
     def message(self) -> str:
-        """A paragraph with all this."""
+        """One paragraph with place, fault and remedy."""
         column = f", column {self.column!r}" if self.column else ""
         fault = f"{self.file}, row {self.row}{column}: {self.fault}."
         return " ".join(filter(None, [fault, self.remedy, "Fix or remove the row."]))
 
 
 class RowError(DataError):
-    """A fault of one row, before it is known where it stands; the arguments are as in `BadRow`."""
+    """A fault of a row whose place is not yet known; the arguments are as in `BadRow`."""
 
     def __init__(self, what: str, fault: str, remedy: str = "") -> None:
         self.what, self.fault, self.remedy = what, fault, remedy
@@ -58,7 +58,7 @@ class BadRows:
     """The bad rows of one table.
 
     Attributes:
-        numbers: of the rows.
+        numbers: the numbers of the rows.
     """
 
     def __init__(self, faults: Iterable[BadRow] = ()) -> None:
@@ -76,12 +76,12 @@ class BadRows:
         return [*self._by_cell.values()]
 
     def add(self, fault: BadRow) -> None:
-        """Add a fault; the second of one cell does not count."""
+        """Add a fault; only the first of each cell is kept."""
         self._by_cell.setdefault((fault.row, fault.column), fault)
         self.numbers.add(fault.row)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what ``action`` returns; ``None`` where it finds a row bad."""
+        """Return the result of ``action``; if it raises ``BadDataError``, add the bad rows and return ``None``."""
         try:
             return action(*arguments)
         except BadDataError as error:
@@ -90,7 +90,7 @@ class BadRows:
             return None
 
     def summary(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-        """Return the number of rows, and of those with each fault, for results.json; with what the summary ``before`` has.
+        """Return the number of rows, and of faults of each kind, for results.json; the summary ``before`` is added.
 
         >>> BadRows().summary({"rows": 2, "faults": {"no label": 2}})
         {'rows': 2, 'faults': {'no label': 2}}
@@ -100,15 +100,15 @@ class BadRows:
 
 
 def refusal(*faults: BadRow) -> BadDataError:
-    """Return the error of bad rows that no option leaves out."""
+    """Return the error for bad rows, without a hint on an option that leaves them out."""
     return BadDataError([_message_of(faults)], faults)
 
 
 class DataFaults(Faults):
-    """Faults of data, told together: bad rows, and faults of whole tables.
+    """Faults of data, reported together: bad rows, and faults of whole tables.
 
     Attributes:
-        rest: the tasks that can be read in spite of it, without what is wrong.
+        rest: the tasks that can be read nevertheless, without their bad rows.
     """
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ class DataFaults(Faults):
         return bool(self._found or self._rows)
 
     def catch(self, error: DataError) -> None:
-        """Add what an error tells, its bad rows apart from all else."""
+        """Add the faults of an error: its bad rows, and all others."""
         self.rest += error.rest
         self._rows += getattr(error, "rows", ())
         for fault in getattr(error, "others", (str(error),)):
             self.add(fault)
 
     def add_rows(self, bad: BadRows, good: int, skip_bad_rows: bool = False) -> None:
-        """Add the bad rows of a table with so many good ones, unless they are left out; a fault of all rows is the table's."""
+        """Add the bad rows of a table with ``good`` good rows, unless they are left out; a fault of all rows is the table's."""
         if not bad or (skip_bad_rows and good):
             return
         if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
@@ -138,7 +138,7 @@ class DataFaults(Faults):
             self._rows += sorted(bad.faults, key=lambda fault: fault.row)
 
     def demand(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Return what ``action`` returns; raise all faults as `report` does where it finds data wrong."""
+        """Return the result of ``action``; if it finds faults, raise all faults as `report` does."""
         found: T | None = self.attempt(action, *arguments)
         if found is None:
             self.report()
@@ -159,7 +159,7 @@ def _counts(faults: Iterable[BadRow]) -> Counter[str]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return the faults, and how many rows have each.
+    """Return the kinds of faults with their counts, the commonest first.
 
     >>> counts_text({"no label": 2, "unknown label": 1000})
     'unknown label (1,000), no label (2)'
@@ -171,7 +171,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 def _message_of(bad: Sequence[BadRow], out: str = "") -> str:
     """Return one message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented.
 
-    ``out`` is a sentence on what leaves them out.
+    ``out`` is a sentence on how to leave them out.
     """
     if len(bad) == 1:
         return f"{escaped(bad[0].message)} {out}".rstrip()

@@ -1,4 +1,4 @@
-"""Chats: turns and tools, as data and requests have them, and as a chat template makes texts and token ids of them."""
+"""Chats: turns and tools, from data and requests, and their conversion to texts and token ids by a chat template."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from forgetfree.data.tables import common_start, plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
 
-#: What a chat template reads of one turn: role, content, and whatever else it knows, such as tool_calls.
+#: One turn, as a chat template reads it: role, content, and any other keys, such as tool_calls.
 Turn = dict[str, Any]
-#: Who may speak in a chat. A role stands in the chat template as it is, so any other text could forge turns.
+#: The allowed roles. A chat template inserts a role as it is, so any other text could forge turns.
 ROLES = ("system", "developer", "user", "assistant", "tool")
-#: The names of turns in chats as ShareGPT and LLaMA-Factory write them.
+#: The names of roles in ShareGPT and LLaMA-Factory, and ours.
 _ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
-#: Keys by which other trainers say whether a turn is learned.
+#: Keys of other trainers that mark whether a turn is learned.
 _LEARNED = ("weight", "train", "training")
-#: What is expected where no list of turns is found.
+#: A phrase for the expected list of turns.
 _TURNS = f"a list of turns, each with a content and a role, one of {', '.join(ROLES)}"
-#: How the JSON of an answer begins that is more than its content.
+#: The beginning of an answer that is written as JSON, since it has more than a content.
 _ANSWER = '{"role": "assistant"'
 
 
@@ -33,8 +33,8 @@ class Chat:
     """Turns, and the tools that may be called in them.
 
     Attributes:
-        turns: with roles of `ROLES`; contents are texts, and may be missing beside ``tool_calls``.
-        tools: as they are handed to a chat template.
+        turns: the turns, with roles of `ROLES`; contents are texts, and may be missing beside ``tool_calls``.
+        tools: the tools, as a chat template takes them.
     """
 
     turns: list[Turn]
@@ -45,7 +45,7 @@ class Chat:
         """Return the chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
 
         Raises:
-            ValueError: it is none; the message is a phrase for what was expected.
+            ValueError: it is no chat; the message is a phrase for the expected value.
         """
         value, tools = of_json(value, _TURNS), None
         if isinstance(value, Mapping):
@@ -58,13 +58,13 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """The chat as JSON, of which `of` makes the same chat: a list of turns, or an object where there are tools."""
+        """The chat as JSON, from which `of` makes the same chat: a list of turns, or an object if there are tools."""
         value = {"messages": self.turns, "tools": self.tools} if self.tools else self.turns
         return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def of_json(value: Any, expected: str) -> Any:
-    """Return the value of a text that is JSON, or of anything else; raise ``ValueError`` with what was expected."""
+    """Return the value of a JSON text, or any other value as plain JSON; raise ``ValueError`` with ``expected``."""
     try:
         return parse_json(value) if isinstance(value, str) else plain(value)
     except ValueError as error:
@@ -72,7 +72,7 @@ def of_json(value: Any, expected: str) -> Any:
 
 
 def tools_of(value: Any) -> list[Any]:
-    """Return the tools of a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
+    """Return the tools of a list or its JSON, which may be empty; raise ``ValueError`` with a phrase for the expected value."""
     expected = "a list of tools, each an object"
     value = of_json(value, expected) if not isinstance(value, str) or value.strip() else None
     if not value:
@@ -83,7 +83,7 @@ def tools_of(value: Any) -> list[Any]:
 
 
 def _turn(turn: Any) -> Turn:
-    """Return one turn; raise ``ValueError`` with what was expected."""
+    """Return one turn; raise ``ValueError`` with a phrase for the expected value."""
     role, content = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or role not in turn:
         raise ValueError(_TURNS)
@@ -96,13 +96,13 @@ def _turn(turn: Any) -> Turn:
     if name not in ROLES or not (is_text(text) or (text is None and more.get("tool_calls"))):
         raise ValueError(_TURNS)
     for key in _LEARNED:
-        if more.get(key) in (0, 1):  # what is no answer is never learned, see `answer_of`
+        if more.get(key) in (0, 1):  # only answers are learned, see `answer_of`
             more = {other: value for other, value in more.items() if other != key or not value}
     return {"role": name, **({} if text is None else {"content": text}), **more}
 
 
 def _text_of(content: Any) -> Any:
-    """Return the text of a content that is a list of texts; any other as it is."""
+    """Return the joined text of a content that is a list of texts; return any other content unchanged."""
     if not isinstance(content, list):
         return content
     texts = list[str]()
@@ -116,7 +116,7 @@ def _text_of(content: Any) -> Any:
 
 
 def _calls(text: Any) -> list[dict[str, Any]]:
-    """Return the tool calls of a turn that is the JSON of one or several."""
+    """Return the tool calls of a turn that is the JSON of one call or several."""
     expected = "a function_call that is the JSON of an object with name and arguments, or of a list of them"
     calls = of_json(text, expected)
     calls = calls if isinstance(calls, list) else [calls]
@@ -132,7 +132,7 @@ def answer_of(chat: Chat) -> tuple[Chat, str]:
     """Return the chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
 
     Raises:
-        ValueError: it has no such turn after another, or that is empty or not to be learned; with what was expected.
+        ValueError: it has no such turn after another, or that turn is empty or not to be learned; with the expected turn.
     """
     last = max((number for number, turn in enumerate(chat.turns) if turn["role"] == "assistant"), default=0)
     if not last:
@@ -151,7 +151,7 @@ def without_weights(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def answer_text(turn: Turn) -> str:
-    """Return the text of an answer: its content, or the JSON of the turn where that is more."""
+    """Return the text of an answer: its content, or the JSON of the turn if it has more keys."""
     content = turn.get("content", "")
     if turn.keys() <= {"role", "content"} and not content.startswith(_ANSWER):
         return str(content)
@@ -166,41 +166,41 @@ def answer_turn(text: str) -> Turn:
 
 # -- Chat templates ----------------------------------------------------------------------------------------
 
-#: What `strftime_now` tells chat templates of the date: of 26 July 2024 on every day, as Llama 3's does where it knows no date.
-#: Else a row would have other tokens tomorrow than in training.
+#: The date that `strftime_now` gives chat templates: always 26 July 2024, the default of Llama 3's template. With today's date,
+#: a row would have other tokens tomorrow than in training.
 _DATE = {
     **{"%d": "26", "%-d": "26", "%e": "26", "%m": "07", "%-m": "7", "%y": "24", "%Y": "2024", "%j": "208"},
     **{"%a": "Fri", "%A": "Friday", "%b": "Jul", "%B": "July", "%F": "2024-07-26", "%D": "07/26/24", "%x": "07/26/24"},
     **{"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM", "%T": "00:00:00", "%X": "00:00:00"},
 }
-#: Puts a chat together where the tokenizer has no template for it.
+#: The chat template where the tokenizer has none.
 PLAIN_CHAT = (
     "{% for turn in messages %}{{ turn['role'] + ': ' + (turn['content'] or '') + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
-#: Stands inside a special token that a text spells, so that it is not read as that token. It is no character of any text.
+#: A mark inside each special token that a text spells, so that it is not read as that token. No text has this character.
 _BREAK = "\ufdd0"
-#: Two answers by which it is found out what ends one.
+#: Two answers, which are compared to find the text that ends an answer.
 _PROBES = ("1", "2")
-#: Keys of turns without which a chat asks, or answers, something else: they are refused where the template leaves them out.
+#: Keys of turns that change the meaning of a chat: they are refused if the template leaves them out.
 _NEEDED = ("tools", "tool_calls", "function_call")
-#: Keys of an answer that hold its thoughts: it is refused where the template leaves them out.
+#: Keys for the thoughts of an answer: it is refused if the template leaves them out.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 class ChatTemplate:
-    """Puts chats together by a template, and makes token ids of them.
+    """Renders chats by a chat template, and encodes them as token ids.
 
-    Texts have a mark inside each special token that they spell, see `without_marks`.
+    Rendered texts have a mark inside each special token that a user's text spells, see `without_marks`.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
         source: the template, in Jinja.
 
     Attributes:
-        source: the same.
-        ending: what follows an answer, from the token that ends it if there is one.
-        end: the id of that token.
+        source: the template, in Jinja.
+        ending: the text that follows an answer, from the token that ends it if there is one.
+        end: the id of that token; ``None`` if there is none.
     """
 
     def __init__(self, tokenizer: Any, source: str) -> None:
@@ -213,7 +213,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate:
-        """Return the tokenizer's own template, which is told the same date every day."""
+        """Return the tokenizer's own template, which gets the same date every day."""
         source = str(tokenizer.get_chat_template())
         if isinstance(tokenizer.chat_template, Mapping) and "tool_use" in tokenizer.chat_template:
             of_tools = tokenizer.chat_template["tool_use"]
@@ -229,7 +229,7 @@ class ChatTemplate:
             answers = ({"role": "assistant", "content": probe} for probe in _PROBES)
             try:
                 one, other = (self._rendered(Chat([*before, answer]), answered=True) for answer in answers)
-            except RowError:  # the template may want other turns
+            except RowError:  # the template may require other turns
                 continue
             after = one[len(one) - common_start(one[::-1], other[::-1]) :]
             known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
@@ -243,10 +243,10 @@ class ChatTemplate:
     # -- Texts -----------------------------------------------------------------------------------------------
 
     def put_together(self, chat: Chat, *, answered: bool = False) -> str:
-        """Return the text of a chat, up to where the assistant begins unless it is answered.
+        """Return the text of a chat; unless ``answered``, it ends where the assistant's turn begins.
 
         Raises:
-            RowError: the template refuses it.
+            RowError: the template refuses the chat.
         """
         whole = self._rendered(chat, answered=answered)
         if not (token := self._special.search(chat.text)):
@@ -261,7 +261,7 @@ class ChatTemplate:
         return marked
 
     def check_read(self, chat: Chat, prompt: str) -> None:
-        """Raise `RowError` if tools, or calls of them, change nothing in what stands before the answer."""
+        """Raise `RowError` if tools, or calls of them, change nothing in the text before the answer."""
         for key in _NEEDED:
             if any(turn.get(key) for turn in chat.turns) and self._leaves_out(chat.turns, [key], chat.tools, prompt):
                 raise _left_out(key, "chat")
@@ -269,7 +269,7 @@ class ChatTemplate:
             raise _left_out("tools", "chat")
 
     def _leaves_out(self, turns: Sequence[Turn], keys: Sequence[str], tools: list[Any], whole: str) -> bool:
-        """Return whether a chat is put together alike without some keys of its turns."""
+        """Return whether the text of a chat is the same without some keys of its turns."""
         bare = [{name: value for name, value in turn.items() if name not in keys} for turn in turns]
         bare = [{"content": "", **less} if less != turn else turn for less, turn in zip(bare, turns, strict=True)]
         answered = turns[-1]["role"] == "assistant"
@@ -279,10 +279,10 @@ class ChatTemplate:
             return False
 
     def answer(self, chat: Chat, turn: Turn, prompt: str) -> str:
-        """Return the text that a turn adds to a chat, up to where it ends.
+        """Return the text that a turn adds to a chat, without the text that ends it.
 
         Raises:
-            RowError: the template refuses it, or leaves out a part of it, or it cannot follow the prompt.
+            RowError: the template refuses the turn or leaves out a part of it, or the answer cannot follow the prompt.
         """
         whole = self.put_together(Chat([*chat.turns, turn], chat.tools), answered=True)
         for keys in (*((key,) for key in _NEEDED), _THOUGHTS):
@@ -299,7 +299,7 @@ class ChatTemplate:
         return text
 
     def _content(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
-        """Return the content of an answer before which the prompt and the whole chat differ: by a name, or a thought.
+        """Return the content of an answer where the whole chat does not begin with the prompt.
 
         A template may write another name before the answer, or open a thought, which the content must open, too.
         """
@@ -307,13 +307,13 @@ class ChatTemplate:
             raise _left_out(more[0], "answer")
         content = turn.get("content", "")
         other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
-        common = common_start(before, other)  # of the answer itself nothing, which may begin as the prompt ends
+        common = common_start(before, other)  # without the answer, which may begin as the prompt ends
         opened, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
         if content.startswith(opened):
             return _behind(self._broken(content), len(opened))
         if not rest or (
             rest != content.strip() and rest.endswith(content.strip())
-        ):  # no answer is shown, or by another name
+        ):  # the template omits the answer, or writes another name before it
             return str(self._broken(content))
         raise RowError(
             "answer does not begin as the template's prompt ends",
@@ -323,7 +323,7 @@ class ChatTemplate:
         )
 
     def _ended(self, added: str) -> str:
-        """Return what a turn adds to a chat without what ends it."""
+        """Return the text that a turn adds to a chat, without the text that ends it."""
         end = self._tokenizer.eos_token if self.end is None else self._tokenizer.convert_ids_to_tokens(self.end)
         end = end or _BREAK
         text, found, rest = added.rpartition(end)
@@ -364,7 +364,7 @@ class ChatTemplate:
         return bool(self._special.search(text))
 
     def without_beginning(self, text: str, count: int) -> str:
-        """Return the text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
+        """Return the text without its first ``count`` tokens; with a tokenizer in Python, without as many characters."""
         if not self._tokenizer.is_fast:
             return text[count:]
         how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -372,7 +372,7 @@ class ChatTemplate:
         return text[max(1, places[count][0]) :] if count < len(places) else ""
 
     def ids(self, text: str, *, inside: bool = False) -> list[int]:
-        """Return the ids of a text with marks: special tokens are those of the template alone."""
+        """Return the ids of a text with marks: only the template's special tokens are encoded as such."""
         first, *others = text.split(_BREAK)
         pieces = token_ids(self._tokenizer, [first], inside=inside, special=True)
         pieces += token_ids(self._tokenizer, others, inside=True, special=True)
@@ -393,7 +393,7 @@ def without_marks(text: str) -> str:
 
 
 def _behind(text: str, count: int) -> str:
-    """Return the text with marks without its first ``count`` characters, of which marks are none."""
+    """Return a text with marks without its first ``count`` characters, where marks do not count."""
     if _BREAK not in text:
         return text[count:]
     places = [place for place, character in enumerate(text) if character != _BREAK]

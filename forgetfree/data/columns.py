@@ -1,4 +1,4 @@
-"""Which columns hold the texts and the label: named by the user or in source.json, ours, or of a common name."""
+"""Choice of the columns of texts and labels: named by the user or in source.json, our own names, or common names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIR = ("text_a", "text_b")
 WORDS = ("tokens", "words")
 #: The column of a chat.
 CHATS = ("messages", "conversations", "conversation")
-#: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
+#: Columns of prompts, where several are joined in this order, and the columns of their answers; all by preference.
 PROMPTS = {
     ("prompt",): ("target", "completion", "response", "answer", "answers", "output"),
     ("instruction", "input"): ("output", "response"),
@@ -51,11 +51,11 @@ _LABELS = (
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names of a task's columns. As a user asks for them, both may be left out.
+    """The names of a task's columns; a user may leave out both.
 
     Attributes:
-        texts: one for single texts, two for pairs.
-        label: of the label.
+        texts: one column for single texts, two for pairs.
+        label: the column of the label.
     """
 
     texts: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class ColumnNames:
         """Return the columns that a user names.
 
         Raises:
-            UsageError: these are not one or two different names of texts, and another of a label.
+            UsageError: there are more than two text columns, or a name is empty, repeated or no text.
         """
         names, label = listed_names(texts), nfc(label) if isinstance(label, str) else label
         every = [*names, *([] if label is None else [label])]
@@ -78,33 +78,33 @@ class ColumnNames:
         return cls(names, label)
 
     def over(self, source: Mapping[str, Any]) -> ColumnNames:
-        """Return these names, with those of a ``source.json`` where they are left out."""
+        """Return these names, where missing ones are taken from a ``source.json``."""
         source_columns = ColumnNames.of(source.get("text_column"), source.get("label_column"))
         return replace(self, texts=self.texts or source_columns.texts, label=self.label or source_columns.label)
 
 
-#: No column is named: all are recognised.
+#: No column is named: all are recognised by their names.
 NO_COLUMN_NAMES = ColumnNames()
 
 
 def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of an argument that is one of them, several or none."""
+    """Return the names of an argument that is one name, several names or ``None``."""
     every = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     return tuple(nfc(name) if isinstance(name, str) else name for name in every)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of a user on how rows are read: each name counts for all tasks, or as ``TASK=NAME`` for one.
+    """Options for reading rows: each name applies to all tasks, or as ``TASK=NAME`` to one.
 
     Attributes:
-        texts: names of columns.
-        labels: the same.
+        texts: names of text columns.
+        labels: names of label columns.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
         metrics: names of metrics.
-        kinds: what tasks ask for, in place of what their columns say.
-        label_map: labels that are read as others, each ``OLD=NEW``, or ``TASK:OLD=NEW`` for one task; where there is no
-            ``NEW``, their rows are dropped.
+        kinds: names of kinds of tasks, in place of the kind that the columns suggest.
+        label_map: labels that are read as others, each ``OLD=NEW``, or ``TASK:OLD=NEW`` for one task; without ``NEW``, their
+            rows are dropped.
     """
 
     texts: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class ReadOptions:
         return _one("--metric", self.metrics, task)
 
     def new_labels(self, task: str) -> dict[str, str]:
-        """Return the labels that others of a task are read as, by what is written."""
+        """Return the label map of a task, from the written label to the new one."""
         of_all, own = dict[str, str](), dict[str, str]()
         for each in self.label_map:
             old, _, new = each.rpartition("=")
@@ -150,7 +150,7 @@ class ReadOptions:
         return ColumnNames.of(_of_task(self.texts, task), _one("--label-column", self.labels, task))
 
     def check(self, tasks: Collection[str]) -> None:
-        """Raise ``UsageError`` where a metric is none, or a name is for another task than these, if they are known."""
+        """Raise ``UsageError`` for an unknown metric, a wrong label map, or a name for a task not in ``tasks``, if any."""
         for metric in self.metrics:
             registry.metric(_split(metric)[1])
         mapped = [each.rpartition("=")[0] for each in self.label_map]
@@ -169,7 +169,7 @@ class ReadOptions:
 
 
 def _split(named: str) -> tuple[str, str]:
-    """Return the task that a name is for, which may be none, and the name."""
+    """Return the task and the name of ``TASK=NAME``; the task is empty for a name alone."""
     owner, sign, name = named.partition("=")
     return (owner, name) if sign else ("", named)
 
@@ -180,13 +180,13 @@ def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
 
 
 def names_of_tasks(named: Iterable[str], tasks: Collection[str]) -> list[str]:
-    """Return names, of which those that were for all tasks are for these alone."""
+    """Return the names, where each name for all tasks is replaced by one for each of ``tasks``."""
     owned = ((owner, name) for owner, name in map(_split, named))
     return [f"{each}={name}" for owner, name in owned for each in ([owner] if owner else tasks)]
 
 
 def labels_of_tasks(named: Iterable[str], tasks: Collection[str], known: Collection[str]) -> list[str]:
-    """Return pairs ``OLD=NEW``, of which those without one of the ``known`` tasks are for these alone."""
+    """Return the pairs ``OLD=NEW``, where each pair without a ``known`` task is replaced by one for each of ``tasks``."""
     alone = [(each, mapped_label(each, known) == each.rpartition("=")[0]) for each in named]
     return [
         one for each, plain in alone for one in ([f"{task}:{each}" for task in tasks] if plain and tasks else [each])
@@ -194,13 +194,13 @@ def labels_of_tasks(named: Iterable[str], tasks: Collection[str], known: Collect
 
 
 def written_label(cell: Any) -> str:
-    """Return the label of a cell, before it is mapped: ``false`` and ``true``, 3 for 3.0, and one form of each character."""
+    """Return the label of a cell, before it is mapped: ``false`` or ``true`` for booleans, 3 for 3.0, and text in NFC."""
     text = str(cell).lower() if isinstance(cell, bool) else nfc(str(cell)).strip()
     return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
 
 
 def mapped_label(named: str, tasks: Collection[str]) -> str:
-    """Return the label that is read as another by ``OLD=NEW``, or by ``TASK:OLD=NEW`` with one of these tasks.
+    """Return the label ``OLD`` of ``OLD=NEW``, or of ``TASK:OLD=NEW`` with one of these tasks.
 
     >>> mapped_label("mood:hapy=happy", ["mood"]), mapped_label("NUM:date=date", ["mood"])
     ('hapy', 'NUM:date')
@@ -225,15 +225,15 @@ def _one(option: str, named: Sequence[str], task: str) -> str | None:
     return names[0] if names else None
 
 
-#: Columns are recognised, and bad rows refused.
+#: The default options: columns are recognised, and bad rows are refused.
 READ_DEFAULTS = ReadOptions()
 
 
 def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[ColumnNames, str]:
-    """Return the columns of texts and label of a table, and a note on them, empty where they were named or are ours.
+    """Return the text and label columns of a table, and a note on them, which is empty for named columns and our own.
 
     Raises:
-        DataError: a column is missing, or several may be meant.
+        DataError: a column is missing, or several columns may be meant.
     """
     header = list(names)
     texts = choose_texts(where, header, columns, kind)
@@ -264,10 +264,10 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
 
 
 def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[str, ...]:
-    """Return the columns of texts of a table, which may be without labels; none where no name is recognised.
+    """Return the text columns of a table, which may have no labels; none if no name is recognised.
 
     Raises:
-        DataError: a column that was named is missing, or several may be meant.
+        DataError: a named column is missing, or several columns may be meant.
     """
     known, header = _known(names), list(names)
     for name in (*columns.texts, *filter(None, [columns.label])):
@@ -295,12 +295,12 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
 
 
 def are_prompts_and_answers(columns: Sequence[str]) -> bool:
-    """Return whether columns have common names of prompts, and the last that of their answers."""
+    """Return whether columns have common names of prompts and, for the last column, of their answers."""
     return columns[-1] in PROMPTS.get(tuple(columns[:-1]), ())
 
 
 def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> bool:
-    """Return whether columns of common names hold texts and a label, which is none of ``beside``."""
+    """Return whether columns with common names hold texts and a label; ``beside`` are columns that are not the label."""
     plain = _known(names)
     labels = filter(is_label, plain.keys() - _known(beside).keys())
     paired = any({bare_name(one), bare_name(other)} <= plain.keys() for one, other in _PAIRS)
@@ -313,12 +313,12 @@ def is_label(name: str) -> bool:
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:
-    """Return the table's names by how they are compared; the first of several that are alike."""
+    """Return the table's names by their bare names; of several with one bare name, the first."""
     return {bare_name(name): name for name in reversed(list(names))}
 
 
 def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
-    """Return our columns of texts, where a table has them."""
+    """Return our own text columns, if a table has them."""
     if kind in ("pair", None) and set(PAIR) <= set(header):
         return PAIR
     if kind == "tokens" and (words := [name for name in WORDS if name in header]):

@@ -28,11 +28,11 @@ class _Slot:
     inside: bool
 
     def column_of(self, rows: Rows) -> Sequence[str]:
-        """Return the texts that stand here."""
+        """Return the texts for this place."""
         return rows.second if self.name == "text_b" else rows.first
 
     def of(self, text: str) -> str:
-        """Return the text as it stands here."""
+        """Return the text as it is written at this place."""
         if self.style == "whole":
             return self.prefix + text
         text = text.strip()
@@ -89,7 +89,7 @@ class Encoder:
         if template is not None:
             self._prompt = [self._part(piece, inside=i > 0) for i, piece in enumerate(_pieces_of(template))]
         self._max_length = max_length
-        #: How many tokens each row lost, of all rows so far.
+        #: The number of tokens cut off each row, for all rows so far.
         self.cut: list[int] = []
         if self.room(2) < 2:
             raise ModelError(
@@ -112,12 +112,12 @@ class Encoder:
             self.count(sum(map(len, texts)) - room)
             left = iter(truncate(texts, room))
             body = [token for part in parts for token in (next(left) if isinstance(part, _Slot) else part)]
-            # An empty text of a tokenizer without special tokens (GPT-2) still needs a token to be read at.
+            # Without special tokens (GPT-2), an empty text still needs a token, at which the model is read.
             encoded.append([*self.opening, *body, *self.closing] or [self.blank])
         return encoded
 
     def _parts(self, texts: int) -> list[list[int] | _Slot]:
-        """Return the ids and the slots that make a row of one text or two."""
+        """Return the ids and the slots of a row with one text or two."""
         if self._prompt is not None:
             return self._prompt
         if texts == 1:
@@ -127,11 +127,11 @@ class Encoder:
         return [_Slot("text_a", "", "whole", False), self.middle, second]
 
     def count(self, over: int) -> None:
-        """Count a row that has ``over`` more tokens than there is room for; it loses none where that is below 0."""
+        """Record a row with ``over`` tokens too many, which are cut off; if ``over`` is negative, none are."""
         self.cut.append(max(over, 0))
 
     def cut_note(self, what: str, count: int) -> str:
-        """Return a note on rows that were cut; empty where there are none."""
+        """Return a note on rows that were cut; empty if there are none."""
         rows, tokens = sum(map(bool, self.cut)), sum(self.cut)
         if not rows:
             return ""
@@ -147,7 +147,7 @@ class Encoder:
         return self._max_length - len(self.opening) - len(self.closing) - fixed
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
-        """Return the faults of the rows that this model cannot learn from, by their numbers; here none."""
+        """Return the faults of the rows that this model cannot learn from, by their numbers: by default none."""
         return {}
 
     def _part(self, piece: str | _Slot, *, inside: bool) -> list[int] | _Slot:
@@ -164,10 +164,10 @@ class Encoder:
 
 
 class WordEncoder(Encoder):
-    """Converts sentences to token ids, of which the first of each word is marked: it stands as its complement ``~id``.
+    """Converts sentences to token ids, where the first token of each word is marked as its complement ``~id``.
 
     A word without a token, such as one of invisible characters, is read at the token for unknown words. Tokens beyond
-    ``max_length`` are cut off. A word stays if its first token does.
+    ``max_length`` are cut off. A word is kept if its first token is.
     """
 
     def __init__(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> None:
@@ -178,7 +178,7 @@ class WordEncoder(Encoder):
     def __call__(self, rows: Rows) -> list[list[int]]:
         """Return the token ids of every sentence."""
         sentences = [text.split(" ") for text in rows.first]
-        # As they stand in a text: a space belongs to the word after it, as byte-level tokenizers see it.
+        # Words are encoded as in a text: a space belongs to the word after it, as byte-level tokenizers see it.
         first = list({words[0] for words in sentences})
         later = list({word for words in sentences for word in words[1:]})
         begin = dict(zip(first, token_ids(self.tokenizer, first), strict=True))
@@ -197,10 +197,10 @@ def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> Task
     """Return a task without the rows that its model cannot learn from.
 
     Raises:
-        BadDataError: there are such rows, and they are not left out, or a split has no others.
+        BadDataError: there are such rows and ``skip_bad_rows`` is not set, or a split has no others.
     """
     splits, bad, good = dict[str, Rows](), dict[str, BadRows](), Counter[str]()
-    of_files = dict[str, BadRows]()  # which the splits may come from together
+    of_files = dict[str, BadRows]()  # several splits may come from one file
     for split in SPLITS:
         part: Rows = getattr(rows, split)
         found = encoder.bad_rows(part)
@@ -222,20 +222,20 @@ def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> Task
     return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
 
 
-#: The text before a text that does not begin its row.
+#: The text put before a text that does not begin its row.
 _LEAD = "a"
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False, special: bool = False) -> list[list[int]]:
-    """Return the ids of texts, to which no special token is added.
+    """Return the ids of texts, without added special tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
         texts: the texts.
-        inside: a row, as they are after other text. Some tokenizers (SentencePiece's) put a space, "▁", before each text,
-            which a row does not have there.
-        special: whether a text that spells a special token ("[SEP]") becomes one, as in a template. A text of a user must
-            not: ids alone tell the model where it is.
+        inside: whether the texts follow other text in a row. Some tokenizers (SentencePiece's) put a space, "▁", before each
+            text, which the row does not have there.
+        special: whether a text that spells a special token ("[SEP]") becomes that token, as in a template. A user's text must
+            not: the model recognises the parts of a row by their ids alone.
     """
     settings = {"add_special_tokens": False, "verbose": False} | ({} if special else {"split_special_tokens": True})
     if not texts or not inside:
@@ -262,13 +262,13 @@ def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
-    """Return the vocabulary ids of the label words, each read as it stands after a space."""
+    """Return the vocabulary ids of the label words, each encoded as it is after a space."""
     check_label_words(tokenizer, {task: words})
     return [ids[0] for ids in _after_space(tokenizer, words)]
 
 
 def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> None:
-    """Raise ``ModelError`` unless all label words of these tasks are single tokens, different in a task."""
+    """Raise ``ModelError`` unless all label words of these tasks are single tokens, all different within a task."""
     wrong = {task: words_without_token(tokenizer, words) for task, words in tasks.items()}
     if told := [f"{', '.join(map(repr, words))} of task {task!r}" for task, words in wrong.items() if words]:
         raise ModelError(
@@ -278,7 +278,7 @@ def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> Non
 
 
 def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
-    """Return the label words that are not a single token, and those that are the token of an earlier word."""
+    """Return the label words that are not a single token, and the words with the same token as an earlier word."""
     by_token = dict[int, str]()
     for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
         if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:

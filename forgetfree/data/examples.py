@@ -1,9 +1,9 @@
 """Rows as examples for mini-batches: encoded texts, as one ragged tensor per split, and the rows of any indexable data set.
 
 A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels ``(B,)``, all int64.
-Where words are labelled, row i has as many labels and task labels as words that the model reads, and the id of each such word's
-first token stands in x as its complement ``~id``, below 0. Where a row has any number of a task's labels, it has a 0 or 1 for
-each of them. Everything else that a model needs (attention mask, token types, the mask position) follows from the ids: see
+Where words are labelled, row i has one label and task label for each word that the model reads, and the first token of each
+such word is in x as its complement ``~id``, below 0. In multi-label classification, a row has a 0 or 1 for each of the task's
+labels. Everything else that a model needs (attention mask, token types, the mask position) follows from the ids: see
 `forgetfree.models.task_model.TokenLayout`.
 """
 
@@ -29,13 +29,13 @@ class EncodedRows:
 
     Attributes:
         tokens: all rows' ids, one after the other: int32 ``(total,)``.
-        offsets: where each row begins, and the end: int64 ``(n + 1,)``.
-        labels: int64 ``(n,)``; where words are labelled, those of all words, also of those that were cut off; where rows have
-            several labels, a 0 or 1 for each that there is.
+        offsets: the start of each row, and the end: int64 ``(n + 1,)``.
+        labels: int64 ``(n,)``; where words are labelled, the labels of all words, also of words that were cut off; where rows
+            have several labels, a 0 or 1 for each of the task's labels.
         task: the task label, the same for every row.
         pad: the id that fills short rows.
-        words: where a row has several ``labels``, where those of each row begin, and the end: int64 ``(n + 1,)``.
-        kind: of the task, as its definition names it.
+        words: if a row has several ``labels``, the start of each row's labels, and the end: int64 ``(n + 1,)``.
+        kind: the kind in the task's definition.
     """
 
     tokens: Tensor
@@ -71,7 +71,7 @@ class EncodedRows:
 
     @cached_property
     def counts(self) -> list[int]:
-        """The number of labels that are read in each row: one, that of its words that are not cut off, or all of them."""
+        """The number of labels that are read in each row: one, one for each word that is not cut off, or all."""
         if self.words is None:
             return [1] * len(self)
         before = torch.nn.functional.pad((self.tokens < 0).cumsum(0), (1, 0))
@@ -89,7 +89,7 @@ class EncodedRows:
 
     @property
     def targets(self) -> list[int]:
-        """The group of each row, under the name that Avalanche expects: the label, or of sentences what their kind says."""
+        """The group of each row, under the name that Avalanche expects: the label, or a group that the task's kind chooses."""
         if self.words is None:
             labels: list[int] = self.labels.tolist()
             return labels
@@ -97,7 +97,7 @@ class EncodedRows:
         return groups
 
     def _labels(self, i: int) -> Any:
-        """Return the label of a row, or the list of those of its words."""
+        """Return the label of a row, or the list of its labels."""
         if self.words is None:
             return int(self.labels[i])
         return self.labels[self.words[i] : self.words[i + 1]].tolist()
@@ -110,7 +110,7 @@ class EncodedRows:
         return x, self.labels[first : first + self.counts[i]]
 
     def answered(self, logits: Tensor) -> Tensor:
-        """Return the logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
+        """Return the logits of all labels from those that were read: words that were cut off are O, label 0, with certainty."""
         if self.words is None:
             return logits
         lengths, counts = self.words.diff(), torch.tensor(self.counts, device="cpu")
@@ -158,10 +158,10 @@ class DatasetExamples:
     """Rows of a data set whose items are ``(x, label, …)``, where ``x`` is a tensor of one shape.
 
     Args:
-        dataset: indexable.
-        labels: of all its rows.
+        dataset: an indexable data set.
+        labels: the labels of all its rows.
         task: their task label.
-        rows: which rows; default: all.
+        rows: the row numbers to use; default: all.
     """
 
     def __init__(self, dataset: Any, labels: Sequence[int], task: int, rows: Sequence[int] | None = None) -> None:

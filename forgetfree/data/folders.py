@@ -1,4 +1,4 @@
-"""Folder of one task: files of its splits, or what the ``datasets`` library saved or downloaded; and its ``source.json``."""
+"""The folder of one task: files of its splits, or a data set of the ``datasets`` library; and its ``source.json``."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS
 
-#: Suffixes of files that may hold rows and are not read.
+#: Suffixes of files that may hold rows but are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
 #: The name of a file that is one of several parts.
 _PART = re.compile(r"(.*?)(\d+)([-_]of[-_])(\d+)(.*)")
-#: A file of a data set of the hub, which has its splits in parts.
+#: The name of a file in a data set of the hub, whose splits are stored in parts.
 _SHARD = re.compile(
     r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
 )
 
 
-# -- What there is -----------------------------------------------------------------------------------------
+# -- Forms of folders --------------------------------------------------------------------------------------
 
 
 def tasks_at(place: Path) -> list[str] | None:
-    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+    """Return the names of the tasks in a file or task folder; ``None`` for a folder of task folders, or without rows.
 
-    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
-    unless it has several configurations: each is a task of its own name.
+    A file of rows, or a folder with the files of splits, is one task that may have any name: the list is empty. The same holds
+    for a hub snapshot, unless it has several configurations: each is a task with its own name.
     """
     if not place.is_dir():
         return [] if place.is_file() and format_of(place.name)[1] else None
@@ -58,9 +58,9 @@ def holds_a_task(folder: Path) -> bool:
 
 
 def _form_of(folder: Path) -> Literal["saved", "files", "snapshot"] | None:
-    """Return how a folder holds rows: as ``datasets.save_to_disk`` wrote them, in a file a split, or as the hub has them.
+    """Return the form of a folder's rows: from ``datasets.save_to_disk``, in one file per split, or a snapshot of the hub.
 
-    A data set of the hub has its files in parts, or a card that describes them. A folder that may not be read holds none.
+    A snapshot has its files in parts, or a card that describes them. A folder without read permission holds no rows.
     """
     if not os.access(folder, os.R_OK | os.X_OK):
         return None
@@ -154,13 +154,13 @@ def _read_snapshot(folder: Path, name: str) -> Tables:
         builder = load_dataset_builder(str(folder), known[0] if len(known) < 2 else name, cache_dir=cache)
         for files in (builder.config.data_files or {}).values():
             _check_parts(folder, files)
-        builder.download_and_prepare()  # compares the numbers of rows with those of the card
+        builder.download_and_prepare()  # compares the numbers of rows with the card
         return tables_of(str(folder), builder.as_dataset())
 
 
 @contextmanager
 def _datasets_errors(folder: Path) -> Iterator[None]:
-    """Say what the library finds wrong as an error of the folder's, and nothing of how far it is."""
+    """Raise errors of the library as ``DataError`` about the folder, and disable its progress bars."""
     import datasets
 
     check_size(folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
@@ -182,11 +182,11 @@ def _datasets_errors(folder: Path) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-# -- What is missing ---------------------------------------------------------------------------------------
+# -- Missing parts -----------------------------------------------------------------------------------------
 
 
 def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
-    """Raise ``DataError`` if files have names such as ``train-00000-of-00002.parquet``, and not all of these are there."""
+    """Raise ``DataError`` if parts are missing from a series such as ``train-00000-of-00002.parquet``."""
     parts = dict[tuple[Path, str, str, str], set[int]]()
     for path in map(Path, files):
         if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[4]) and path.is_file():
@@ -204,10 +204,10 @@ def _check_parts(where: Path, files: Iterable[str | Path]) -> None:
 
 
 def read_source(folder: Path) -> dict[str, Any]:
-    """Read a task's ``source.json``; empty if there is none, and without the keys whose value is null.
+    """Read a task's ``source.json``; empty if there is none, and without keys with the value null.
 
     Raises:
-        DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
+        DataError: it is no JSON object, or a known key is misspelt or has a wrong value.
     """
     path = folder / "source.json"
     if not os.path.lexists(path):
@@ -233,7 +233,7 @@ def read_source(folder: Path) -> dict[str, Any]:
 
 
 def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
-    """Return the keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
+    """Return the keys of source.json that are read, each with a phrase for the expected value and a check of the value."""
     kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
     names = ("a list of names, all different", _are_names)

@@ -1,4 +1,4 @@
-"""Labels: cells of a column as the numbers of a task's labels, and what of them may be a mistake."""
+"""Labels: conversion of a column's cells to the numbers of a task's labels, and detection of likely mistakes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from forgetfree.data.tables import common_start, shown
 from forgetfree.display import counted, is_blank, nfc, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
-#: A whole number as programs write it, and the same in a column of real numbers. Longer ones are names.
+#: A whole number as programs write it, and the same in a column of real numbers. Longer numbers are names.
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,99}")
 _WHOLE_AS_REAL = re.compile(rf"(?:{_WHOLE.pattern})\.0")
 #: A real number as programs write it.
 _REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-][0-9]+)?")
-#: How many labels a note names, and how many groups of labels a message.
+#: The most labels that notes name, and the most groups of labels that a message names.
 _MOST_NAMES = 5
-#: A list that Python or JSON wrote as a text; the signs that stand between labels, and those that names have, too.
+#: A list that Python or JSON wrote as a text; the separators of labels, and the separators that also occur in names.
 _LIST = re.compile(r"""\[[\d\s,.]*\]|[\[({]\s*['"].*[\])}]""", re.DOTALL)
 _BETWEEN, _IN_NAMES = "|;\n", ",/+&"
 _BLANKS_BESIDE = re.compile(rf" ?([{_BETWEEN}{_IN_NAMES}]) ?")
-#: Where more labels than these have, on average, fewer than two rows, the column holds something else.
+#: A column with more labels than this, and fewer than two rows per label on average, does not hold labels.
 _MANY = 20
-#: How many labels are compared in pairs, at most; and how many times as many rows the right one of two has, at least.
+#: The most labels that are compared in pairs; and the least ratio of rows between a label and a misspelling of it.
 _MOST_COMPARED, _RARER = 500, 5
 
 _A_REAL = (
     "A number that is not whole is a value to predict, but tasks have classes: replace each range by a class name; "
     "if these are class names, list all as label_names in source.json. "
 )
-#: Why a cell with several labels is none.
+#: The remedy for a cell with several labels.
 SEVERAL = "Keep one; --kind multi-label reads several; --kind classification takes such cells as labels of their own. "
 _A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
@@ -45,19 +45,19 @@ _A_NAN = "nan often marks rows without a label; if it is a label, name all label
 def label_cells(
     column: Sequence[Any], typed: bool = True, names: Sequence[str] = (), as_written: bool = False
 ) -> list[int | str | ValueError]:
-    """Return the cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
+    """Return the cells of a label column as whole numbers or names; booleans are the names ``false`` and ``true``.
 
-    A text is a whole number where it is the plain spelling of one, and ``1.0`` is where all numbers of the column are written
-    so. Any other text is a name, and makes names of the whole numbers beside it if it holds a digit: 01 and 1 are two codes.
+    A text is a whole number if it is the plain spelling of one; so is ``1.0`` if all numbers of the column are written like
+    that. Any other text is a name. If it has a digit, the whole numbers beside it are names, too: 01 and 1 are two codes.
 
     Args:
         column: the cells.
-        typed: whether numbers and texts are told apart by the file; else a text may be a real number, which is no label.
-        names: of the labels, where they are known: these are labels in any form.
-        as_written: whether a cell that seems to hold several labels is one.
+        typed: whether the file distinguishes numbers from texts; if not, a text may be a real number, which is no label.
+        names: the names of the labels, if known: these are labels in any form.
+        as_written: whether a cell that seems to hold several labels counts as one label.
 
     Returns:
-        Of each cell the label, or an error that says why it is none, where there is more to say.
+        The label of each cell, or an error whose message, which may be empty, explains why the cell is no label.
     """
     texts = {cell: nfc(cell).strip() for cell in column if isinstance(cell, str)}
     known_names = {folded(name) for name in names}
@@ -87,8 +87,8 @@ def _of_value(value: Any, names: Sequence[str], as_written: bool) -> int | str |
 def several(texts: set[str]) -> set[str]:
     """Return the texts that seem to hold several labels.
 
-    These are written lists; texts whose parts between commas, slashes, + or & are all texts of their own; and all with a
-    vertical bar, a semicolon or a line break, where one of these stands between parts that other texts have, too.
+    They are written lists; texts whose parts between commas, slashes, + or & are all texts of their own; and all texts with a
+    vertical bar, a semicolon or a line break, if it separates parts in one of them that all occur in other texts, too.
 
     >>> sorted(several({"joy", "sad", "joy|sad", "fear|sad", "['joy']", "joy, sad", "Sci/Tech", "UK, Bath", "UK, Leeds"}))
     ["['joy']", 'fear|sad', 'joy, sad', 'joy|sad']
@@ -111,7 +111,7 @@ def several(texts: set[str]) -> set[str]:
 
 
 def parts_of(text: str, sign: str) -> list[str]:
-    """Return the labels of a cell that holds any number of them: a list as programs write it, or texts with a sign between.
+    """Return the labels of a cell that holds any number of them: a list as programs write it, or texts separated by ``sign``.
 
     >>> parts_of("['joy', 'sad']", "|"), parts_of("[0 3]", "|"), parts_of("joy | sad", "|"), parts_of(" ", "|")
     (['joy', 'sad'], ['0', '3'], ['joy', 'sad'], [])
@@ -128,7 +128,7 @@ def _part(text: str) -> str:
 
 
 def _reader(texts: set[str], lists: set[str], typed: bool, named: bool) -> Any:
-    """Return a reader of a text in a column that holds these, of which some seem to hold several labels."""
+    """Return a function that reads a text of a column with these ``texts``, where ``lists`` seem to hold several labels."""
     numeric = {text for text in texts - lists if any(map(str.isdigit, text))}
     whole = {text for text in numeric if _WHOLE.fullmatch(text)}
     as_reals = bool(numeric) and all(map(_WHOLE_AS_REAL.fullmatch, numeric))
@@ -152,7 +152,7 @@ def _reader(texts: set[str], lists: set[str], typed: bool, named: bool) -> Any:
 
 
 def _are_reals(texts: set[str]) -> bool:
-    """Return whether a program wrote these real numbers: each in its shortest form, or all with as many decimals.
+    """Return whether a program wrote these real numbers: each in its shortest form, or all with the same number of decimals.
 
     >>> _are_reals({"0.13", "2", "3.5"}), _are_reals({"2.50", "0.13"}), _are_reals({"1.1", "1.10"}), _are_reals({"1", "1.0"})
     (True, True, False, False)
@@ -170,10 +170,10 @@ class Labels:
     """The labels of a task, and how its data write them.
 
     Attributes:
-        names: in the order of their numbers.
-        numbers: what stands for each label that is written as a whole number, to its number.
-        expected: what a cell should be, for messages.
-        note: what to say of them; nothing where they are numbered from 0.
+        names: the names, in the order of the labels' numbers.
+        numbers: the number of each label that is written as a whole number, by that whole number.
+        expected: a phrase for a valid cell, for messages.
+        note: a note on the labels, which may be empty.
     """
 
     names: tuple[str, ...]
@@ -183,7 +183,7 @@ class Labels:
 
     @classmethod
     def named(cls, names: Sequence[str]) -> Labels:
-        """Return the labels of these names, which may be written as numbers from 0, too."""
+        """Return the labels with these names, which may also be written as numbers from 0."""
         return cls(tuple(names), {i: i for i in range(len(names))})
 
     def place(self, cell: int | str) -> int | None:
@@ -202,12 +202,12 @@ class Labels:
 
 
 def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
-    """Return the labels that training rows have; of names that look alike the commonest, see `check_alike`.
+    """Return the labels of training rows; of names that look alike, the commonest, see `check_alike`.
 
-    ``numbered`` says that numbers are the places of ``names``, as in a ``ClassLabel``; else a number may itself be a name.
+    With ``numbered``, numbers are places in ``names``, as in a ``ClassLabel``; otherwise a number may itself be a name.
 
     Raises:
-        DataError: these are no labels.
+        DataError: the cells are no labels, or there is only one label.
     """
     integers = {cell for cell in cells if isinstance(cell, int)}
     counts = Counter(cell for cell in cells if isinstance(cell, str))
@@ -239,7 +239,7 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
 
 
 def _numbers_of(names: Sequence[str]) -> dict[int, int]:
-    """Return the places of the names that are whole numbers, or look like one, by these."""
+    """Return the places of the names that are whole numbers, or look like one, by these numbers."""
     alike = {int(seen): i for i, name in enumerate(names) if _WHOLE.fullmatch(seen := folded(name))}
     return alike | {int(name): i for i, name in enumerate(names) if _WHOLE.fullmatch(name)}
 
@@ -250,7 +250,7 @@ def _numbers_of(names: Sequence[str]) -> dict[int, int]:
 def check_alike(
     where: str, cells: Sequence[Any], rows: Sequence[int], what: str = "labels", key: str = "label_names"
 ) -> None:
-    """Raise ``DataError`` if names look alike to a reader, or are one number: see `folded`."""
+    """Raise ``DataError`` if names look alike to a reader, or are the same number: see `folded`."""
     counts = Counter(cell for cell in cells if isinstance(cell, str))
     groups = [group for group in _groups(counts) if len(group) > 1]
     if not groups:
@@ -270,7 +270,7 @@ def check_alike(
 
 
 def notes_of_slips(cells: Iterable[int | str]) -> list[str]:
-    """Return notes on rare labels that one slip of typing makes of a common one, see `is_slip`."""
+    """Return notes on rare labels that differ from a common one by a typing error, see `is_slip`."""
     counts = Counter(cell for cell in cells if isinstance(cell, str))
     if len(counts) > _MOST_COMPARED:
         return []
@@ -287,7 +287,7 @@ def notes_of_slips(cells: Iterable[int | str]) -> list[str]:
 
 
 def is_slip(one: str, other: str) -> bool:
-    """Return whether words of four letters or more differ by a letter that is another, missing, or swapped with the next.
+    """Return whether words of at least four letters differ by one letter that is replaced, missing, or swapped with the next.
 
     >>> is_slip("feautre", "feature"), is_slip("shiping", "shipping"), is_slip("level1", "level2"), is_slip("cat", "car")
     (True, True, False, False)
@@ -312,7 +312,7 @@ def _groups(names: Iterable[str]) -> list[list[str]]:
 
 
 def folded(name: str) -> str:
-    """Return a name as a reader sees it: without case, invisible characters, blanks beside signs; é in one code; 1.0 is 1."""
+    """Return a name as a reader sees it: in NFKC, without case, invisible characters and blanks beside signs; 1.0 as 1."""
     seen = " ".join(unicodedata.normalize("NFKC", without_invisible(name)).casefold().split())
     seen = _BLANKS_BESIDE.sub(r"\1", unicodedata.normalize("NFKC", seen))
     return seen.removesuffix(".0") if _WHOLE_AS_REAL.fullmatch(seen) else seen
@@ -324,9 +324,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def notes_of_labels(cells: Iterable[int | str], labels: Labels, split: str) -> list[str]:
-    """Return notes on the labels of a split that are written otherwise than their names."""
+    """Return notes on the labels of a split that are spelt differently from their names."""
     places = {cell: labels.place(cell) for cell in dict.fromkeys(cells) if str(cell) not in labels.names}
-    read = [  # a number may be that of a name, which is no other spelling
+    read = [  # a number that is a label's place is no other spelling
         (cell, labels.names[place])
         for cell, place in places.items()
         if place is not None and (isinstance(cell, str) or folded(str(cell)) == folded(labels.names[place]))

@@ -1,4 +1,4 @@
-"""Rows of prompts with the texts that answer them, and of chats: which columns of a table hold them, and what a cell says."""
+"""Rows of prompts with their answers, and rows of chats: the choice of a table's columns, and the reading of cells."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forgetfree.data.tables import Columns, Table, TaskTables
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError
 
-#: Columns beside chats, or prompts, that belong to what is asked: the text of the system, tools, and earlier turns.
+#: Columns beside chats, or prompts, that belong to the prompt: the text of the system, tools, and earlier turns.
 _SYSTEM = ("system", "system_prompt", "system_message")
 _TOOLS = ("tools", "functions")
 _HISTORY = ("history",)
 BESIDE = (*_SYSTEM, *_TOOLS, *_HISTORY)
-#: Columns of what no language model here reads.
+#: Columns with content that no language model here reads.
 _UNREADABLE = ("images", "image", "videos", "video", "audios", "audio", "documents", "chat_template_kwargs")
 
 
@@ -33,9 +33,9 @@ def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
 
 
 def are_prompts(task: TaskTables) -> bool:
-    """Return whether the columns of a task are those of prompts and answers, or of chats.
+    """Return whether the columns of a task hold prompts and answers, or chats.
 
-    Texts with a label beside them, and rows whose label column the user names, are to be classified.
+    Texts with a label beside them, and rows whose label column the user names, are for classification.
     """
     names, pair = set(task.train.columns), _pair_of(set(task.train.columns))
     if task.columns.label or names & {"label", "labels"}:
@@ -45,7 +45,7 @@ def are_prompts(task: TaskTables) -> bool:
 
 
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
-    """Return the columns of prompts, or chats, where answers may be missing; none where no name is known."""
+    """Return the columns of prompts, or chats, where answers may be missing; none if no name is known."""
     if form == "messages" and (chat := _chat_of(names)):
         return (chat,)
     pair = _pair_of(set(names))
@@ -53,34 +53,34 @@ def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:
-    """Return the answers that a task allows; none where any text may answer."""
+    """Return the answers that a task allows; none if any text is allowed."""
     known = task.registered.closed_answers if task.registered else ()
     return tuple(str(text).strip() for text in task.source.get("closed_answers") or known)
 
 
 def one_prompt(texts: Sequence[str]) -> str:
-    """Return the texts of a row as one prompt, one after another."""
+    """Return the texts of a row, joined into one prompt."""
     return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())
 
 
-# -- What stands beside a prompt, or a chat --------------------------------------------------------------
+# -- Columns beside a prompt, or a chat ------------------------------------------------------------------
 
 
 def is_empty(cell: Any) -> bool:
-    """Return whether a cell beside a chat says nothing."""
+    """Return whether a cell beside a chat is empty."""
     if isinstance(cell, str):
         return cell.strip() in ("", "[]", "null")
     return cell is None or (isinstance(cell, list | Mapping) and not cell)
 
 
 def columns_beside(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
-    """Return the columns beside those ``read`` whose cells belong to what is asked, and are not empty."""
+    """Return the columns, without those ``read``, whose cells belong to the prompt and are not empty."""
     names = (*BESIDE, *_UNREADABLE)
     return [name for name in names if name in cells and name not in read and not is_empty(cells[name])]
 
 
 class CellError(ValueError):
-    """A cell says something else than was expected; ``what`` says it in a few words, as a `BadRow` does."""
+    """A cell does not have the expected content; ``what`` is the fault in a few words, as in `BadRow`."""
 
     def __init__(self, column: str, what: str, expected: str, got: Any) -> None:
         self.column, self.what, self.expected, self.got = column, what, expected, got
@@ -88,7 +88,7 @@ class CellError(ValueError):
 
 
 def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
-    """Return a chat with what the columns beside it say; raise `CellError` where a cell says something else."""
+    """Return a chat with the contents of the columns beside it; raise `CellError` if a cell does not fit."""
     for name in columns_beside(cells):
         try:
             chat = _with_cell(chat, name, cells[name])
@@ -98,7 +98,7 @@ def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
 
 
 def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
-    """Return the chat with what one column says; raise ``ValueError`` with what was expected."""
+    """Return the chat with the content of one column; raise ``ValueError`` with a phrase for the expected content."""
     if name in _UNREADABLE:
         raise ValueError("nothing, because only texts are read here: remove the column or the row")
     system = [turn for turn in chat.turns[:1] if turn["role"] in ("system", "developer")]
@@ -119,7 +119,7 @@ def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
 
 
 def _earlier_turns(cell: Any) -> list[Turn]:
-    """Return the turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
+    """Return the turns of a history, which is a list of pairs of texts, as in LLaMA-Factory."""
     expected = "a list of pairs of texts, of the user and of the assistant"
     pairs = of_json(cell, expected)
     pairs = pairs if isinstance(pairs, list) else [None]
@@ -139,9 +139,9 @@ class PromptReader:
     """Reads the rows of one table.
 
     Attributes:
-        form: ``generation`` or ``messages``, which prompts become where columns beside them say more than they do.
-        columns: those of the prompt, and that of the answer; or that of the chat.
-        phrase: which columns are read, and which are not; an empty text where these are as ours.
+        form: ``generation`` or ``messages``: prompts become chats if columns beside them are not empty.
+        columns: the columns of the prompt and of the answer; or the column of the chat.
+        phrase: a note on the columns that are read, unless they have our own names, and that are not read; may be empty.
 
     Raises:
         DataError: the table has no column of prompts, or none of answers.
@@ -172,7 +172,7 @@ class PromptReader:
         return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
 
     def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
+        """Return the prompt of a row, and the right texts; closed answers are spelt as in ``closed_answers``."""
         record = Columns(self._table.columns, lambda name: self._table.columns[name][i])
         try:
             prompt, right = self._chat(record) if self._has_chats else self._prompt_and_targets(record)
@@ -187,7 +187,7 @@ class PromptReader:
         return prompt, right
 
     def _prompt_and_targets(self, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-        """Return the prompt of a row, and the texts that are right; raise `CellError` where one is missing."""
+        """Return the prompt of a row, and the right texts; raise `CellError` if one is missing."""
         *prompts, column = self.columns
         cells = {name: record[name] for name in prompts if record[name] is not None or len(prompts) == 1}
         for name, cell in cells.items():
@@ -203,7 +203,7 @@ class PromptReader:
         return prompt, right
 
     def _chat(self, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-        """Return the chat before the last turn of the assistant, as JSON, and the text of that; errors as the other's."""
+        """Return the chat before the assistant's last turn, as JSON, and that turn; raise `CellError` if it is missing."""
         (column,) = self.columns
         what = "no chat"
         try:
@@ -221,7 +221,7 @@ class PromptReader:
 
 
 def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str], *, chats: bool) -> str:
-    """Return a note on which columns are read, unless these have our own names, and which are not."""
+    """Return a note on the columns that are read, unless they have our own names, and on those that are not read."""
     named = " and ".join(map(repr, [*beside, *(columns if chats else columns[:-1])]))
     what = f"{'chats' if chats or beside else 'prompts'} from {named}"
     if not chats:
@@ -232,7 +232,7 @@ def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str]
 
 
 def _form_of(table: Table, task: TaskTables) -> tuple[str, tuple[str, ...]]:
-    """Return either ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
+    """Return ``generation`` or ``messages``, and the columns that are read from a table; errors: see `PromptReader`."""
     named, names = task.columns, set(table.columns)
     for column in (*named.texts, *filter(None, [named.label])):
         if column not in names:
@@ -261,7 +261,7 @@ def _lacks(table: Table, column: str) -> DataError:
 
 
 def _texts(cell: Any) -> tuple[Any, ...]:
-    """Return the right texts that a cell holds: one, a list, or those of SQuAD's answers."""
+    """Return the right texts in a cell: one text, a list, or an object with SQuAD's answers."""
     if isinstance(cell, Mapping):
         cell = cell.get("text", cell.get("answer"))
     if isinstance(cell, list):

@@ -1,8 +1,8 @@
-"""Prompts and the texts that answer them: from words to token ids, with the positions that are learned marked.
+"""Prompts and their answers as token ids, where the learned positions are marked.
 
-A row is what stands before the answer (instruction, template, prompt), and then the answer. Its last token before the answer
-and every token of the answer are marked, ``~id``: at each of them the next token is learned, at the last one that which ends a
-text. So a row has as many labels as the answer has tokens, and one more.
+A row is the part before the answer (instruction, template, prompt), and then the answer. The last token before the answer and
+every token of the answer are marked, ``~id``: at each of them the next token is learned, at the last one the token that ends a
+text. So a row has one label more than its answer has tokens.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
-#: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
+#: The template for tasks without a template, where the tokenizer has no chat template.
 PLAIN_TEMPLATE = "{instruction}\n\n{prompt}\n\n"
-#: What refuses a chat for a prompt, in Jinja.
+#: Jinja code that refuses a chat in place of a prompt.
 ONE_PROMPT = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('This model reads single prompts: give one message, of the user.') }}{% endif %}"
 )
-#: Whose turns lose no text.
+#: The roles whose turns are not cut.
 _FIXED = ("system", "developer")
 
 
@@ -42,12 +42,12 @@ class EncodedTexts(EncodedRows):
     """Rows whose answers are texts.
 
     Attributes:
-        right: of each row the texts that are right; the first is learned.
-        asked: what each row asks, as a report shows it.
-        tokenizer: turns token ids into texts.
+        right: the right texts of each row; the first is learned.
+        asked: an excerpt of each row's prompt, for reports.
+        tokenizer: the tokenizer that decodes the texts.
         end: the token id that ends a text.
-        allowed: the ids of each answer that the task allows; none where any text may answer.
-        longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
+        allowed: the ids of each answer that the task allows; none if any text is allowed.
+        longer: by row number, the token ids of prompts that are cut further in training, to make room for the answer.
     """
 
     right: Sequence[Sequence[str]] = ()
@@ -59,12 +59,12 @@ class EncodedTexts(EncodedRows):
 
     @property
     def targets(self) -> list[int]:
-        """0 for each row: all are of one group."""
+        """0 for each row: all rows are in one group."""
         return [0] * len(self)
 
     @property
     def prompts(self) -> list[list[int]]:
-        """The token ids that each row is asked with: they do not depend on the right answer."""
+        """The token ids of each row's prompt, which do not depend on the right answer."""
         return [list(self.longer.get(i) or prompt_of(self[i][0]).tolist()) for i in range(len(self))]
 
     def subset(self, indices: Sequence[int]) -> EncodedTexts:
@@ -77,28 +77,28 @@ class EncodedTexts(EncodedRows):
 
 
 def prompt_of(x: Tensor) -> Tensor:
-    """Return the ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
+    """Return the ids ``(n,)`` of a row up to its first marked one; all ids of a row without marks."""
     marks = (x < 0).nonzero()
     x = x if not len(marks) else x[: int(marks[0]) + 1]
     return torch.where(x < 0, ~x, x)
 
 
 def _literal(text: str) -> str:
-    """Return a text as Jinja writes it."""
+    """Return a text as a Jinja literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _shown(text: str) -> str:
-    """Return Jinja that shows a text."""
+    """Return a Jinja expression that outputs a text."""
     return f"{{{{ {_literal(text)} }}}}" if text else ""
 
 
-# -- What stands before an answer ------------------------------------------------------------------------
+# -- The part before an answer ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Framed:
-    """A prompt in a template that shows it as it is: where there is no room, it loses its beginning."""
+    """A prompt in a template that shows it unchanged; without enough room, its beginning is cut off."""
 
     before: list[int]
     text: list[int]
@@ -114,18 +114,18 @@ class _Framed:
         return len(self.before) + len(self.after)
 
     def within(self, room: int) -> list[int]:
-        """Return the ids within ``room`` tokens, of which there are at least `least`."""
+        """Return the ids within ``room`` tokens, where ``room`` is at least `least`."""
         over = max(0, self.least + len(self.text) - room)
         return [*self.before, *self.text[over:], *self.after]
 
 
 @dataclass(frozen=True)
 class _Rendered:
-    """A chat as a chat template puts it together: where there is no room, its oldest turns lose their beginning."""
+    """A chat, rendered by a chat template; without enough room, the beginnings of its oldest turns are cut off."""
 
     template: ChatTemplate
     chat: Chat  # the turns before the answer
-    text: str  # that the template makes of them
+    text: str  # the text that the template makes of the chat
     opening: list[int]
     closing: list[int]
     lead: int  # characters at the beginning of each turn that are never cut
@@ -146,7 +146,7 @@ class _Rendered:
         def is_enough(count: int) -> bool:
             return len(self._with(dict.fromkeys(turns[:count], ""))) <= room
 
-        # How many turns lose their whole text: they are found in a few steps, since each reads the chat again.
+        # The number of turns that lose their whole text; by bisection, since each step encodes the chat again.
         lost = bisect_left(range(1, len(turns)), True, key=is_enough)
         texts = dict.fromkeys(turns[:lost], "")
         ids = self._with(texts)
@@ -184,10 +184,10 @@ class EncodedPrompt:
 
     Attributes:
         before: the ids before the answer.
-        labels: the ids of the answer, and that which ends it.
-        right: the texts that are right, as the model writes them.
+        labels: the ids of the answer, and the id that ends it.
+        right: the right texts, as the model writes them.
         lost: how many tokens of the prompt are cut off.
-        longer: the ids before the answer where it is not known how long that is; empty where they are the same.
+        longer: the ids before an answer of unknown length; empty if they are the same.
     """
 
     before: list[int]
@@ -198,22 +198,22 @@ class EncodedPrompt:
 
     @property
     def ids(self) -> list[int]:
-        """The row, marked where its answer is learned."""
+        """The ids of the row, marked where its answer is learned."""
         return [*self.before[:-1], *(~token for token in (self.before[-1], *self.labels[:-1]))]
 
 
 class PromptEncoder(Encoder):
-    """Converts prompts, and the texts that answer them, to token ids, within ``max_length`` tokens.
+    """Converts prompts and their answers to token ids, within ``max_length`` tokens.
 
-    A chat is put together by the tokenizer's chat template, as it stands, and so is a prompt unless the task has a template:
-    the answer is what the template adds for it. Prompts that are too long lose their beginning; the instruction and the
-    template never lose a token.
+    A chat is rendered by the tokenizer's unchanged chat template, and so is a prompt unless the task has a template: the answer
+    is the text that the template adds for it. Prompts that are too long lose their beginning; the instruction and the template
+    never lose a token.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        task: whose instruction, template and longest answer count.
+        task: the task, with its instruction, template and longest answer.
         max_length: the longest row in tokens, with its answer.
-        closed: whether the tokenizer's closing tokens stand between prompt and answer, as an encoder-decoder has them.
+        closed: True for encoder-decoders: the tokenizer's closing tokens are between prompt and answer.
 
     Raises:
         ModelError: the tokenizer has no token that ends a text, or nothing is left for a prompt.
@@ -226,17 +226,17 @@ class PromptEncoder(Encoder):
         self._task = task
         self._is_own = bool(getattr(tokenizer, "chat_template", None)) and not task.template
         super().__init__(tokenizer, None, max_length, closed=closed)
-        if self._is_own:  # what a chat template puts at its beginning it says itself
+        if self._is_own:  # the chat template adds its own opening tokens
             self.opening = []
-        #: What puts a row together; none where the task's template, or a plain one, does.
+        #: The chat template that renders rows; ``None`` if the task's template, or a plain one, is used.
         self._template = None
         if self._is_own or task.form == "messages":
             self._template = ChatTemplate.of(tokenizer) if self._is_own else ChatTemplate(tokenizer, PLAIN_CHAT)
-        #: What stands before a prompt in its turn.
+        #: The text before a prompt in its turn.
         self._lead = f"{task.instruction}\n\n" if task.instruction and task.form != "messages" else ""
         #: The token that ends an answer.
         self.end = self._end()
-        #: How long the texts are that are learned and longer than any that is written, in tokens.
+        #: The lengths, in tokens, of learned texts that are longer than any text that is written.
         self._unwritable: list[int] = []
         if self._template is None:
             before, space, after, self._space = self._frame
@@ -244,7 +244,7 @@ class PromptEncoder(Encoder):
             self._before, self._after = [*self.opening, *self._ids(before)], [*self._ids(after), *self.closing]
         elif task.form != "messages":
             self._check_template(self._template)
-        #: The ids of the answers that the task allows, and for how many an answer has room.
+        #: The ids of the answers that the task allows, and the number of tokens that are kept free for an answer.
         self.allowed = self._allowed()
         self._most = max(map(len, self.allowed), default=task.max_new_tokens)
         if len({*map(tuple, self.allowed)}) < len(self.allowed):
@@ -261,14 +261,14 @@ class PromptEncoder(Encoder):
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Return the token ids of every row, marked where its answer is learned; errors as `read`."""
+        """Return the token ids of every row, marked where its answer is learned; errors: see `read`."""
         return [row.ids for row in self.read(rows)]
 
     def read(self, rows: Rows) -> list[EncodedPrompt]:
-        """Return the rows as token ids; what `cut_note` tells of them is counted.
+        """Return the rows as token ids, and count the cut rows for `cut_note`.
 
         Raises:
-            DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
+            DataError: an answer does not fit, or the chat template refuses a row; the message names these rows.
         """
         read, bad = self._read(rows)
         if bad and not rows.places:
@@ -290,7 +290,7 @@ class PromptEncoder(Encoder):
     # -- A row -----------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> tuple[list[EncodedPrompt], dict[int, BadRow]]:
-        """Return the good rows as token ids, and what is wrong with the others."""
+        """Return the good rows as token ids, and the faults of the others by their numbers."""
         asked, answers, bad = dict[int, _Prompt](), dict[int, str](), dict[int, BadRow]()
         for i, (prompt, right) in enumerate(zip(rows.first, rows.labels, strict=True)):
             try:
@@ -310,7 +310,7 @@ class PromptEncoder(Encoder):
         return read, dict(sorted(bad.items()))
 
     def _read_prompt(self, prompt: str) -> _Prompt:
-        """Return what stands before an answer; raise ``RowError`` where the chat template cannot put it together."""
+        """Return the part before an answer; raise ``RowError`` if the chat template cannot render it."""
         if self._template is None:
             inside = len(self._before) > len(self.opening)
             (ids,) = token_ids(self.tokenizer, [self._between + prompt], inside=inside)
@@ -334,12 +334,12 @@ class PromptEncoder(Encoder):
     def _answer(self, prompt: _Prompt, right: str) -> str:
         """Return the answer as it follows the prompt, with marks inside the special tokens that it spells."""
         if isinstance(prompt, _Framed):
-            return ("" if self.apart else self._space) + right  # a decoder apart begins a text with it
+            return ("" if self.apart else self._space) + right  # a separate decoder begins with the answer
         text = prompt.template.answer(prompt.chat, self._turn(right), prompt.text)
         return text.removeprefix(" ") if self.apart else text
 
     def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
-        """Return the ids of answers; special tokens are those of the chat template alone."""
+        """Return the ids of answers; only the chat template's special tokens are encoded as such."""
         plain = token_ids(self.tokenizer, [without_marks(text) for text in answers], inside=not self.apart)
         template = self._template
         return [
@@ -348,7 +348,7 @@ class PromptEncoder(Encoder):
         ]
 
     def _allowed(self) -> list[list[int]]:
-        """Return the ids of the answers that the task allows; none where any text may answer."""
+        """Return the ids of the answers that the task allows; none if any text is allowed."""
         closed = self._task.closed_answers
         if not closed:
             return []
@@ -359,7 +359,7 @@ class PromptEncoder(Encoder):
             raise ModelError(f"The closed_answers of task {self._task.name!r} cannot be used: {error}") from error
 
     def _fitted(self, prompt: _Prompt, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
-        """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
+        """Return a row within ``max_length``; raise ``RowError`` if its answer does not fit."""
         before, longer = prompt.ids, list[int]()
         if len(before) + max(len(answer), self._most) > self._max_length:
             room = self._max_length - prompt.least
@@ -372,7 +372,7 @@ class PromptEncoder(Encoder):
                     "Set a higher max_length, if the model allows it.",
                 )
             before = prompt.within(self._max_length - max(len(answer), kept))
-            if len(answer) > kept:  # how long it is, what is asked must not tell
+            if len(answer) > kept:  # the prompt must not reveal the answer's length
                 longer = prompt.within(self._max_length - kept)
         if right and not self.allowed and self._template and without_marks(text).strip() != right[0].strip():
             ids = self._answer_ids([self._answer(prompt, each) for each in right])
@@ -384,7 +384,7 @@ class PromptEncoder(Encoder):
         file, number = rows.places[i] if rows.places else ("", i + 1)
         return BadRow(file, number, "", error.what, brief(rows.first[i]), error.fault, error.remedy)
 
-    # -- What stands around a prompt -------------------------------------------------------------------------
+    # -- The frame of a prompt -------------------------------------------------------------------------------
 
     @cached_property
     def _frame(self) -> tuple[str, str, str, str]:
@@ -411,10 +411,10 @@ class PromptEncoder(Encoder):
 
     @property
     def chat_template(self) -> str:
-        """The Jinja template by which transformers puts a prompt, or a chat, together as this encoder does.
+        """The Jinja template by which transformers renders a prompt, or a chat, as this encoder does.
 
-        A prompt is a chat of one turn. The tokens at a row's beginning stand in it, but for a decoder apart: there the
-        tokenizer adds those around the whole.
+        A prompt is a chat of one turn. The template has the opening tokens of a row, except for encoder-decoders, whose
+        tokenizer adds the opening and closing tokens.
         """
         opening = "".join([] if self.apart else self.tokenizer.convert_ids_to_tokens(self.opening))
         if self._task.form == "messages":
@@ -431,7 +431,7 @@ class PromptEncoder(Encoder):
         return f"{ONE_PROMPT}{_shown(opening + before + space)}{{{{ messages[0]['content'] }}}}{_shown(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
-        """Return a note on rows that were cut, and on what is not learned of them."""
+        """Return a note on rows that were cut, and on targets that are too long to be written."""
         notes = [super().cut_note(what, count)]
         rows = counted(count, what)
         if self._unwritable:
@@ -444,7 +444,7 @@ class PromptEncoder(Encoder):
         return " ".join(filter(None, notes))
 
     def _end(self) -> int:
-        """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
+        """Return the token that ends a text: the end of the assistant's turn in the chat template, or the tokenizer's."""
         if self._template is not None and self._template.end is not None:
             return self._template.end
         if self.tokenizer.eos_token_id is None:
@@ -458,11 +458,11 @@ class PromptEncoder(Encoder):
         """Return the number of tokens that instruction and template take."""
         try:
             return self._read_prompt(self._question("")).least
-        except RowError:  # of an empty prompt
+        except RowError:  # the template refuses an empty prompt
             return 0
 
     def _question(self, text: str) -> str:
-        """Return the row that asks a text: a prompt, or a chat of one turn."""
+        """Return a text as a row's prompt: as it is, or as a chat of one turn."""
         return Chat([{"role": "user", "content": text}]).text if self._task.form == "messages" else text
 
     def _loses_its_end(self, piece: str) -> bool:

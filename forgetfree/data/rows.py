@@ -1,4 +1,4 @@
-"""A task's rows: texts and labels, split by split; and those that are drawn: k-shot samples and mini-batches, all by seed."""
+"""A task's rows, texts and labels by split; k-shot samples and mini-batches of them, drawn by seed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
-#: How many training rows are split off for a missing split: this share of them, and at most this many.
+#: The share of the training rows, and the most rows, that are split off for a missing validation split.
 _SPLIT_OFF_SHARE, _SPLIT_OFF_ROWS = 0.1, 1000
-#: The same for test rows, where the data are in one piece.
+#: The same for test rows, where the data have only training rows.
 _TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
 
@@ -34,8 +34,8 @@ class Rows:
     Attributes:
         first: first texts; where words are labelled, sentences with single spaces between their words.
         second: second texts; empty for tasks over one text.
-        labels: of each row its label; where words are labelled, a tuple of one for each word.
-        places: of each row its file and its number there, for messages; empty where they are not known.
+        labels: the label of each row; or a tuple with a label for each word, a 0 or 1 for each label, or the right texts.
+        places: the file of each row and its number there, for messages; empty if not known.
     """
 
     first: tuple[str, ...]
@@ -61,12 +61,12 @@ class Rows:
         )
 
     def without(self, numbers: Collection[int]) -> tuple[Rows, Rows]:
-        """Return the other rows, and these."""
+        """Return the rows that are not at ``numbers``, and the rows at ``numbers``."""
         return self.take([i for i in range(len(self)) if i not in numbers]), self.take(sorted(numbers))
 
 
 def _plain(text: str) -> str:
-    """Return the words of a text in one case; a text without words as it is."""
+    """Return the case-folded words joined by spaces, or the stripped text if it has none."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
 
 
@@ -77,8 +77,8 @@ class TaskRows:
     Attributes:
         task: its definition.
         train, validation, test: its rows.
-        notes: what a user should know of how they were read.
-        left_out: by split, how many bad rows were left out, see `BadRows.summary`.
+        notes: notes for the user on how they were read.
+        left_out: by split, the number of bad rows that were left out, see `BadRows.summary`.
         mapped: the labels that were read as others.
     """
 
@@ -124,10 +124,10 @@ class TaskRows:
         return digest.hexdigest()
 
     def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
-        """Return the task with the rows to score models on in place of its test rows.
+        """Return the task with the rows on which models are scored as its test rows.
 
-        Every other validation row of each label then replaces the test rows, and the rest remain for what training
-        itself needs validation rows for, such as choosing a mask.
+        For ``validation``, every other validation row of each label replaces the test rows. The rest remain validation
+        rows, which training itself needs, for example to choose a mask.
 
         Raises:
             DataError: no label has two validation rows.
@@ -179,7 +179,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 
 def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
-    """Cut off a share of training rows: equal texts together, unless that takes more than twice as many, or a label's last."""
+    """Split off a share of the rows: equal texts together, unless this takes more than twice as many, or a label's last row."""
     order, texts = list(range(len(rows))), rows.texts
     random.Random(seed).shuffle(order)
     rows_of_text = _rows_by_text(rows, order)
@@ -209,14 +209,14 @@ def read_rows(
     notes: Sequence[str] = (),
     faults: DataFaults | None = None,
 ) -> TaskRows:
-    """Return the task with all three splits, and with what is to be known of how it was read.
+    """Return the task with all three splits, and with notes on how it was read.
 
     Raises:
-        DataError: as `complete`; or with the faults, and with the good rows as its ``rest``.
+        DataError: see `complete`; or with the faults, and the good rows as its ``rest``.
     """
     faults = faults or DataFaults()
     if faults and not all(len(rows.get(split, ())) > len(table.bad) for split, table in read.tables.items()):
-        faults.report()  # what a split lacks may stand in its bad rows
+        faults.report()  # a split may lack something that its bad rows have
     whole = faults.demand(complete, task, rows)
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
     split_off = ""
@@ -233,7 +233,7 @@ def read_rows(
 
 
 def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
-    """Return three splits of rows that are all there are: the same ones for the same rows and task."""
+    """Return three splits of a task's only rows: always the same for the same rows and task name."""
     name = task.name
     train, test = _split_off(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
     if len(rows) and not len(test):
@@ -253,7 +253,7 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
 
 
 def _split_off(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
-    """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
+    """Split off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
     groups = kind.groups(rows.labels)
     by_label: dict[int, list[list[int]]] = {}
     for same in _rows_by_text(rows, range(len(rows))).values():
@@ -274,17 +274,17 @@ def tell(tasks: Iterable[TaskRows]) -> None:
         tell_note(note)
 
 
-#: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
+#: The number of batches whose rows are sorted by length together; more save padding, fewer mix lengths better.
 _WINDOW = 50
-#: How many labels with too few rows are named.
+#: The most labels with too few rows that a note names.
 _MOST_GROUPS = 5
 
 
 def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int) -> Rows:
     """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
-    What is counted is up to the kind of the task. Of sentences whose words are labelled, ``shots`` are to hold each kind of
-    entity, the rarest kind first (Yang and Katiyar, 2020, §4.2), and as many none, if there are so many.
+    The kind of the task decides what is counted. For tagging, ``shots`` sentences have each kind of entity, the rarest
+    kind first (Yang and Katiyar, 2020, §4.2), and as many have no entity, if there are so many.
 
     A label with fewer rows keeps all of them: see `few_rows_note`.
 
@@ -304,7 +304,7 @@ def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int) -> Rows:
 
 
 def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
-    """Return which labels have fewer training rows than ``shots``, of which all are taken; an empty text where none has."""
+    """Return a note on labels with fewer training rows than ``shots``, which are all taken; empty if there is no such label."""
     kind = registry.kind(task.kind)
     members = kind.members(rows.labels)
     needed = {group: len(own) for group, own in members.items() if group != kind.optional_group}
@@ -326,7 +326,7 @@ def plan_batches(
 
     Args:
         lengths: the lengths of all rows.
-        batch_size: rows per batch. What is left of an epoch makes a smaller one, of two rows at least where that can be:
+        batch_size: rows per batch. The remaining rows of an epoch make a smaller batch, of at least two rows if possible:
             BatchNorm cannot train on a single row.
         batches: the number of batches.
         seed: the seed of all random choices.
@@ -355,7 +355,7 @@ def plan_batches(
     return plan[:batches]
 
 
-#: On a GPU a batch of evaluation has the tokens of as many rows of this length as the options say.
+#: On a GPU, an evaluation batch has at most the tokens of a full batch of rows of this length.
 LONG_ROW = 512
 
 
@@ -366,10 +366,10 @@ def by_length(lengths: Sequence[int], batch_size: int, *, by_tokens: bool = Fals
     [[1, 2], [0]]
 
     Args:
-        lengths: of the rows, in tokens.
-        batch_size: rows of a batch.
-        by_tokens: take as many rows as have, with their padding, at most the tokens of ``batch_size`` rows of `LONG_ROW`
-            tokens; a ``batch_size`` of 1, and rows that are not of tokens, stay as they are.
+        lengths: the lengths of the rows, in tokens.
+        batch_size: rows per batch.
+        by_tokens: limit a batch by its tokens with padding, to ``batch_size`` times `LONG_ROW`, and not by its rows; this
+            changes nothing for a ``batch_size`` of 1, or for rows without tokens.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     if by_tokens and batch_size > 1 and lengths and lengths[order[0]]:
@@ -385,9 +385,9 @@ def evenly(total: int, count: int | None) -> list[int]:
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
+    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label at least once.
 
-    They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
+    They are spread evenly over all rows; if that misses the shares, because labels are sorted or rare, evenly within each
     label. If there are more labels than ``count``, the rarest are left out.
     """
     rows, total = evenly(len(labels), count), Counter(labels)
@@ -400,7 +400,7 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     while left := len(rows) - sum(quota.values()):
         if left > 0:  # to the label that is furthest below its share
             quota[max(quota, key=lambda label: total[label] * len(rows) / len(labels) - quota[label])] += 1
-        else:  # from the label that has most, of equals the rarest
+        else:  # from the label with the most; of equal ones, the rarest
             quota[max(reversed(quota), key=lambda label: (quota[label], -total[label]))] -= 1
     by_label = {label: [i for i, each in enumerate(labels) if each == label] for label in total}
     return sorted(by_label[label][place] for label, many in quota.items() for place in evenly(total[label], many))

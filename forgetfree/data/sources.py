@@ -1,6 +1,6 @@
-"""Places that the rows of tasks are read from: a directory, a file, memory, the hub, or the embedded demo.
+"""Sources of the rows of tasks: a directory, a file, memory, the hub, or the embedded demo.
 
-docs/data.md tells users all of it; kinds of tasks read the tables, see `forgetfree.kinds`.
+docs/data.md documents them for users; kinds of tasks read the tables, see `forgetfree.kinds`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageErr
 from forgetfree.files import as_there
 from forgetfree.tasks import KIND_OF_FORM, EvaluatedOn, HubSource, TaskDefinition, slots
 
-#: The environment variable with the directory that ``--data`` is by default.
+#: The environment variable with the default of ``--data``.
 DATA_VARIABLE = "FORGETFREE_DATA"
-#: What ``--data`` names: hub, demo, a directory or a file; or several of these.
+#: The value of ``--data``: hub, demo, a directory or a file; or several of these.
 Data = str | Sequence[str]
-#: Said of rows that are not those of the registered task of their name.
+#: A note on rows that do not fit the registered task with their name.
 _OTHER_COLUMNS = "the registered task {!r} has other columns, so these rows become a task of their own"
 
 
@@ -55,11 +55,11 @@ def load_tasks(
     """Load the tasks of a stream with their rows.
 
     Args:
-        stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
-        data: ``hub``, ``demo``, a directory, a file of rows, or several of these, each file a task of its name; or the rows of
-            each task, by name: see `forgetfree.data.tables.tables_of`, or the path of what holds them.
+        stream: a registered stream, or task names: separated by commas, or as a list; ``None``: all tasks of ``data``.
+        data: ``hub``, ``demo``, a directory, a file of rows, or several of these, where each file is a task with its name; or
+            the rows of each task, by name, see `forgetfree.data.tables.tables_of`, or their path.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
-        options: where texts and labels are, which else are recognised; whether bad rows are left out; and metrics.
+        options: the columns of texts and labels, which are recognised if not given, and the other options for reading rows.
 
     Raises:
         UsageError: the stream is empty or names a plug-in that is broken, or the directory does not exist.
@@ -78,7 +78,7 @@ def read_tasks(
     evaluate_on: EvaluatedOn = "test",
     options: ReadOptions = READ_DEFAULTS,
 ) -> tuple[list[TaskRows], DataFaults]:
-    """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
+    """Return the tasks of a stream that can be read, and the faults of the others; see `load_tasks`."""
     source, faults = _open(data, options), DataFaults()
     names = _names(stream, data, source)
     options.check(names)
@@ -89,7 +89,7 @@ def read_tasks(
 
 
 def _check_mapped(options: ReadOptions, tasks: Sequence[TaskRows]) -> None:
-    """Raise ``DataError`` where a label that is to be read as another stands in no row."""
+    """Raise ``DataError`` if no row has a label that is to be read as another."""
     names, found = [rows.task.name for rows in tasks], {label for rows in tasks for label in rows.mapped}
     for each in options.label_map:
         if (label := written_label(mapped_label(each, names))) not in found:
@@ -110,7 +110,7 @@ def load_task(
     evaluate_on: EvaluatedOn = "test",
     options: ReadOptions = READ_DEFAULTS,
 ) -> TaskRows:
-    """Load one task with its rows; arguments and errors as those of `load_tasks`."""
+    """Load one task with its rows; arguments and errors: see `load_tasks`."""
     (rows,) = load_tasks([name], data, evaluate_on, options)
     return rows
 
@@ -132,12 +132,12 @@ def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options:
 
 
 def check_stream(stream: str | Sequence[str], data: Data, options: ReadOptions = READ_DEFAULTS) -> None:
-    """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read, nothing is downloaded."""
+    """Raise as `load_tasks` does if ``data`` lack a task of a stream; no rows are read, nothing is downloaded."""
     _names(stream, data, _open(data, options))
 
 
 def no_stream(data: Data) -> UsageError:
-    """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
+    """Return the error that no stream is given, with the tasks of a directory, or else with the registered streams."""
     source = _open(data, READ_DEFAULTS)
     if source.path is None:
         return UsageError(f"No stream was given. Known: {', '.join(registry.streams())}, or task names with commas.")
@@ -197,18 +197,18 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
 
 @dataclass(frozen=True)
 class _Source:
-    """Place of tasks."""
+    """A source of tasks."""
 
     names: Sequence[str]
-    hint: str  # a sentence on how to get another task, or what there is
+    hint: str  # a sentence on how to get another task, or on the tasks there
     read: Callable[[str], TaskRows]
-    holds: Callable[[str], bool]  # whether there is something of a name, whatever may be wrong with it
-    path: Path | None = None  # of a directory, or of what holds one task
+    holds: Callable[[str], bool]  # whether it has a task with a name, even with faults
+    path: Path | None = None  # the directory of tasks, or the file or folder of one task
     is_nameless: bool = False  # whether it is one task, which may have any name
     is_closed: bool = False  # whether no registered task can be added to it
 
     def rows(self, name: str) -> TaskRows:
-        """Return a task with its rows; raise ``NoDataError`` where there is nothing of its name."""
+        """Return a task with its rows; raise ``NoDataError`` if there is nothing with its name."""
         if not self.holds(name):
             raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
         return self.read(name)
@@ -252,7 +252,7 @@ def _is_known(place: str) -> bool:
 
 
 def check_form(data: object) -> None:
-    """Raise ``UsageError`` for rows that lack the name of their task, and whatever else is no data."""
+    """Raise ``UsageError`` for rows without the name of their task, and for any other value that is no data."""
     are_paths = isinstance(data, list | tuple) and bool(data) and all(map(_is_path, data))
     if not isinstance(data, Mapping) and not _is_path(data) and not are_paths:
         raise UsageError(
@@ -280,7 +280,7 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
 
 
 def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
-    """Return the source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it."""
+    """Return the source ``--data FILE``, or a folder that is itself a task, whose name the user may choose."""
 
     def read(name: str) -> TaskRows:
         if path.is_dir():
@@ -310,7 +310,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
 
 
 def _several(places: Sequence[str], options: ReadOptions) -> _Source:
-    """Return the source of several places, such as a file beside a directory: a task is read from the first that has it."""
+    """Return the source of several places, such as a file and a directory: a task is read from the first that has it."""
     files = [name for place in places for name in tasks_of_files(place)]
     if (twice := first_twice(files)) is not None:
         raise UsageError(
@@ -363,7 +363,7 @@ def _embedded(source: str) -> _Source:
 
 
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    """Return the names of the tasks in files of rows: the file names without their endings; nothing for other data."""
     files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
     names = [format_of(file.name) for file in files if not file.is_dir()]
     holds_rows = len(names) == len(files) and all(form for _, form in names)
@@ -389,7 +389,7 @@ def _read_task(
     folder: Path = Path(),
     note: str = "",
 ) -> TaskRows:
-    """Return the task with its rows, from the tables of its splits, its ``source.json`` and where that is."""
+    """Return the task with its rows, from the tables of its splits, its ``source.json`` and its folder."""
     columns, faults, read = options.columns(name).over(source), DataFaults(), dict[str, Table]()
     for split, table in tables.items():
         if table.columns or table.numbers or table.bad:
@@ -414,7 +414,7 @@ def _read_task(
 
 
 def _of_its_own_columns(task: TaskTables) -> TaskTables:
-    """Return the task without the definition registered under its name, where its rows are another task's."""
+    """Return the task, without the definition registered under its name if its rows are another task's."""
     if task.registered is None:
         return task
     own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
@@ -428,7 +428,7 @@ def _of_its_own_columns(task: TaskTables) -> TaskTables:
 
 
 def _kind(task: TaskTables) -> Any:
-    """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
+    """Return the kind of a task: from ``source.json``, else from its registration, else from its columns."""
     if named := task.source.get("kind") or (task.registered.kind if task.registered else None):
         return registry.kind(named)
     others = [registry.kind(name) for name in registry.KINDS if name != "classification"]
@@ -436,7 +436,7 @@ def _kind(task: TaskTables) -> Any:
 
 
 def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
-    """Return the tables of a registered task, by split, from where the hub has them."""
+    """Return the tables of a registered task from the hub, by split."""
     from datasets import load_dataset
 
     tables = dict[str, Table]()
@@ -466,7 +466,7 @@ def _read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
-    """Return the column of the hub, or the texts that a template makes of several, without missing values."""
+    """Return a column of the hub, or the texts of a template with several columns; missing values become empty there."""
     names = slots(column)
     if not names:
         return list(table[column])

@@ -1,7 +1,7 @@
 """The tasks of the paper (§3), the other registered tasks, and streams of them by name.
 
-Prompts and label words are LM-BFF's (Gao et al., 2021, table 1) with the authors' own for AG News. Those of
-SuperGLUE follow PET's (Schick and Schütze, 2021, appendix A). The causal prompts and the other prompts are ours. A causal
+Prompts and label words are LM-BFF's (Gao et al., 2021, table 1) with the authors' own for AG News. For SuperGLUE, they
+follow PET's (Schick and Schütze, 2021, appendix A). The causal prompts and the other prompts are ours. A causal
 prompt ends where the label word follows.
 """
 
@@ -17,7 +17,7 @@ _VALIDATED = {"train": "train", "validation": "validation", "test": "test"}
 _WITHHELD = {"train": "train", "test": "validation"}
 _SENTENCES, _ENTAILMENT = ("sentence1", "sentence2"), ("premise", "hypothesis")
 
-# What several tasks share: kind, labels, prompt, label words and causal prompt.
+# Shared by several tasks: kind, labels, prompt, label words and causal prompt.
 _SENTIMENT = (
     *("single", ("negative", "positive")),
     *("{text} It was {mask}.", ("terrible", "great"), "{text} It was"),
@@ -55,7 +55,7 @@ _ALL = (
     TaskDefinition(
         *("subj", "single", ("subjective", "objective")),
         *("{text} This is {mask}.", ("subjective", "objective"), "{text} This is"),
-        hub=HubSource("SetFit/subj", labels={0: 1, 1: 0}),  # the hub's set calls objective 0
+        hub=HubSource("SetFit/subj", labels={0: 1, 1: 0}),  # the hub's data set numbers objective 0
     ),
     TaskDefinition(
         *("trec", "single", ("abbreviation", "entity", "description", "human", "location", "number")),
@@ -77,7 +77,7 @@ _ALL = (
         "mrpc", "pair", ("not_equivalent", "equivalent"), *_SAME, hub=_glue("mrpc", *_SENTENCES, splits=_VALIDATED)
     ),
     TaskDefinition("qqp", "pair", ("not_duplicate", "duplicate"), *_SAME, hub=_glue("qqp", "question1", "question2")),
-    # Beside them.
+    # Other tasks.
     TaskDefinition("sst2_sentence", *_SENTIMENT, hub=HubSource("SetFit/sst2", splits=_VALIDATED)),
     TaskDefinition("imdb", *_SENTIMENT, hub=HubSource("stanfordnlp/imdb")),
     # Zhang et al., "Character-level Convolutional Networks for Text Classification", 2015.
@@ -139,14 +139,14 @@ _ALL = (
         *("wic", *_YES_NO, "{text_a} {text_b} Same meaning? {mask}.", _NO_YES, _SAME_CAUSAL),
         hub=_super_glue("wic", "{word}: {sentence1}", "sentence2"),
     ),
-    # The hub's set calls contradiction 1.
+    # The hub's data set numbers contradiction 1.
     TaskDefinition("cb", *_NLI, hub=_super_glue("cb", *_ENTAILMENT, labels={0: 0, 1: 2, 2: 1})),
     TaskDefinition(
         *("copa", "pair", ("choice1", "choice2")),
         *("{text_a} {text_b} It is the {mask}.", ("first", "second"), "{text_a} {text_b} Answer: the"),
         hub=_super_glue("copa", "{premise} What was the {question}?", "First: {choice1} Second: {choice2}"),
     ),
-    # Of the demo alone.
+    # Only in the demo.
     TaskDefinition(
         *("who_did_it", "pair", ("wrong", "right")),
         *("{text_a} {text_b} This is {mask}.", ("wrong", "right"), "{text_a} {text_b} This is"),
@@ -176,7 +176,7 @@ _NAMED = (
     ),
 )
 
-#: Of the demo alone, answered by texts. One template for all, shorter than a chat's, so that rows have at most 48 tokens.
+#: Tasks of the demo that are answered by texts. Their template is shorter than a chat's, so that rows have at most 48 tokens.
 _IN_A_LINE = ("generation", (), "{instruction}\n{prompt}\n", (), "")
 _WRITTEN = (
     TaskDefinition(
@@ -209,8 +209,8 @@ TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED,
 STREAMS: dict[str, tuple[str, ...]] = {
     # Table 4 of Panigrahi et al., 2023.
     "qnli-agnews-sst2": ("qnli", "ag_news", "sst2"),
-    # Ours, of the embedded data: a task at which θ_pre stands at chance, then unlike texts, then sentences like the first
-    # with another question: what is lost shows.
+    # Ours, with the embedded data: a task on which θ_pre scores at chance, then texts of another kind, then sentences like the
+    # first task's with another question, so that forgetting shows.
     "demo": ("who_did_it", "ag_news", "was_it_kind"),
     # De Masson d'Autume et al., "Episodic Memory in Lifelong Language Learning", 2019: text classification,
     # orders (i) to (iv). Its authors use 115,000 training rows per task.
@@ -238,7 +238,7 @@ STREAMS: dict[str, tuple[str, ...]] = {
     # Texts as answers: three embedded tasks (--data demo) for a small chat model, such as smollm2.
     "generation-demo": ("when_is_it", "who_and_where", "in_one_line"),
     # Zhao et al., "SAPT", 2024: fifteen tasks of Super-NaturalInstructions in two orders, here without samsum, whose licence
-    # forbids to pass it on.
+    # forbids redistribution.
     "superni-1": (
         *("ni_sst2", "ni_xsum", "ni_outcome", "ni_quoref", "ni_evalution", "ni_multi_woz", "ni_personachat"),
         *("ni_commonsenseqa", "ni_diplomacy", "ni_glucose", "ni_tifu", "ni_sciq", "ni_sentiment140", "ni_emotion"),
@@ -247,14 +247,14 @@ STREAMS: dict[str, tuple[str, ...]] = {
         *("ni_glucose", "ni_commonsenseqa", "ni_diplomacy", "ni_multi_woz", "ni_sentiment140", "ni_sciq", "ni_sst2"),
         *("ni_evalution", "ni_personachat", "ni_outcome", "ni_tifu", "ni_quoref", "ni_xsum", "ni_emotion"),
     ),
-    # Ours: six of them with short prompts and answers.
+    # Ours: six of these tasks, with short prompts and answers.
     "superni-short": ("ni_outcome", "ni_evalution", "ni_multi_woz", "ni_commonsenseqa", "ni_sciq", "ni_emotion"),
     # Ours: fourteen tasks, the paper's stream first.
     "long": (
         *("qnli", "ag_news", "sst2", "mnli", "snli", "qqp", "mrpc"),
         *("mr", "mpqa", "cr", "imdb", "dbpedia", "boolq", "wic"),
     ),
-    # The same backwards, and the small tasks first, each beside those of its kind.
+    # The same tasks in reverse order; and with the small tasks first and similar tasks together.
     "long-2": (
         *("wic", "boolq", "dbpedia", "imdb", "cr", "mpqa", "mr"),
         *("mrpc", "qqp", "snli", "mnli", "sst2", "ag_news", "qnli"),

@@ -1,7 +1,7 @@
-"""Files that hold a table: parquet, jsonl, csv, tsv, json, CoNLL's tagged words; those of text may be packed.
+"""Files that hold a table: parquet, jsonl, csv, tsv, json, CoNLL's tagged words; text formats may be compressed.
 
 pyarrow reads parquet, and Python's own csv and json the rest. Unlike pandas and `datasets` they keep each cell as it is written
-and say which row is broken (pandas fills short rows and mends quotes in silence), and no cache is written.
+and report which row is broken (pandas fills short rows and mends quotes in silence), and no cache is written.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import parse_json
 
-#: How the names of packed files end.
+#: The endings of the names of compressed files.
 PACKED = (".gz", ".zst")
-#: The largest file that is read, in bytes (unpacked).
+#: The largest file that is read, in bytes (decompressed).
 MOST_BYTES = 4 * 2**30
-#: The formats of files, those of tagged words last; those of text may be packed.
+#: The formats of tagged words, and all formats; all but parquet may be compressed.
 CONLL = ("conll", "bio", "iob", "iob2", "txt")
 FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
-#: What separates the cells of a format by its name, and what else may.
+#: The separator of cells in each format, and all possible separators with their names.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-#: Characters of a text whose words are looked at to find its encoding.
+#: The most characters of a text whose words are examined to find its encoding.
 _LOOKED_AT = 10**7
 csv.field_size_limit(2**31 - 1)  # the csv module reads texts of at most 131,072 characters by default
 _QUOTE = "Quote texts that contain commas, quotes or line breaks"
-#: A tag of CoNLL's files, and the word of a line that begins a document.
+#: A tag in CoNLL's files, and the word on a line that begins a document.
 _TAG = re.compile(r"O|[A-Z]-\S+")
 _BREAK = "-DOCSTART-"
 _CONLL_FORM = (
@@ -48,7 +48,7 @@ _CONLL_FORM = (
 
 
 def format_of(name: str) -> tuple[str, str]:
-    """Return the name of a file without its endings, and the format that they say; empty if it is none that is read.
+    """Return the name of a file without its endings, and its format; the format is empty if it is not supported.
 
     >>> format_of("mood.csv.gz")
     ('mood', 'csv')
@@ -60,7 +60,7 @@ def format_of(name: str) -> tuple[str, str]:
 
 
 def check_size(path: Path, size: int, unit: str = "bytes") -> None:
-    """Raise ``DataError`` if ``path`` holds more bytes than are read."""
+    """Raise ``DataError`` if ``path`` holds more than `MOST_BYTES`."""
     if size > MOST_BYTES:
         raise DataError(
             f"{path} contains {size:,} {unit}, but at most {MOST_BYTES:,} are read. Use a part of its rows."
@@ -68,7 +68,7 @@ def check_size(path: Path, size: int, unit: str = "bytes") -> None:
 
 
 def read_table(path: Path) -> Table:
-    """Read a file by the format that its name says.
+    """Read a file in the format of its name.
 
     Raises:
         DataError: it cannot be read.
@@ -77,7 +77,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_lines(path: Path) -> Table:
-    """Read a file with a text a line, as a table with the column ``text``; errors as `read_table`."""
+    """Read a file with one text per line, as a table with the column ``text``; errors: see `read_table`."""
     return _read(path, "lines")
 
 
@@ -97,7 +97,7 @@ def _read(path: Path, format: str) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    """Read a parquet file, a column when it is asked for."""
+    """Read a parquet file, where each column is read on access."""
     import pyarrow.parquet
 
     check_size(path, size_of(path))
@@ -117,7 +117,7 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _text_of(path: Path) -> tuple[str, str]:
-    """Return the text of a file, unpacked where it is packed, and a note on its encoding; empty for UTF-8.
+    """Return the text of a file, which may be compressed, and a note on its encoding, which is empty for UTF-8.
 
     Raises:
         DataError: it is too large, or in none of UTF-8, UTF-16 and Windows-1252.
@@ -126,7 +126,7 @@ def _text_of(path: Path) -> tuple[str, str]:
     import pyarrow
 
     check_size(path, size_of(path))
-    # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
+    # Unlike gzip's and zstandard's own readers, pyarrow detects a truncated file, and reads all frames of a file.
     with pyarrow.input_stream(str(path), compression="detect") as file:
         data = file.read(MOST_BYTES + 1)
     check_size(path, len(data), "bytes or more when unpacked")
@@ -137,13 +137,13 @@ def _text_of(path: Path) -> tuple[str, str]:
 
 
 def _decoded(path: Path, data: bytes) -> tuple[str, str]:
-    """Return the text of bytes, and a note on their encoding; errors as `_text_of`.
+    """Return the text of bytes, and a note on their encoding; errors: see `_text_of`.
 
-    In doubt a file is refused. charset-normalizer would read on: it takes French for Baltic, and a damaged file in UTF-8, or
+    In doubt, a file is refused. charset-normalizer would read it: it takes French for Baltic, and a damaged file in UTF-8, or
     one with a few words in Cyrillic, for Windows-1252.
     """
     zeros = [data[:4096:2].count(0), data[1:4096:2].count(0)]
-    is_wide = max(zeros) > len(data[:4096]) / 4 and min(zeros) < max(zeros) / 10  # half of the characters are of ASCII
+    is_wide = max(zeros) > len(data[:4096]) / 4 and min(zeros) < max(zeros) / 10  # most characters are ASCII
     is_marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not data.startswith(codecs.BOM_UTF32_LE)
     if is_marked or is_wide:
         codec = "utf-16" if is_marked else "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
@@ -157,7 +157,7 @@ def _decoded(path: Path, data: bytes) -> tuple[str, str]:
     text = data.decode("cp1252", "replace")
     if 10 * wide <= len(data) - len(known.encode()) and "\ufffd" not in text:  # else it is UTF-8 with some wrong bytes
         words = [word for word in re.findall(r"[\w\x80-\uffff]+", text[:_LOOKED_AT]) if not word.isascii()]
-        # Words of other alphabets hold no letter of ASCII.
+        # Words in other alphabets have no ASCII letters.
         foreign = sum(bool(re.search(r"[^\W\d_a-zA-Z]{3}", word)) for word in words) + text.count("\0")
         if 10 * foreign <= len(words):
             example = f", as in {words[0][:40]!r}" if words else ""
@@ -170,7 +170,7 @@ def _decoded(path: Path, data: bytes) -> tuple[str, str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Return the lines of a text, each with what ends it."""
+    """Return the lines of a text, each with its line ending."""
     return io.StringIO(text, newline="")
 
 
@@ -184,8 +184,8 @@ _QUOTED = r'"(?:[^"]|"")*+"'
 def _read_csv(path: Path, text: str) -> Table:
     """Read csv or tsv; between tabs, cells are quoted as in csv, or (GLUE) not at all.
 
-    Blanks between quotes and separators do not count, nor do those after separators where people typed them: in the header, or
-    before a quote.
+    Blanks between quotes and separators are ignored. Blanks after separators are ignored if a person seems to have typed them:
+    if they are in the header, or before a quote.
     """
     usual = _SIGN[format_of(path.name)[1]]
     header = next((line for line in _lines(text) if line.strip()), "")
@@ -207,13 +207,17 @@ def _read_csv(path: Path, text: str) -> Table:
 
 
 def _separator(header: str, usual: str) -> str:
-    """Return what separates cells: the usual sign, unless another alone cuts the header."""
+    """Return the separator of cells: the usual one, unless only another one divides the header."""
     columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
 def _tsv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
-    """Read cells between tabs: without quotes, unless all cells that begin with one are quoted whole, or fewer rows are bad."""
+    """Read cells between tabs.
+
+    They are read as quoted if all cells that begin with a quote are quoted whole, or if rows are bad otherwise, and no more are
+    bad with quotes.
+    """
     plain = _csv_table(path, text, sign, quoting=csv.QUOTE_NONE, **dialect)
     cells = (cell for column in (plain.columns, *plain.columns.values()) for cell in column if cell.startswith('"'))
     if all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells):
@@ -246,7 +250,7 @@ def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
         if record and not names:
             names = [nfc(name).strip() for name in record]
             check_names(str(path), [name for name in names if name])  # a column without a name is not read
-        elif record:  # blank ones are no rows
+        elif record:  # blank lines are no rows
             number += 1
             if len(record) == len(names):
                 records.append(record)
@@ -270,7 +274,7 @@ def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequ
 
 
 def _read_json(path: Path, text: str) -> Table:
-    """Read rows as JSON has them: a list of objects, an object a line, or over several lines; or one that holds all of them."""
+    """Read rows from JSON: a list of objects, one object per line or over several lines, or one object that holds all rows."""
     where, body = str(path), text.lstrip()
     try:
         value = parse_json(body)
@@ -278,7 +282,7 @@ def _read_json(path: Path, text: str) -> Table:
         lines = _json_lines(where, text)
         if not lines.bad:
             return lines
-        if body.startswith("{"):  # objects over several lines: no text of JSON has a line break in it
+        if body.startswith("{"):  # objects over several lines: JSON strings have no line breaks
             body = "[" + re.sub(r"}(\s*\n\s*){", r"},\1{", body) + "]"
         try:
             value = parse_json(body)
@@ -316,9 +320,9 @@ def _json_lines(where: str, text: str) -> Table:
 
 
 def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[Any], str] | None:
-    """Return the rows that one JSON object holds, in a list or as pandas writes them, and a note; ``None``: it is itself a row.
+    """Return the rows in one JSON object, as a list or as pandas writes them, and a note; ``None`` if it is itself a row.
 
-    A lone line of JSON Lines, which is no whole file of JSON, may have a list of objects beside its text, such as tools.
+    The only line of a JSON Lines file (not ``is_whole``) may have a list of objects beside its text, such as tools.
 
     Raises:
         DataError: it holds several tables.
@@ -343,7 +347,7 @@ def _rows_of(path: Path, value: dict[str, Any], is_whole: bool) -> tuple[list[An
     if {"columns", "data"} <= lists.keys():
         frame, form = DataFrame(value["data"], columns=value["columns"], dtype=object), "orient='split'"
     elif all(isinstance(cells, dict) for cells in value.values()):
-        more_rows = len(value) > max(map(len, value.values()), default=0)  # than columns
+        more_rows = len(value) > max(map(len, value.values()), default=0)  # more rows than columns
         orient: Literal["index", "columns"] = "index" if more_rows else "columns"
         frame, form = DataFrame.from_dict(value, orient=orient, dtype=object), f"orient={orient!r}"
     elif are_columns:
@@ -363,12 +367,12 @@ def _read_lines(path: Path, text: str) -> Table:
 
 
 def _read_conll(path: Path, text: str) -> Table:
-    """Read tagged words as CoNLL's shared tasks have them: a word and its tag a line, a blank line between sentences.
+    """Read tagged words as in CoNLL's shared tasks: one word and its tag per line, a blank line between sentences.
 
-    The table has the columns ``tokens`` and ``tags``; a row's number is its first line's. The word is a line's first cell and
-    the tag its last, so that two cells (WNUT), three (CoNLL 2002) and four (CoNLL 2003) are read alike. Cells stand between
-    tabs, or else between blanks. Lines of ``-DOCSTART-`` begin a document and are no words; a line that begins with # and does
-    not end in a tag is a comment. A sentence is bad where a line of it has no tag, or not as many cells as those before it.
+    The table has the columns ``tokens`` and ``tags``; a row's number is its first line. The word is a line's first cell and
+    the tag its last, so that two cells (WNUT), three (CoNLL 2002) and four (CoNLL 2003) are read alike. Cells are separated by
+    tabs, or else by blanks. Lines of ``-DOCSTART-`` begin a document and are no words; a line that begins with # and does not
+    end in a tag is a comment. A sentence is bad if one of its lines has no tag, or more or fewer cells than the lines before.
     """
     sentences, columns, bad = dict[int, dict[str, list[str]]](), 0, BadRows()
     first = 0  # the line that begins the sentence; 0 between sentences
@@ -395,5 +399,5 @@ def _read_conll(path: Path, text: str) -> Table:
     return replace(table, columns=Columns(("tokens", "tags"), table.columns.__getitem__), bad=bad).good()
 
 
-#: Readers of text by its format; that of tagged words has several.
+#: The readers of text by format; any other format is one of tagged words.
 _READERS = {"jsonl": _read_json, "json": _read_json, "csv": _read_csv, "tsv": _read_csv, "lines": _read_lines}

@@ -1,4 +1,4 @@
-"""Tables: rows with columns, as files and libraries hold them in memory, and what their cells hold; the tables of a task."""
+"""Tables: rows with columns, from files and from objects in memory; the conversion of cells; the tables of a task."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _SPLITS = {
     "validation": ("validation", "dev", "eval", "val", "valid"),
     "test": ("test",),
 }
-#: The tables of a task by split, and what to say of them.
+#: The tables of a task by split, and a note on them.
 Tables = tuple[dict[str, "Table"], str]
-#: How Arrow calls the type of cells that are written as JSON.
+#: Arrow's name for the type of cells that are stored as JSON.
 _JSON = "extension<arrow.json>"
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
+    """Return the split with a name such as ``dev``; ``None`` if there is none."""
     return next((split for split, names in _SPLITS.items() if name.lower() in names), None)
 
 
 class Columns(Mapping[str, Any]):
-    """Columns, or the cells of a row, of which each is read when it is asked for, and then kept; their names are in NFC.
+    """Columns, or the cells of a row: each is read on first access, and then kept; their names are in NFC.
 
     Args:
-        names: of the columns, in order, as ``read`` knows them.
+        names: the names of the columns, in order, as ``read`` expects them.
         read: returns the cells of a column, or one cell.
     """
 
@@ -70,13 +70,13 @@ class Table:
 
     Attributes:
         where: the file, for messages.
-        columns: column name to values, which may be read only now.
-        numbers: the numbers of the rows, for messages: files of records count from 1, jsonl counts lines, and what is in
-            memory counts from 0.
-        label_names: column name to the names of its labels, where the data say them themselves (``ClassLabel``).
-        note: what a user should know of how the file is written.
-        typed: whether the file tells numbers from texts; in csv and tsv all cells are texts.
-        bad: the rows that cannot be used, as far as they were found: what reads the table adds to them.
+        columns: column name to values, which may be read on access.
+        numbers: the numbers of the rows, for messages: files of records count from 1, jsonl counts lines, and rows in memory
+            count from 0.
+        label_names: column name to the names of its labels, if the data have them (``ClassLabel``).
+        note: a note for the user on the file's encoding and format.
+        typed: whether the file distinguishes numbers from texts; in csv and tsv all cells are texts.
+        bad: the bad rows found so far; readers of the table add to them.
     """
 
     where: str
@@ -94,7 +94,7 @@ class Table:
         return self.take([i for i, label in enumerate(self.columns.get(column, ())) if label != -1])
 
     def relabelled(self, column: str, new: Mapping[str, str]) -> tuple[Table, Counter[str]]:
-        """Return the rows with ``new`` labels, without those whose new label is empty, and how many rows had each old one."""
+        """Return the rows with ``new`` labels, without rows whose new label is empty, and the number of rows by old label."""
         cells = self.columns[column] if new and column in self.columns else ()
         written = [written_label(cell) for cell in cells]
         found = Counter(label for label in written if label in new)
@@ -111,12 +111,12 @@ class Table:
         return replace(self, columns=columns, numbers=[self.numbers[i] for i in rows])
 
     def good(self) -> Table:
-        """Return the rows that are not known as bad."""
+        """Return the rows that are not known to be bad."""
         keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers]
         return self.take(keep) if self.bad else self
 
     def fault(self, i: int, column: str, what: str, expected: str, got: str, remedy: str = "") -> BadRow:
-        """Return the fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""
+        """Return a fault in one cell of the row at place ``i``; ``remedy`` is as in `BadRow`."""
         return BadRow(self.where, self.numbers[i], column, what, got, f"expected {expected}, got {got}", remedy)
 
     def check_columns(self, columns: ColumnNames) -> None:
@@ -157,15 +157,15 @@ class TaskTables:
     """A task before its rows are read.
 
     Attributes:
-        name: of the task.
-        tables: by split; the training rows at least.
-        source: what ``source.json`` says.
-        folder: where that is.
+        name: the name of the task.
+        tables: the tables by split; at least the training rows.
+        source: the content of ``source.json``.
+        folder: the folder of ``source.json``.
         registered: the definition of the task in the registry, if it has one.
-        columns: those that the user or ``source.json`` named.
-        note: what the user should know of the tables.
+        columns: the columns that the user or ``source.json`` named.
+        note: a note for the user on the tables.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
-        new_labels: what labels are read as, by what is written; rows of an empty one are dropped.
+        new_labels: the label map, from the written label to the new one; rows with an empty new label are dropped.
     """
 
     name: str
@@ -188,10 +188,10 @@ class TaskTables:
 
 
 def tables_of(where: str, rows: Any) -> Tables:
-    """Return the tables of rows in one of the forms that users have them in.
+    """Return the tables of rows in memory, in any of the supported forms.
 
     Args:
-        where: what the rows are called, for messages.
+        where: the name of the rows, for messages.
         rows: a ``datasets.Dataset``, ``IterableDataset`` or ``DatasetDict``, a pandas ``DataFrame``, a list of rows, each a
             mapping from columns to values, or a mapping from splits to these.
 
@@ -220,7 +220,7 @@ def tables_of(where: str, rows: Any) -> Tables:
 
 
 def _table(where: str, rows: Any) -> Table:
-    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")  # who has such rows has imported them
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")  # imported if there are such rows
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _of_dataset(where, rows)
     if datasets is not None and isinstance(rows, datasets.IterableDataset):
@@ -249,7 +249,7 @@ def _of_dataset(where: str, dataset: Any) -> Table:
     stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
     if dataset.format["type"] != "custom":
         return stored
-    changed = _of_stream(f"{where} with its transform", dataset)  # of with_transform, or set_transform
+    changed = _of_stream(f"{where} with its transform", dataset)  # from with_transform or set_transform
     same = {
         name: names
         for name, names in stored.label_names.items()
@@ -260,7 +260,7 @@ def _of_dataset(where: str, dataset: Any) -> Table:
 
 def _of_iterable(where: str, dataset: Any) -> Table:
     features = {name: getattr(each, "feature", each) for name, each in (dataset.features or {}).items()}
-    # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
+    # Pictures and sounds are neither texts nor labels, and need other libraries to be read.
     unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
     rows = _of_stream(where, dataset.with_format(None).remove_columns(unread))
     return replace(rows, label_names=label_names_of(features))
@@ -270,7 +270,7 @@ def _of_stream(where: str, dataset: Any) -> Table:
     """Return the table of the rows that a data set yields one after another."""
     try:
         return _of_records(where, [*dataset])
-    except Exception as error:  # whatever it reads, or a user's function raises
+    except Exception as error:  # the data set, or a user's function, may raise anything
         raise DataError(
             f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Fix the code that "
             "yields them."
@@ -283,10 +283,10 @@ def _of_stream(where: str, dataset: Any) -> Table:
 def of_arrow(
     where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
 ) -> Table:
-    """Return the table of Arrow's columns, which are read when they are asked for.
+    """Return the table of Arrow's columns, which are read on access.
 
     Raises:
-        DataError: a column's name comes twice; later, a column cannot be read.
+        DataError: a column's name occurs twice; or, on access, a column cannot be read.
     """
     check_names(where, schema.names)
 
@@ -302,7 +302,7 @@ def of_arrow(
 
 
 def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
-    """Return the cells, with what is written as JSON decoded; pictures and sounds as they are stored."""
+    """Return the cells, where JSON is decoded; pictures and sounds stay as they are stored."""
     cells = [plain(cell) for array in arrays for cell in array.to_pylist()]
     if feature is None:
         return cells
@@ -314,7 +314,7 @@ def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
 
 
 def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of labels that features give, by column; of a list of labels, too."""
+    """Return the names of labels that features give, by column; also for lists of labels."""
     inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
     return {
         nfc(column): [*map(nfc, each.names)] for column, each in inner.items() if type(each).__name__ == "ClassLabel"
@@ -322,7 +322,7 @@ def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def stored_features(schema: Any) -> dict[str, Any]:
-    """Return the features that the ``datasets`` library wrote into a file, and those of columns of JSON.
+    """Return the features that the ``datasets`` library wrote into a file, and the features of columns of JSON.
 
     A column that this version of the library does not understand has none.
     """
@@ -330,7 +330,7 @@ def stored_features(schema: Any) -> dict[str, Any]:
 
     try:
         written = dict(parse_json(schema.metadata[b"huggingface"].decode())["info"]["features"])
-    except (ValueError, KeyError, TypeError):  # another program's, or of another form
+    except (ValueError, KeyError, TypeError):  # from another program, or in another form
         written = {}
     features = dict[str, Any]()
     for column in schema:
@@ -338,7 +338,7 @@ def stored_features(schema: Any) -> dict[str, Any]:
         if is_json or column.name in written:
             from datasets import Features
 
-            with suppress(Exception):  # whatever it meets in a form that it does not know
+            with suppress(Exception):  # an unknown form may raise anything
                 features |= (
                     Features.from_arrow_schema(pyarrow.schema([column]))
                     if is_json
@@ -357,12 +357,12 @@ def shown(value: Any) -> str:
 
 
 def common_start(one: str, other: str) -> int:
-    """Return the number of characters with which two texts begin alike."""
+    """Return the length of the common prefix of two texts."""
     return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def plain(value: Any) -> Any:
-    """Return a value in memory as JSON has it, at any depth; ``None`` for what pandas takes as missing, such as NaN or NaT."""
+    """Return a value in memory as a JSON value, at any depth; ``None`` for missing values of pandas, such as NaN or NaT."""
     if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2:
         value = value.tolist()
     if value is None or isinstance(value, str | int):

@@ -1,4 +1,4 @@
-"""New texts, which have no labels yet: the rows of a file, found by the columns that training data have."""
+"""New texts, which have no labels yet: the rows of a file, read from the same columns as training data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from forgetfree.tasks import TaskDefinition
 
 
 def has_columns(path: Path) -> bool:
-    """Return whether a file holds a table; a ``.txt`` file has a text a line."""
+    """Return whether a file holds a table; a ``.txt`` file has one text per line."""
     return format_of(path.name)[1] != "txt"
 
 
 def texts_of_line(line: str, size: int | None) -> tuple[str, ...]:
-    r"""Return the ``size`` texts of a line, which a tab divides; ``None``: as many as it has.
+    r"""Return the texts of a line, which tabs divide; for a ``size`` of 1, the whole line.
 
     >>> texts_of_line("a joy\tindeed", 2)
     ('a joy', 'indeed')
@@ -39,7 +39,7 @@ def read_texts(
     """Read the rows that a task is to answer.
 
     Args:
-        path: a file in one of the formats of training data, or ``.txt`` with a text a line, where a tab divides pairs.
+        path: a file in one of the formats of training data, or ``.txt`` with one text per line, where a tab divides pairs.
         task: the task; ``None``: rows have one text or two, as the file has them.
         named: the columns that the user names.
         usual: the columns to read where none is named, if the file has them.
@@ -71,7 +71,7 @@ def read_texts(
 
 
 def _columns(table: Table, task: TaskDefinition | None, columns: ColumnNames) -> tuple[str, ...]:
-    """Return the columns of the texts: those named, of common names, the only ones beside labels, or a lone column."""
+    """Return the text columns: the named ones, common names, the only columns beside labels, or a lone column."""
     header = list(table.columns)
     if task:
         kind = registry.kind(task.kind)
@@ -88,7 +88,7 @@ def _columns(table: Table, task: TaskDefinition | None, columns: ColumnNames) ->
 
 
 def _texts(table: Table, i: int, names: Sequence[str], task: TaskDefinition | None, are_lines: bool) -> tuple[str, ...]:
-    """Return the texts of a row; raise ``BadDataError`` where one is missing."""
+    """Return the texts of a row; raise ``BadDataError`` if one is missing."""
     record = Columns(table.columns, lambda name: table.columns[name][i])
     row: tuple[Any, ...] = tuple(record[name] for name in names)
     if are_lines:
@@ -96,7 +96,7 @@ def _texts(table: Table, i: int, names: Sequence[str], task: TaskDefinition | No
     elif task:
         try:
             row = registry.kind(task.kind).texts_of(task, record, names)
-        except UsageError as error:  # what stands beside the prompt cannot be asked
+        except UsageError as error:  # a column beside the prompt cannot be used
             shape = table.where, table.numbers[i], "", "more than a prompt", shown(row)
             raise refusal(BadRow(*shape, str(error).rstrip("."))) from error
     for place, text in enumerate(row):

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _CIRCUMSTANCES = "circumstances.json"
 _FILE = TensorFile(RunError, "", "forgetfree.checkpoint")
-#: Seconds between two writes of a phase, at least.
+#: Minimum number of seconds between two writes of a phase.
 INTERVAL = 60.0
-#: The share of the time that writing may take.
+#: Largest share of the time that writing may take.
 SHARE = 0.02
-#: Bytes a second that a file is taken to be written at, before one was; and the seconds that any takes.
+#: Assumed speed of the first write in bytes per second, and minimum number of seconds of a write.
 _SPEED, _LEAST = 2e8, 0.02
 
 
@@ -53,7 +53,7 @@ class FileCheckpoint(Checkpoint):
 
     Args:
         directory: the folder of the unit.
-        circumstances: versions and machine, on which the bits depend.
+        circumstances: versions and machine, which decide the bits of the results.
 
     Attributes:
         directory: the folder of the checkpoint.
@@ -68,21 +68,21 @@ class FileCheckpoint(Checkpoint):
             before = None
         self.goes_on = before == json.loads(json.dumps(circumstances))
         self._circumstances = circumstances
-        self._path: Path | None = None  # of the phase that is under way
-        self._begun, self._begin = set[Path](), 0.0  # those begun here, and when that was
+        self._path: Path | None = None  # file of the current phase
+        self._begun, self._begin = set[Path](), 0.0  # phases begun by this process; start of the current one
         self._written, self._seconds = time.monotonic(), 0.0
 
     def start(self) -> None:
-        """Create the folder; empty it unless the unit goes on."""
+        """Empty the folder and write the circumstances, unless the unit goes on from its checkpoint."""
         if not self.goes_on:
             shutil.rmtree(self.directory, ignore_errors=True)
             write_json(self.directory / _CIRCUMSTANCES, self._circumstances)
 
     def begin(self, steps: int, state: Resumable, *about: Any) -> int:
         """Load the last state of the phase, if there is one, and return its step."""
-        try:  # without the generators: what they are started from stands in ``about``
+        try:  # without the generators: ``about`` has their seed
             text, tensors = pack([steps, state.state_dict() | {"generators": None}, about])
-        except TypeError:  # an optimiser with a state of another kind: nothing is kept
+        except TypeError:  # an optimiser whose state `pack` refuses: nothing is stored
             self._path = None
             return 0
         self._path = self.directory / f"{checksum(tensors, {'state': text})[:24]}.safetensors"
@@ -90,7 +90,7 @@ class FileCheckpoint(Checkpoint):
         step, self._begin = 0, self.clock()
         try:
             done, kept, seconds = _read(self._path)
-        except (RunError, ValueError):  # none, or damaged: the phase starts again
+        except (RunError, ValueError):  # no file, or a damaged one: the phase starts again
             pass
         else:
             step = int(done)
@@ -127,7 +127,7 @@ def pack(state: Any) -> tuple[str, dict[str, Tensor]]:
     """Return a state as JSON, which refers to tensors by number, and these tensors.
 
     Raises:
-        TypeError: it holds something else than tensors, numbers, texts and ``None`` in dictionaries, lists and tuples.
+        TypeError: it holds anything but tensors, numbers, texts and ``None`` in dictionaries, lists and tuples.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -146,7 +146,7 @@ def pack(state: Any) -> tuple[str, dict[str, Tensor]]:
 
 
 def unpack(text: str, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `pack` was given."""
+    """Return the state that `pack` converted."""
 
     def rich(value: Any) -> Any:
         if isinstance(value, list):
@@ -167,12 +167,12 @@ def _write(path: Path, state: Any) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return what `_write` was given; raise ``RunError`` where the file is missing or damaged."""
+    """Return the state that `_write` wrote; raise ``RunError`` if the file is missing or damaged."""
     header, tensors = _FILE.read(path)
     return unpack(header["state"], tensors)
 
 
-# -- What it has learned so far ---------------------------------------------------------------------------
+# -- The learned part of a stream -------------------------------------------------------------------------
 
 _LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
 
@@ -180,7 +180,7 @@ _LEARNED, _ANSWERS = "learned.safetensors", "answers.safetensors"
 class LearnedStream:
     """The part of a stream that a strategy has learned. If the strategy is `resumable`, it is stored in the unit's checkpoint.
 
-    The folder ``learned-K`` there has
+    The checkpoint's folder ``learned-K`` has
 
     - once K tasks are learned: the files that the strategy saves, and learned.safetensors with times and updates
     - once they are answered: answers.safetensors with the latest answers, all scores so far, and bytes kept
@@ -261,7 +261,7 @@ class LearnedStream:
         folders = {int(path.name.removeprefix("learned-")): path for path in self._directory.glob("learned-*")}
         try:
             return self._restore(folders)
-        except (ForgetfreeError, LookupError, TypeError, ValueError):  # none, or damaged: all tasks are learned again
+        except (ForgetfreeError, LookupError, TypeError, ValueError):  # none or damaged: all tasks are learned again
             for folder in folders.values():
                 shutil.rmtree(folder, ignore_errors=True)
             return 0, None
@@ -297,7 +297,7 @@ class LearnedStream:
 
 
 def _tensors(row: Mapping[str, Answers]) -> dict[str, dict[str, Tensor]]:
-    """Return copies of the arrays of answers: several answers may share the labels of the rows."""
+    """Return copies of the arrays of answers, because several answers may share the labels of their rows."""
     return {
         task: {name: torch.tensor(array, device="cpu") for name, array in answers.tensors().items()}
         for task, answers in row.items()

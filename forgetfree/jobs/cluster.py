@@ -1,6 +1,6 @@
 """Units as tasks of a Ray cluster: each runs in a directory of its node, and its files come back to its folder.
 
-So results need no file system that the nodes share. The store of fine-tuned models does: files and their locks.
+Results therefore need no shared file system. The store of fine-tuned models needs one, for its files and their locks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from forgetfree.jobs.run_directory import Unit
 from forgetfree.jobs.workers import Work
 from forgetfree.results.run_folder import RECORD
 
-#: Times that a unit is begun, at most, where the node or the process that ran it has died.
+#: Maximum number of attempts at a unit whose node or process dies.
 _ATTEMPTS = 4
-#: Seconds between two looks at what the units tell, and that a cluster has to answer.
+#: Seconds between two polls of the units' events, and seconds to wait for a cluster's answer.
 _OFTEN, _PATIENCE = 0.2, 5.0
-#: Environment variables that decide what is computed: all nodes have those of this process.
+#: Environment variables that affect the results: all nodes get the values from this process.
 _SHARED = re.compile(
     r"(ATEN|CUBLAS|DNNL|FORGETFREE|KMP|MKL|NVIDIA|OMP|ONEDNN)_\w+|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM"
 )
@@ -46,7 +46,7 @@ Files = dict[str, bytes]
 
 
 def check_cluster(cluster: str) -> None:
-    """Raise ``UsageError`` unless units can be given to a cluster: before anything is loaded or written."""
+    """Raise ``UsageError`` unless the name of the cluster is valid and Ray is installed; nothing is loaded or written."""
     if cluster != "ray" and not re.fullmatch(r"ray://[^\s/]+:\d+", cluster):
         raise UsageError(
             f"--jobs must be a number, auto, ray or ray://HOST:PORT, got {brief(cluster)}. RAY_ADDRESS can name the "
@@ -63,11 +63,11 @@ class Place:
     """The device, threads and folders of a unit, wherever it runs.
 
     Attributes:
-        device: each unit has a GPU of its own, if it is one.
-        threads: of each unit, as many as the CPUs that it has.
-        seen: a file that its node must see, because the store of fine-tuned models lies beside it; ``None``: anywhere.
-        directory: relative paths begin there, if it is there.
-        kept: seconds between two copies of what a unit has written so far: all that the death of its node costs.
+        device: the device of each unit; if it is a GPU, each unit has its own.
+        threads: the number of CPU threads of each unit, and of the CPUs reserved for it.
+        seen: a file that the node must have access to: the store of fine-tuned models lies beside it; ``None``: no file.
+        directory: the working directory for relative paths, if the node has it.
+        kept: seconds between two copies of a unit's files; if its node dies, only the work since the last copy is lost.
     """
 
     device: str
@@ -78,24 +78,24 @@ class Place:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Return what a task of Ray declares."""
+        """Return the resources that a Ray task requests."""
         return {"num_cpus": self.threads, "num_gpus": float(device_type(self.device) == "cuda")}
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return the environment of a unit. Ray lets a task see its own GPU only; here, a unit of CPUs sees none."""
+        """Return the environment of a unit. Ray shows a task only its own GPU; here, a unit on CPUs sees no GPU."""
         shared = {name: value for name, value in os.environ.items() if _SHARED.fullmatch(name)}
         hidden = {} if self.resources["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}
         return shared | hidden | {"OMP_NUM_THREADS": str(self.threads)}
 
 
 class RayTasks:
-    """Runs units on whatever node has room, and again on another where one dies.
+    """Runs units on any node with free resources, and again on another node if one dies.
 
     Args:
         cluster: ``ray`` or ``ray://HOST:PORT``.
-        place: what each needs.
-        progress: hears of them.
+        place: the device, threads and folders of each unit.
+        progress: receives the events of all units.
     """
 
     def __init__(self, cluster: str, place: Place, progress: Progress) -> None:
@@ -105,7 +105,7 @@ class RayTasks:
         """Yield each unit when it has ended and its files are here.
 
         Raises:
-            RunError: there is no such cluster, or a unit's nodes died again and again.
+            RunError: the cluster cannot be reached, or the process of a unit died in every attempt.
         """
         if not units:
             return
@@ -125,7 +125,7 @@ class RayTasks:
             try:
                 while running:
                     ended, _ = ray.wait(list(running), timeout=_OFTEN)
-                    with suppress(RayError):  # of the queue: what units tell costs them nothing
+                    with suppress(RayError):  # from the queue: lost events must not stop units
                         for name, event in queue.get_nowait_batch(queue.qsize()):
                             self._hear(event, next((unit for unit in running.values() if str(unit) == name), None))
                     for each in ended:
@@ -151,7 +151,7 @@ class RayTasks:
                         ray.cancel(each, force=True)
 
     def _hear(self, news: Event | Files, unit: Unit | None) -> None:
-        """Hear what a unit tells; of one that has ended, nothing: its files are here."""
+        """Pass on an event, or store the files of a running unit; the files of an ended unit are here already."""
         if isinstance(news, Event):
             self._progress.hear(news)
         elif unit is not None:
@@ -159,25 +159,25 @@ class RayTasks:
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Connect to the cluster, or start one on this machine for as long as this lasts."""
+        """Connect to the cluster, or start one on this machine, inside the block."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        if ray.is_initialized():  # by the program that calls this
+        if ray.is_initialized():  # by the calling program
             yield
             return
         address = (os.environ.get("RAY_ADDRESS") or "local") if self._cluster == "ray" else self._cluster
         environment: dict[str, Any] = {"env_vars": self._place.variables}
-        if address != "local":  # other nodes compute with the code of this one
+        if address != "local":  # other nodes run the code of this one
             environment["py_modules"] = [str(Path(__file__).parents[2])]
         handler = signal.getsignal(signal.SIGTERM)
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             host, _, port = address.removeprefix("ray://").rpartition(":")
-            if port.isdigit():  # Ray would try for minutes
+            if port.isdigit():  # Ray would retry for minutes
                 socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
-            with catch_warnings(action="ignore"):  # an error says it
+            with catch_warnings(action="ignore"):  # errors have the message
                 ray.init(address, runtime_env=environment, include_dashboard=False, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
             raise RunError(
@@ -186,7 +186,7 @@ class RayTasks:
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, handler)  # Ray has set its own
+                signal.signal(signal.SIGTERM, handler)  # Ray has installed its own
             yield
         finally:
             ray.shutdown()
@@ -199,11 +199,11 @@ def read_files(directory: Path) -> Files:
 
 
 def replace_files(directory: Path, files: Files) -> None:
-    """Make a unit's folder hold these files and no others; last comes the one that says how it ended."""
+    """Replace the files of a unit's folder by these; unit.json, which marks the unit as ended, is written last."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(directory.rglob("*"), reverse=True):
         if path.is_dir():
-            with suppress(OSError):  # it holds some that stay
+            with suppress(OSError):  # it has files that stay
                 path.rmdir()
         elif path.relative_to(directory).as_posix() not in files:
             path.unlink()
@@ -213,12 +213,12 @@ def replace_files(directory: Path, files: Files) -> None:
 
 # -- On a node -------------------------------------------------------------------------------------------
 
-#: What this process does to units, by the queue of the job: it keeps the model and data that it has loaded.
+#: The work of this process, by the queue of the job; it keeps the loaded model and data for further units.
 _works: dict[str, Work] = {}
 
 
 def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, queue: Any) -> Files:
-    """Run a unit in a directory of this node, and return its files; what it has so far is sent now and then."""
+    """Run a unit in a directory of this node, and return its files; from time to time, send its files so far."""
     with suppress(OSError):
         os.chdir(place.directory)
     if place.seen and not place.seen.exists():
@@ -239,7 +239,7 @@ def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, queue: 
         def tell(event: Event) -> None:
             nonlocal sent
             queue.actor.put_nowait.remote((str(unit), event))
-            if time.monotonic() - sent >= place.kept:  # nothing is being written now: the unit itself tells
+            if time.monotonic() - sent >= place.kept:  # the unit itself calls this, so no file is half written
                 queue.actor.put_nowait.remote((str(unit), read_files(unit.directory)))
                 sent = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""A run as it was asked for: one frozen configuration, checked once as a whole; and how it is run."""
+"""The requested configuration of a run, frozen and checked once as a whole; and `Execution`, how the run is executed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from forgetfree.training.training_options import LocalizationOptions
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
-#: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
+#: Options that may be given with ``--on``: places of rows and model, strategies and seeds, and options for reading rows.
 BESIDE_ON = (
     *("data", "model", "strategy", "seed"),
     *("text_column", "label_column", "kind", "metric", "map_label", "skip_bad_rows"),
@@ -44,7 +44,7 @@ BESIDE_ON = (
 
 
 class RunOptions(Options):
-    """Options of a run that ``--set`` reaches, beside the strategies' own."""
+    """Options of a run that ``--set`` accepts, besides the strategies' own."""
 
     test_limit: int | None = option(None, "maximum number of test examples per task", at_least=1, group="How to run")
     evaluate_on: EvaluatedOn = option(
@@ -99,7 +99,7 @@ class RunOptions(Options):
         return self
 
 
-#: The types of options of ``--set`` that have a flag of their own, too; in a file, they may stand beside the table ``set``.
+#: The types of ``--set`` options that also have a flag; in a file, they may also be given outside the table ``set``.
 FLAGGED: Mapping[str, Any] = {
     name: each.annotation
     for cls in (LocalizationOptions, RunOptions)
@@ -109,7 +109,7 @@ FLAGGED: Mapping[str, Any] = {
 
 
 def flag_of(key: str) -> str:
-    """Return how the command line names what ``--set`` reaches.
+    """Return the command line's name for an option of ``--set``.
 
     >>> flag_of("learning_rate"), flag_of("lora.rank")
     ('--learning-rate', '--set lora.rank')
@@ -119,13 +119,13 @@ def flag_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class InMemory:
-    """Objects in the place of names. config.json says what they were, but cannot bring them back.
+    """Objects given instead of names. config.json lists them, but cannot restore them.
 
     Attributes:
-        strategies: classes by the names that stand in the configuration.
-        data: rows, as `load_tasks` takes them; none: those that the configuration names.
-        model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
-        tokenizer: of the model.
+        strategies: classes by their names in the configuration.
+        data: rows in a form that `load_tasks` accepts; none: the configuration names the data.
+        model: a model, which is copied, see `load_stream`; none: the configuration names the model.
+        tokenizer: the tokenizer of the model.
     """
 
     strategies: Mapping[str, Any] = field(default_factory=dict)
@@ -134,18 +134,18 @@ class InMemory:
     tokenizer: Any = None
 
 
-#: All have names.
+#: No objects: the configuration names everything.
 NO_OBJECTS = InMemory()
 
 
-#: An option of what is learned.
+#: `option` in the group of model, data and strategies.
 subject = partial(option, group="What to learn")
 
 
 class RunConfig(Options):
-    """A run as it was asked for. Flags, files of options and the ``run`` of config.json have its fields under their names.
+    """The requested configuration of a run. Flags, files of options and ``run`` in config.json use the names of its fields.
 
-    `of` makes it of what was typed; `check` tells all that is wrong with it, together.
+    `of` makes it from the options as typed; `check` reports all its faults together.
     """
 
     model: str = subject("minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR")
@@ -219,7 +219,7 @@ class RunConfig(Options):
     )
     out: Place = option("", "output directory (default: a new one in runs/)", group="How to run", placeholder="DIR")
     objects: Any = option(NO_OBJECTS, "objects given instead of names, which flags and files cannot express")
-    #: What is wrong with values, in whose place the defaults stand: `check` tells it with all else.
+    #: The error about wrong values, which are replaced by the defaults; `check` reports it with all other faults.
     _refused: ValidationError | None = PrivateAttr(None)
 
     @classmethod
@@ -233,7 +233,7 @@ class RunConfig(Options):
             return config
 
     def wrong_values(self, show: Callable[[str], str] = str) -> list[str]:
-        """Return a phrase for each wrong value; ``show`` makes what it calls an option of its name."""
+        """Return a phrase for each wrong value; ``show`` formats the name of the option in it."""
         return sentences(type(self), self._refused, show) if self._refused else []
 
     @field_validator("strategy")
@@ -253,10 +253,10 @@ class RunConfig(Options):
 
     @classmethod
     def of(cls, *layers: Mapping[str, Any], objects: InMemory = NO_OBJECTS) -> Self:
-        """Return the configuration of options by name, later ones over earlier ones; what is no field stands in ``set``.
+        """Return the configuration from options by name; later layers win, and options that are not fields go into ``set``.
 
         Raises:
-            UsageError: an option stands in ``set`` and beside it.
+            UsageError: an option is given both inside and outside ``set``.
         """
         values, settings = dict[str, Any](), dict[str, Any]()
         for layer in layers:
@@ -270,10 +270,10 @@ class RunConfig(Options):
         return cls(**{**values, "set": settings, "objects": objects})
 
     def completed(self, prefix: str = "") -> Self:
-        """Return it with a stream, the tasks of its files where it names none, and a free directory, likewise.
+        """Return it with a stream and an output directory; defaults: the tasks of its files, and a free directory.
 
         Raises:
-            UsageError: nothing says what to learn.
+            UsageError: neither the stream nor the files name a task.
         """
         check_form(self.rows)
         stream = self.stream or stream_of(self.objects.data or tasks_of_files(self.data))
@@ -283,34 +283,34 @@ class RunConfig(Options):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the tasks, as the stream has them."""
+        """Return the names of the tasks in the order of the stream."""
         return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, nfc(self.stream).split(","))))
 
     def check_one_task(self) -> None:
-        """Raise ``UsageError`` if there are several tasks, of which a graft has one."""
+        """Raise ``UsageError`` if there are several tasks; a graft has one."""
         if len(self.names) > 1:
             raise UsageError(f"Expected one task, got the {len(self.names)} of {self.stream!r}. Give one of them.")
 
     @property
     def strategy_names(self) -> tuple[str, ...]:
-        """Return what tables, options and folders call the strategies."""
+        """Return the names of the strategies in tables, options and folders."""
         return tuple(map(registry.strategy_name, self.strategy))
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
-        """Return every strategy with every seed, seed after seed, by the names of their folders."""
+        """Return all pairs of strategy and seed, seed by seed, by the names of their folders."""
         pairs = ((name, seed) for seed in self.seed for name in self.strategy_names)
         return {f"{name}/seed-{seed}": {"strategy": name, "seed": seed} for name, seed in pairs}
 
     @property
     def read_options(self) -> ReadOptions:
-        """Return what is said of how rows are read."""
+        """Return the options for reading rows."""
         names = (self.metric, self.kind, self.map_label)
         return ReadOptions.of(self.text_column, self.label_column, self.skip_bad_rows, *names)
 
     @property
     def rows(self) -> Any:
-        """Return the rows in memory, or else what names them."""
+        """Return the rows in memory, or else the places of the data."""
         return self.data if self.objects.data is None else self.objects.data
 
     @property
@@ -320,7 +320,7 @@ class RunConfig(Options):
 
     @property
     def unnamed(self) -> list[str]:
-        """List what it has in memory and no file can name, for config.json."""
+        """List the objects in memory that no file can name, for config.json."""
         functions = {key: name_of_function(value) for key, value in self.set.items() if callable(value)}
         return [
             *(f"the strategy {name} (a class)" for name in self.objects.strategies),
@@ -330,20 +330,20 @@ class RunConfig(Options):
         ]
 
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
-        """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
+        """Return the model's recipe without the options that ``set`` overrides, see `recipes.recipe_of`.
 
         Args:
-            strategy: whose; settings for others do not count. Default: for all.
+            strategy: the strategy that it is for; settings for others are ignored. Default: all.
         """
         return recipes.recipe_of(self.model, self.set, self.strategy_names, strategy)
 
     def section(self) -> dict[str, Any]:
-        """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
+        """Return the configuration as stored in a file in ``out``, which ``--config`` can read back."""
         section = {key: getattr(self, key) for key in OF_RUN if key != "out"}
         section = with_places(section, Path(self.out), portable)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
-    # -- What follows from it --------------------------------------------------------------------------------
+    # -- Options of strategies, and faults -------------------------------------------------------------------
 
     @property
     def classes(self) -> dict[str, Any]:
@@ -361,21 +361,21 @@ class RunConfig(Options):
 
     @property
     def common(self) -> RunOptions:
-        """The run's own options, which ``--set`` gives."""
+        """The run's own options from ``set``."""
         given = {key: value for key, value in self.set.items() if key in RunOptions.model_fields}
         return build(RunOptions, given, "the run")
 
     def check(self) -> Self:
-        """Return it, if it is sound.
+        """Return it, if it has no fault.
 
         Raises:
-            UsageError: naming every fault.
+            UsageError: lists every fault.
         """
         self.faults().report()
         return self
 
     def faults(self) -> Faults:
-        """Return all that is wrong with it, as far as no file is looked at."""
+        """Return all faults that can be found without reading a file."""
         faults = self._faults_of_each()
         attempt = faults.attempt
         if again := first_twice(name.casefold() for name in self.strategy_names):
@@ -385,7 +385,7 @@ class RunConfig(Options):
         resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
         known = {name: {*cls.Options.model_fields} for name, cls in classes.items()}
-        for key in self.set if len(classes) == len(resolved) else ():  # else the options of one are unknown
+        for key in self.set if len(classes) == len(resolved) else ():  # else the options of a strategy are unknown
             attempt(_check_setting, key, known)
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
@@ -400,7 +400,7 @@ class RunConfig(Options):
         return faults
 
     def _faults_of_each(self) -> Faults:
-        """Return what is wrong with each option by itself."""
+        """Return the faults of each option by itself."""
         from forgetfree.device import find_device
 
         faults = Faults()
@@ -413,7 +413,7 @@ class RunConfig(Options):
             key, field = name.replace("_", "-"), type(self).model_fields[name]
             if len({*value}) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each only once.")
-            if not value and field.default != ():  # of a file or a call
+            if not value and field.default != ():  # from a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         for named in self.kind:
             faults.attempt(registry.kind, named.rpartition("=")[2])
@@ -424,7 +424,7 @@ class RunConfig(Options):
         return faults
 
     def _check_fine_tuned(self, faults: Faults) -> None:
-        """Add what does not go with a model that is fine-tuned already."""
+        """Add a fault for each option that cannot be combined with ``--fine-tuned``."""
         if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
             faults.add(
                 f"--fine-tuned is the model of one task and needs {' and '.join(recipes.GRAFT)}, got {self.stream} "
@@ -435,7 +435,7 @@ class RunConfig(Options):
                 faults.add(f"{key}={self.set[key]} cannot be given with --fine-tuned. Leave it out.")
 
     def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
-        """Return the options of each strategy; a fault that several of them have is added once."""
+        """Return the options of each strategy; a fault that several strategies share is added once."""
         options, wrong = dict[str, Any](), dict[str, list[str]]()
         for name, cls in classes.items():
             try:
@@ -455,12 +455,12 @@ class RunConfig(Options):
         return {key: value for key, value in merged.items() if key in known}
 
 
-#: The names of a run's options, as they are declared.
+#: The names of a run's options, in the order of declaration.
 OF_RUN = tuple(name for name in RunConfig.model_fields if name != "objects")
 
 
 def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str, Any], faults: Faults) -> None:
-    """Add what the run's own options do not go with."""
+    """Add a fault for each wrong combination of options."""
     unfit = [name for each in config.metric if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
     if unfit and common.scenario == "class":
         faults.add(
@@ -511,16 +511,16 @@ class Execution(Options):
 
     @property
     def cluster(self) -> str | None:
-        """The cluster of Ray, where units run on one."""
+        """The Ray cluster; ``None`` if units do not run on one."""
         return self.jobs if isinstance(self.jobs, str) and self.jobs != "auto" else None
 
     @property
     def at_a_time(self) -> int:
-        """The number of units that are asked for at a time; 1 where ``auto`` decides."""
+        """The requested number of units at a time; 1 if no number is given."""
         return self.jobs if isinstance(self.jobs, int) else 1
 
     def check_objects(self, objects: Sequence[str]) -> None:
-        """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
+        """Raise ``UsageError`` if other processes would need these objects in memory, which no file can name."""
         if (self.at_a_time > 1 or self.cluster) and objects:
             raise UsageError(
                 f"Worker processes load everything by name, but these were given as objects: {', '.join(objects)}. "
@@ -528,15 +528,15 @@ class Execution(Options):
             )
 
 
-#: From the start, in this process, in silence.
+#: A new run in this process, without progress.
 USUAL = Execution()
 
 
 def prepared(config: RunConfig) -> RunConfig:
-    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
+    """Return the configuration, checked as a whole, with a concrete precision in place of ``auto``.
 
     Raises:
-        UsageError: naming every fault.
+        UsageError: lists every fault.
     """
     from forgetfree.device import find_device
     from forgetfree.jobs.environment import check_precision
@@ -547,10 +547,10 @@ def prepared(config: RunConfig) -> RunConfig:
 
 
 def with_precision(config: RunConfig) -> RunConfig:
-    """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else what is faster.
+    """Replace precision ``auto`` by the choice in the config.json of ``out``, if there is one, else by the faster precision.
 
-    config.json names what was taken, so that all units, and whoever goes on with it or repeats it, compute alike. All is
-    checked before anything is measured.
+    config.json records the choice, so that all units, and a resumed or repeated run, use the same precision. The
+    configuration is checked before anything is measured.
     """
     settings = {**config.recipe(), **config.set}
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
@@ -558,7 +558,7 @@ def with_precision(config: RunConfig) -> RunConfig:
         return config
     try:
         begun = load_run(Path(config.out))["run"]["set"]
-    except ForgetfreeError:  # nothing was, or the run itself tells what is wrong with it
+    except ForgetfreeError:  # no run was begun, or the run itself reports the fault
         begun = {}
     taken = {key: begun[key] for key in keys if key in begun}
     if left := [key for key in keys if key not in taken]:
@@ -582,7 +582,7 @@ def _measured(config: RunConfig) -> str:
 
 
 def stream_of(tasks: Iterable[str]) -> str:
-    """Return tasks as one text; a comma after a name that is a registered stream's, too, says that it is the task's."""
+    """Return task names joined by commas; a final comma marks a task that has the name of a registered stream."""
     stream = ",".join(map(str, tasks))
     return f"{stream}," if stream in registry.streams() else stream
 

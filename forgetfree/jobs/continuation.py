@@ -17,9 +17,9 @@ from forgetfree.options import name_of_function, typed
 Json = dict[str, Any]
 #: Lists that may be longer when the run is resumed.
 _GROWING = ("strategy", "seed")
-#: What may be there beside model, tasks and data.
+#: Optional inputs besides model, tasks and data, by their keys in config.json.
 _BESIDE = {"fine_tuned": "the fine-tuned model", "held_out": "the texts of --held-out"}
-#: What to do where a run cannot be resumed.
+#: The advice for a run that cannot be resumed.
 REMEDY = "Start a new run with another --out."
 
 
@@ -57,8 +57,8 @@ def merged_config(out: Path, before: Json, now: Json) -> Json:
     if changes := [*before.get("changed", []), *told_circumstances(before, now, out)]:
         now["changed"] = changes
     if isinstance(begun := before["about"].get("model"), dict):
-        now["about"]["model"]["name"] = begun.get("name")  # the weights identify it, not where they lie
-    options = before.get("options", {}) | now["options"]  # whose strategies may be others than before
+        now["about"]["model"]["name"] = begun.get("name")  # the weights identify it, not their place
+    options = before.get("options", {}) | now["options"]  # the strategies may differ from before
     steps = {each.get("steps") for each in options.values()}
     now["options"], now["about"]["data"]["steps"] = options, steps.pop() if len(steps) == 1 else None
     return now if before["units"].keys() <= now["units"].keys() else now | {"units": before["units"] | now["units"]}
@@ -68,7 +68,7 @@ def _merged_request(out: Path, before: Json, now: Json) -> Json:
     """Return the merged request; raise ``UsageError`` if the new request differs in more than strategies and seeds."""
     listed = {key: before[key] if isinstance(before.get(key), list) else [] for key in _GROWING}
     new = [registry.strategy_name(each) for each in now["strategy"] if each not in listed["strategy"]]
-    # Nothing there was made with the options of strategies that join now.
+    # No result so far depends on the options of strategies that are added now.
     settings = {key: value for key, value in now["set"].items() if key.rpartition(".")[0] not in new}
     differ = _differing(
         before,
@@ -92,7 +92,7 @@ def _differing(before: Json, now: Json, name: Callable[[str], str]) -> list[str]
     differences = []
     for key in dict.fromkeys((*before, *now)):
         was, is_now = before.get(key), now.get(key)
-        recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may bring one
+        recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may have one
         if isinstance(was, dict) and isinstance(is_now, dict):
             differences += _differing(was, is_now, flag_of)
         elif was != is_now and key not in (*_GROWING, "data", "fine_tuned") and (key != "model" or recipe):
@@ -114,14 +114,14 @@ def told_circumstances(before: Json, now: Json, out: Path) -> list[str]:
 
 
 def _circumstances(config: Json) -> Json:
-    """Return the versions and hardware that decide bits; the number of the device does not."""
+    """Return the versions and hardware that decide the bits of results; the number of the device does not matter."""
     machine = config["machine"]
     about = {package: config["versions"].get(package) for package in ("forgetfree", "torch", "transformers")}
     return about | {"device": device_type(str(machine.get("device"))), "processor": machine.get("processor")}
 
 
 def changed_inputs(before: Json, now: Json) -> list[str]:
-    """List the data and models that changed since a run was begun, because of which it cannot go on."""
+    """List the data and models that changed since a run was begun; if any changed, the run cannot be resumed."""
     if "model" not in now:
         return []
     changes = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]

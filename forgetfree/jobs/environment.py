@@ -1,4 +1,4 @@
-"""The process that a command runs in: threads, libraries and signals; its versions and machine, as files tell them."""
+"""The process of a command: threads, libraries and signals; its versions and machine, as recorded in files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safe
 
 
 def check_precision(precisions: Iterable[str], device: str) -> None:
-    """Raise ``UsageError`` for what the device computes so slowly that nobody can mean it."""
+    """Raise ``UsageError`` for fp16 on the CPU, which is too slow to be intended."""
     if device == "cpu" and "fp16" in precisions:
         raise UsageError(
             "precision=fp16 is for GPUs; on this run's device, the CPU, it is many times slower than fp32. Set "
@@ -33,7 +33,7 @@ def check_precision(precisions: Iterable[str], device: str) -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Set the number of CPU threads, where one is given."""
+    """Set the number of CPU threads, if one is given."""
     import torch
 
     if threads:
@@ -65,7 +65,7 @@ def threads_of_each(processes: int) -> int:
 
 @contextmanager
 def threads_as_before() -> Iterator[None]:
-    """Have as many CPU threads after the block as before."""
+    """Restore the number of CPU threads after the block."""
     import torch
 
     before = torch.get_num_threads()
@@ -77,7 +77,7 @@ def threads_as_before() -> Iterator[None]:
 
 @contextmanager
 def caller_untouched() -> Iterator[None]:
-    """Compute in the block as in a fresh process, and leave the caller's generators and settings of torch alone."""
+    """Run the block with the settings of a fresh process, and restore the caller's generators and torch settings afterwards."""
     import random
 
     import numpy as np
@@ -104,19 +104,19 @@ def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
     for library in ("huggingface_hub", "datasets", "matplotlib"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    # Of torchao, which peft imports where it is installed, and of bitsandbytes. Torch sets levels when it is imported.
+    # Messages from torchao, which peft imports if installed, and from bitsandbytes. Torch resets levels on import.
     for module in ("torch.utils._pytree", "bitsandbytes.backends.cpu.ops"):
         logging.getLogger(module).addFilter(_is_error)
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )
-    # Those that torch's C++ code raises are told of the module that calls it, which may be ours.
+    # Warnings from torch's C++ code are attributed to the calling module, which may be ours.
     warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def circumstances(device: str) -> dict[str, Any]:
-    """Return what the bits that a unit computes may depend on, beside the unit."""
+    """Return the versions and the machine that the bits of a unit's results may depend on."""
     from forgetfree.device import device_type
 
     about = environment(device)
@@ -125,7 +125,7 @@ def circumstances(device: str) -> dict[str, Any]:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Return what config.json and unit.json say of versions, code, machine and command."""
+    """Return versions, code, machine and command for config.json and outcome.json."""
     import torch
 
     from forgetfree.device import processor_of
@@ -145,7 +145,7 @@ def environment(device: str) -> dict[str, Any]:
 
 @cache
 def code() -> str | None:
-    """Return the commit of this code, with ``-dirty`` where files differ from it; ``None`` where it is no checkout."""
+    """Return the commit of this code, with ``-dirty`` if files differ from it; ``None`` outside a git checkout."""
 
     def git(*words: str) -> str:
         here = str(Path(__file__).parent)
@@ -161,7 +161,7 @@ def code() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Return versions of forgetfree, Python and the packages that are here; grafting needs no Avalanche or datasets."""
+    """Return versions of forgetfree, Python and the installed packages; grafting needs no Avalanche or datasets."""
     numbers = {package: _version(package) for package in _PACKAGES}
     here = {package: number for package, number in numbers.items() if number is not None}
     return {"forgetfree": __version__, "python": platform.python_version(), **here}
@@ -169,7 +169,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def _version(package: str) -> str | None:
-    """Return the version of a package, ``None`` where it is not here; all its metadata are read for that."""
+    """Return the version of a package, ``None`` if it is not installed; cached, because all its metadata are read."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -182,7 +182,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """End on SIGTERM, which schedulers send, as on Ctrl-C; only in the main thread, which alone receives signals."""
+    """Treat SIGTERM, which schedulers send, like Ctrl-C; only in the main thread, which alone receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

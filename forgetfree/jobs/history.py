@@ -18,7 +18,7 @@ from forgetfree.results.run_folder import HISTORY, Score
 from forgetfree.training.monitor import Monitor, Phase
 
 Json = dict[str, Any]
-#: Logged steps of a phase, about: the first, the last, and others between.
+#: Approximate number of logged steps per phase: the first, the last, and others between.
 _LOGGED = 100
 
 
@@ -31,7 +31,7 @@ class History(Monitor):
         checkpoint: the checkpoint of the unit.
 
     Attributes:
-        log: logs losses, rates and scores over the updates of the unit, if set, see `trackers`.
+        log: if set, a function that logs losses, rates and scores by update of the unit, see `trackers`.
     """
 
     log: Callable[[Mapping[str, float], int], object] | None = None
@@ -41,7 +41,7 @@ class History(Monitor):
         self._rate: Callable[[int], float] = lambda step: math.nan
         self._path, self._checkpoint = directory / HISTORY, checkpoint
         lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
-        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
+        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; damaged lines go
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
         self._met = Counter(map(_timeless, met))
         self._before, self._step = 0, 0  # updates of earlier phases, and of the last one
@@ -51,7 +51,7 @@ class History(Monitor):
 
     @property
     def seconds(self) -> float:
-        """The seconds that the unit has taken so far, with those before it was resumed."""
+        """The seconds that the unit has taken so far, including the time before it was resumed."""
         return round(time.perf_counter() - self._begin, 3)
 
     def checkpoint(self) -> Checkpoint:
@@ -82,7 +82,7 @@ class History(Monitor):
             line["seconds"] = self.seconds
             if math.isnan(rate):
                 del line["rate"]
-            if self._met[_timeless(line)]:  # before the unit was cut short
+            if self._met[_timeless(line)]:  # logged before the unit was cut short
                 self._met[_timeless(line)] -= 1
                 return
             with self._path.open("a", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""One unit of a run: one strategy learns the stream from its first task to its last with one seed, and answers after each.
+"""One unit of a run: one strategy learns the stream with one seed, task by task, and is evaluated after each task.
 
-Beside its scores stands what else is measured: floors, rows that are right, the loss on held-out texts.
+Besides scores, it records the last answers, floors, and the loss on held-out texts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _EXPECTED = (TrainingError, MetricError, LedgerError)
 
 
 def learn(work: UnitWork, unit: Unit, monitor: Monitor) -> None:
-    """Let one strategy learn the stream, from its start or where it was cut short; write scores, answers, and what it keeps.
+    """Let one strategy learn the stream, from the start or from its checkpoint; write scores, answers and its own files.
 
     Raises:
         UsageError, OutOfMemoryError, OSError: see `_why_it_failed`.
@@ -129,9 +129,9 @@ class UnitWork:
     """The work that all units of a run share, in any process. It is pickled without loaded data and models.
 
     Args:
-        config: of the run.
-        execution: how it is run.
-        revision: the finished run that it stands on top of.
+        config: the configuration of the run.
+        execution: the way in which it is run.
+        revision: the finished run that it is based on.
         loader: loads the stream in this process.
 
     Attributes:
@@ -155,10 +155,10 @@ class UnitWork:
 
     @contextmanager
     def recorded(self, unit: Unit, monitor: Monitor) -> Iterator[tuple[Monitor, Json]]:
-        """Begin a unit, and write how it ended; an error of the unit ends here, see `_why_it_failed`.
+        """Begin a unit, and write its outcome; an error of the unit is caught here, see `_why_it_failed`.
 
         Yields:
-            The monitor, which has the unit's checkpoint, and what results.json needs beside the files, still empty.
+            The monitor, which has the unit's checkpoint, and an empty dictionary for the facts that other files lack.
         """
         kept = FileCheckpoint(unit.directory, circumstances(self.loader.device))
         unit.empty(but=(CHECKPOINT, HISTORY) if kept.goes_on else ())
@@ -169,9 +169,9 @@ class UnitWork:
             try:
                 with self._tracked(unit, history):
                     yield history, details
-            except Exception as fault:  # of a plug-in, perhaps
+            except Exception as fault:  # from a plug-in, perhaps
                 failed = fault
-            floors = floors_of(self.loader, unit.key)  # after learning, whose losses are awaited
+            floors = floors_of(self.loader, unit.key)  # after learning: users wait for its losses
             if failed:
                 raise failed
         except Exception as fault:
@@ -204,7 +204,7 @@ def _ledger_summary(ledger: Ledger | None) -> Json | None:
 
 
 def _bound(stream: Stream, options: Any) -> Json:
-    """Return what the answers of a unit depend on beside the files of its strategy."""
+    """Return the facts that a unit's answers depend on besides its strategy's files: tasks, model and scenario."""
     from forgetfree.serve.source import bound_of
 
     binding = stream.loaded.binding()
@@ -226,16 +226,16 @@ def _why_it_failed(fault: Exception, debug: bool) -> str:
     """Return the error message for outcome.json if other units can go on: after a diverging loss, or a bug in a strategy.
 
     Args:
-        fault: what was raised.
-        debug: let it through, unless it is one of training, metrics or ledgers.
+        fault: the exception.
+        debug: raise it, unless it is an error of training, metrics or ledgers.
 
     Raises:
-        UsageError, OutOfMemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or
-            cannot be written: the other units would fail, too.
+        UsageError, OutOfMemoryError, OSError: the request is wrong, memory is exhausted, or the disk is full or cannot be
+            written: the other units would fail, too.
     """
     if told := out_of_memory(fault):
         raise told from fault
-    if is_full(fault) and not isinstance(fault, ForgetfreeError | OSError):  # safetensors has an error of its own
+    if is_full(fault) and not isinstance(fault, ForgetfreeError | OSError):  # safetensors raises its own error
         raise OSError(errno.ENOSPC, first_line(fault)) from fault
     full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
     if full or isinstance(fault, UsageError) or (debug and not isinstance(fault, _EXPECTED)):
@@ -247,12 +247,12 @@ def _why_it_failed(fault: Exception, debug: bool) -> str:
     )
 
 
-# -- The loss on texts that no task trains ---------------------------------------------------------------
+# -- The loss on held-out texts --------------------------------------------------------------------------
 
 
 @contextmanager
 def _pre_trained(stream: Stream, device: str) -> Iterator[ReadoutModel]:
-    """Give the stream's model on a device, with θ_pre in it; afterwards it is as it was before."""
+    """Yield the stream's model on a device with θ_pre loaded; afterwards, restore its state."""
     model = stream.model.to(torch.device(device))
     before = ModelState.of(model)
     try:
@@ -281,7 +281,7 @@ def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str,
     by_task = [loss(strategy.answering(task)) for task in tasks]
     if not isinstance(strategy, RegionStrategy):
         return {"by_task": by_task}
-    # Nothing is put back here: what a strategy spoilt outside of its regions shows.
+    # No weight is restored outside of regions, so that damage by the strategy shows.
     return {"after": loss(strategy.ledger_model.standing_on("")), "by_task": by_task}
 
 
@@ -289,7 +289,7 @@ def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str,
 
 
 def floors_of(loader: StreamLoader, key: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return the floors of a seed by name and task; they are measured with the first strategy only, for all share them.
+    """Return the floors of a seed by name and task; they are measured with the first strategy only, because all share them.
 
     Floors are a bag of words, the nearest row, and linear probes on θ_pre, at its readout and at the mean of tokens.
     """

@@ -1,4 +1,4 @@
-"""Options in a file: TOML or JSON that somebody wrote, or the config.json of a run."""
+"""Options in a file: TOML or JSON written by a user, or the config.json of a run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from forgetfree.results.run_folder import CONFIG, located, with_places
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
+    """Return the options in a TOML or JSON file, or the requested options of the run in a config.json.
 
     Args:
         path: the file, or a directory with a config.json.
 
     Raises:
-        UsageError: the file cannot be read, or says something else.
+        UsageError: the file cannot be read, or does not contain options.
     """
     remedy = "Give a TOML or JSON file of options, or the config.json of a run."
-    if os.path.isdir(path):  # a Path raises where a name is too long
+    if os.path.isdir(path):  # a Path raises an error if a name is too long
         path /= CONFIG
     if path.suffix == ".json":
         values = read_json(path, UsageError, remedy)
@@ -53,18 +53,18 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def for_strategies(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a file without those that its own strategies alone have, where others are asked for."""
+    """Return the options of a file; if ``strategies`` are given, without the options that only the file's strategies have."""
     if not strategies:
         return dict(section)
     try:
         gone = _names_of(section.get("strategy") or DEFAULT_STRATEGIES) - _names_of(strategies)
-    except ForgetfreeError:  # one is not known, which the run tells
+    except ForgetfreeError:  # one is unknown, which the run reports
         return dict(section)
     return {**section, "set": {key: value for key, value in section["set"].items() if key not in gone}}
 
 
 def _names_of(strategies: Sequence[str]) -> set[str]:
-    """Return the names of all options of strategies, with their prefix and without."""
+    """Return the names of all options of strategies, with and without the strategy as prefix."""
     classes = RunConfig(strategy=tuple(strategies)).classes
     names = {name: {*cls.Options.model_fields} for name, cls in classes.items()}
     return {f"{name}.{key}" for name, keys in names.items() for key in keys}.union(*names.values())

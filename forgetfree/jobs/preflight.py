@@ -50,25 +50,25 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.revision import Revision
 
-#: A step takes at most as many times the bytes of the weights: beside them gradients, what AdamW keeps, and θ_pre.
+#: Largest memory of a step in multiples of the weights' bytes: weights, gradients, AdamW's two moments, and θ_pre.
 _STEP = 5
-#: Steps that are taken of each phase; the first, which prepares memory and kernels, does not count.
+#: Number of steps to run in each phase; the first, which prepares memory and kernels, is not timed.
 _TAKEN = 2
 
 
 def plan_of(config: RunConfig, *, resume: bool = False, revision: Revision | None = None) -> Json:
     """Return the plan of a run as JSON: model, tasks, units and total, and notes; nothing is written or downloaded.
 
-    Units have their updates by task, and the seconds that these take; where model or rows are not here, neither is known.
-    Tasks that are carried over from a finished run take none.
+    Each unit has its updates by task, and its seconds; both are ``None`` if the model or the rows are not on this machine.
+    Tasks that are carried over from a finished run need no updates.
 
     Args:
-        config: what is asked for.
-        resume: whether the run is to go on in its directory.
-        revision: the finished run that it stands on top of.
+        config: the requested configuration.
+        resume: whether the run is resumed in its directory.
+        revision: the finished run that it is based on.
 
     Raises:
-        UsageError: naming every fault of configuration, places, data, model, readouts and budgets.
+        UsageError: lists every fault of configuration, places, data, model, readouts and budgets.
     """
     look = _Look(config, resume)
     look.faults.report()
@@ -78,7 +78,7 @@ def plan_of(config: RunConfig, *, resume: bool = False, revision: Revision | Non
 def with_all_faults(error: ForgetfreeError, config: RunConfig, loader: StreamLoader | None) -> ForgetfreeError:
     """Return the error that stopped a run, or one error with all faults of the run if there are more.
 
-    ``loader`` has read the data, if it is given.
+    If ``loader`` is given, it has read the data.
     """
     faults = _Look(config, False, loader).faults
     for fault in getattr(error, "faults", (str(error),)):
@@ -91,7 +91,7 @@ class _Look:
 
     def __init__(self, config: RunConfig, resume: bool, loader: StreamLoader | None = None) -> None:
         self._config, self._objects, self._notes = config, config.objects, list[str]()
-        self._fine_tuned = StateStore()  # the strategies share what is fine-tuned, here as in the run
+        self._fine_tuned = StateStore()  # the strategies share fine-tuned models, as in the run
         self.faults = Faults(ForgetfreeError)
         for fault in config.faults():
             self.faults.add(fault)
@@ -100,7 +100,7 @@ class _Look:
         self._common = known or RunOptions()
         self._loader = loader or StreamLoader(config if known else config.model_copy(update={"set": {}}))
         self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
-        if config.out:  # a program that only asks may name none
+        if config.out:  # a program that only asks for a plan may name none
             attempt(check_place, Path(config.out))
         if self._common.cache:
             attempt(check_place, Path(self._common.cache), "--cache")
@@ -123,7 +123,7 @@ class _Look:
     # -- Data and model --------------------------------------------------------------------------------------
 
     def _read(self) -> list[TaskRows]:
-        """Return the rows of the tasks whose data are here."""
+        """Return the rows of the tasks whose data are on this machine."""
         config, attempt = self._config, self.faults.attempt
         if config.data == "hub" and self._objects.data is None:
             for name in config.names:
@@ -132,7 +132,7 @@ class _Look:
             return []
         tasks, wrong = attempt(lambda: self._loader.read) or ([], DataFaults())
         attempt(wrong.report)
-        tasks = [*tasks, *wrong.rest]  # for what else is wrong
+        tasks = [*tasks, *wrong.rest]  # to find their other faults
         for rows in tasks:
             few = few_rows_note(rows.train, rows.task, config.shots) if self._options else ""
             self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on), few))
@@ -141,7 +141,7 @@ class _Look:
         return tasks
 
     def _load(self) -> LoadedModel | None:
-        """Return the model, unless its weights are not here, or too large to take a step with."""
+        """Return the model; ``None`` if its weights are not on this machine, or too large for a training step."""
         config = self._config
         if self._objects.model is None:
             path = Path(locate(config.model))
@@ -158,7 +158,7 @@ class _Look:
         return loaded
 
     def _check_against(self, loaded: LoadedModel) -> None:
-        """Check the tasks, the texts that no task trains, and the options against a model."""
+        """Check the tasks, the held-out texts and the options against a model."""
         config, attempt = self._config, self.faults.attempt
         attempt(loaded.check_words, self._definitions.values())
         for name, task in self._definitions.items():
@@ -175,7 +175,7 @@ class _Look:
             aside = attempt(HeldOutTexts.of, config.held_out, config.rows, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
-            with suppress(AttributeError):  # of a stream there is no more than its model
+            with suppress(AttributeError):  # the stream here has only its model
                 attempt(config.classes[name].check, options, SimpleNamespace(model=loaded.model))
 
     # -- The plan --------------------------------------------------------------------------------------------
@@ -236,9 +236,9 @@ class _Look:
         """Return the updates of a unit by task, and the seconds of all its steps.
 
         Args:
-            name: its strategy.
-            seed: of the unit.
-            phases: what they take; none where it is not known.
+            name: the name of its strategy.
+            seed: the seed of the unit.
+            phases: the measured times of its phases; empty if they are unknown.
             carried: the tasks that are carried over from a finished run.
         """
         options, config, seconds = self._options[name], self._config, 0.0
@@ -293,12 +293,12 @@ class _PhaseTime:
     step: float
 
     def steps(self, options: TrainingOptions, updates: int, rows: int) -> int:
-        """Return the number of steps of the phase for a task with so many updates and training rows."""
+        """Return the number of steps of the phase for a task with these numbers of updates and training rows."""
         if self.phase == "localize":
             searches = isinstance(options, LocalizationOptions) and options.region_from == "mask"
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
         if self.phase == "fine_tune" and not getattr(options, "needs_fine_tuned", True):
-            return self.taken  # of a readout alone, which are always as many
+            return self.taken  # only a readout is trained, always with the same number of steps
         own = getattr(options, "region_steps", None) if self.phase == "train" else None
         return math.ceil((updates if own is None else own) * self.taken / _TAKEN)
 
@@ -316,18 +316,18 @@ class _StepTimes(Monitor):
         yield lambda step, loss: clock.append(time.perf_counter())
         clock.append(time.perf_counter())
         apart = [after - before for before, after in pairwise(clock[1:-1])]
-        # Where no step is told apart from others, the phase is one.
+        # A phase with fewer than two logged steps counts as one step.
         self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
 
     def log_reused(self, task: str, steps: int) -> None:
-        """Count a fine-tuned model that another strategy has made, here as in the run: its time is told there."""
+        """Count the steps of a fine-tuned model that another strategy made, as in the run; its time is counted there."""
         self.times.append(_PhaseTime("fine_tune", steps, 0.0))
 
 
 def _least_memory(model: ReadoutModel, options: TrainingOptions) -> int:
-    """Return the bytes that training needs at least on its device: weights, and if all are trained, gradients and moments.
+    """Return the minimum bytes of training on its device: weights, and if all are trained, gradients and moments.
 
-    That is a gradient, two moments with Adam, and of weights in half precision a float32 copy, which has the gradient.
+    Each weight needs a gradient, two moments with Adam, and in half precision a float32 copy, which has the gradient.
     """
     from forgetfree.continual.region_strategy import RegionOptions
 
@@ -341,7 +341,7 @@ def _least_memory(model: ReadoutModel, options: TrainingOptions) -> int:
 
 
 def most_memory(device: str) -> int:
-    """Return the most bytes that this process has held: on a GPU those of tensors there, else all of its memory."""
+    """Return the peak memory of this process in bytes: for tensors on a GPU, or else for the whole process."""
     if device_type(device) == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""Progress of a job: a bar for all tasks and one for each phase at hand on a terminal, plain lines elsewhere."""
+"""Progress of a job: on a terminal, a bar for all tasks and one for each running phase; elsewhere, plain lines."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from forgetfree.results.metrics import scale_of
 from forgetfree.results.run_folder import Score
 from forgetfree.training.monitor import Monitor, Phase
 
-#: Seconds between two messages about the steps of a phase.
+#: Minimum number of seconds between two messages about the steps of a phase.
 _OFTEN = 0.1
-#: Seconds without a plain line, at most.
+#: Number of seconds without a plain line after which a step prints one.
 _INTERVAL = 60.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """The step that a unit takes now; ``step`` 0 begins a phase. While texts are written, tokens count in place of steps."""
+    """The current step of a unit; ``step`` 0 begins a phase. While texts are generated, tokens are counted instead of steps."""
 
     unit: str
     task: str
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class TaskLearned:
-    """That a unit has learned one more task of its stream, and how it scores."""
+    """The event that a unit has learned one more task of its stream, with the scores."""
 
     unit: str
     after: int
@@ -59,7 +59,7 @@ class TaskLearned:
 
     def __str__(self) -> str:
         names = registry.metrics()
-        # Of a task, its own metric is the first.
+        # The first score of a task is by its own metric.
         of_tasks = {score.task: score for score in reversed(self.scores) if score.metric in names}
         known = [of_tasks[task] for task in dict.fromkeys(score.task for score in self.scores) if task in of_tasks]
         known = known[: self.after]
@@ -73,7 +73,7 @@ class TaskLearned:
 
 @dataclass(frozen=True)
 class Ended:
-    """That a unit has ended, well or not."""
+    """The event that a unit has ended, successfully or not."""
 
     unit: str
 
@@ -82,7 +82,7 @@ Event = Step | TaskLearned | Ended
 
 
 class Teller(Monitor):
-    """Tells what the unit of a name does, here or, from a worker, through a queue."""
+    """Reports the events of the named unit, directly or, in a worker, through a queue."""
 
     def __init__(self, unit: str, tell: Callable[[Event], None]) -> None:
         self._unit, self._tell = unit, tell
@@ -91,14 +91,14 @@ class Teller(Monitor):
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Tell of a phase, and of its steps not more often than anyone can read."""
+        """Report a phase, and its steps at most every 0.1 seconds."""
         begun, self._last = Step(self._unit, task, phase, 0, steps), -math.inf
         self._follow(begun)
         yield lambda step, loss: self._follow(replace(begun, step=step, loss=loss))
         self._now = None
 
     def log_tokens(self, tokens: int, most: int) -> None:
-        """Tell of tokens, as often."""
+        """Report generated tokens, at the same rate."""
         if self._now is not None:
             self._follow(replace(self._now, step=tokens, steps=most))
 
@@ -109,17 +109,17 @@ class Teller(Monitor):
             self._tell(step)
 
     def log_scores(self, scores: Sequence[Score]) -> None:
-        """Tell what a task that was learned came to."""
+        """Report a learned task with the scores."""
         if after := max((score.after for score in scores), default=0):
             self._tell(TaskLearned(self._unit, after, list(scores)))
 
 
 class Progress:
-    """Hears of all units of a job, and shows nothing."""
+    """Receives the events of all units of a job, and shows nothing."""
 
     @contextmanager
     def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
-        """Watch a job of units with these names, each of which learns so many tasks."""
+        """Follow a job of units with these names, each of which learns ``tasks`` tasks."""
         yield
 
     def monitor(self, unit: str) -> Monitor:
@@ -127,11 +127,11 @@ class Progress:
         return Teller(unit, self.hear)
 
     def hear(self, event: Event) -> None:
-        """Hear of a unit."""
+        """Receive an event of a unit."""
 
 
 class ShownProgress(Progress):
-    """A bar for all tasks of the job and one for each phase, if ``live``; else a line a learned task, and one a minute."""
+    """Shows a bar for all tasks of the job and one for each phase, if ``live``; else a line per learned task and per minute."""
 
     def __init__(self, console: Console, live: bool) -> None:
         self._console, self._live = console, live
@@ -155,7 +155,7 @@ class ShownProgress(Progress):
 
     @contextmanager
     def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
-        """Show it, and at the end how long it took."""
+        """Show the job, and at the end its duration."""
         begin = self._spoken = time.monotonic()
         self._tasks, self._learned = tasks, dict.fromkeys(units, 0)
         self._all = self._bars.add_task("tasks learned", total=tasks * len(units), numbers="")
@@ -167,7 +167,7 @@ class ShownProgress(Progress):
         self._say(f"done in {_clock(time.monotonic() - begin)}")
 
     def hear(self, event: Event) -> None:
-        """Show it; print a line of a task that was learned."""
+        """Show the event; print a line about a learned task."""
         row = self._rows[event.unit]
         if isinstance(event, Step):
             if event.step == 0:
@@ -190,7 +190,7 @@ class ShownProgress(Progress):
         self._bars.update(self._all, completed=done, numbers=f"{done}/{self._tasks * len(self._learned)}")
 
     def _say(self, text: str) -> None:
-        """Print a plain line, after how much is done and the time that is left."""
+        """Print a plain line that begins with the number of tasks done and the time left, unless ``live``."""
         if self._live:
             return
         self._spoken = time.monotonic()

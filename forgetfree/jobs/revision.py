@@ -1,8 +1,8 @@
-"""A run on top of a finished one: with further tasks, or without one of its tasks.
+"""A run based on a finished one: with further tasks, or without one of its tasks.
 
-The new directory begins as a run of the other stream that was stopped where the two streams part, and goes on from there. What
-is carried over is the same bit for bit; what comes after is trained as a run of that stream trains it, so the outcome is that
-of a run that had the other stream from the start.
+The new directory starts like a run of the new stream that was stopped where the two streams diverge, and is resumed there.
+The part that is carried over is the same bit for bit, and later tasks are trained as in any run of the new stream, so the
+results equal a run of the new stream from the start.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _REMEDY = "Restore it from a copy, or run the stream again."
 
 
 def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any]) -> Revision:
-    """Return the run of further tasks on top of a finished one; or that run as it would be, had it never learned one task.
+    """Return a run that learns further tasks on top of a finished one, or that run as if it had never learned one task.
 
     Args:
-        run: what ``forgetfree run`` wrote; it does not change.
-        tasks: what is learned after its tasks.
-        without: the task that is taken away; ``None``: none is.
+        run: the directory of the finished run; it does not change.
+        tasks: the tasks to learn after its own.
+        without: the task to remove; ``None``: no task.
         out: the new directory.
-        options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are, or the
-            others lie now; ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read,
-            of the further tasks unless it names a task.
+        options: options in place of the run's own, by their names in a file: ``data``, the place of the further tasks, or
+            the new place of the others; ``model``, if it has moved; ``strategy`` and ``seed``; and options for reading rows,
+            which hold for the further tasks unless they name a task.
 
     Raises:
-        UsageError: there is nothing to learn or to take away, or there is both.
-        TaskError: the run has learned one of the tasks, or did not learn the one that is taken away, or nothing else.
-        RunError: a unit that is carried over is not finished, or its files are damaged.
+        UsageError: ``tasks`` and ``without`` are both given, or neither.
+        TaskError: the run has learned one of ``tasks`` already, or it did not learn ``without``, or learned nothing else.
+        RunError: a unit to carry over is not finished, or its files are damaged.
     """
     without = None if without is None else nfc(without)
     if without is not None and tasks:
@@ -89,7 +89,7 @@ def revise(run: Path, tasks: Sequence[str], without: str | None, out: Path, opti
 
 
 def _check_name_of_file(data: Any, tasks: Sequence[str], finished: FinishedRun) -> None:
-    """Raise ``TaskError`` where one new file holds another task than the one that is named: beside others, its name counts."""
+    """Raise ``TaskError`` if one new file and one new task have different names: beside other data, a file names its task."""
     held = [name for name in tasks_of_files(_listed(data)) if name not in finished.tasks]
     if len(held) == len(tasks) == 1 and held[0] != tasks[0]:
         raise TaskError(
@@ -98,12 +98,12 @@ def _check_name_of_file(data: Any, tasks: Sequence[str], finished: FinishedRun) 
         )
 
 
-#: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
+#: Options for reading the rows of tasks: the values for further tasks are added to the run's own.
 _OF_ROWS = ("text_column", "label_column", "kind", "metric")
 
 
 class FinishedRun:
-    """A run, whose units are finished as far as they are carried over."""
+    """A finished run; `check_units` checks the units that are carried over."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -112,7 +112,7 @@ class FinishedRun:
         self.units = {folder: Unit(key, directory / folder) for folder, key in self.config["units"].items()}
 
     def check_units(self, folders: Collection[str]) -> None:
-        """Raise ``RunError`` where a unit in one of these folders is not finished."""
+        """Raise ``RunError`` if a unit in one of these folders is not finished."""
         for folder, unit in self.units.items():
             if folder in folders and not unit.is_done():
                 raise RunError(
@@ -121,9 +121,9 @@ class FinishedRun:
                 )
 
     def config_of(self, tasks: Sequence[str], out: Path, options: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration of a run of some tasks, with options in the place of its own."""
+        """Return the configuration of a run of these tasks, with ``options`` in place of this run's own."""
         section = for_strategies(self.section, options.get("strategy", ())) | dict(options)
-        # Where both have a task, the new rows are meant.
+        # If both have a task, the new rows are used.
         section["data"] = [*dict.fromkeys([*_listed(options.get("data")), *_listed(self.section["data"])])]
         section |= {key: [*self.section[key], *options[key]] for key in _OF_ROWS if options.get(key)}
         mapped = {label for name in tasks for label in self.config["data"].get(name, {}).get("mapped", ())}
@@ -131,26 +131,26 @@ class FinishedRun:
         section["map_label"] = [*kept, *options.get("map_label", ())]
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[name] for name in tasks if name in definitions]
-        section["readout"] = self.config["model"]["readout"]  # the other tasks alone may be read out otherwise
-        if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
+        section["readout"] = self.config["model"]["readout"]  # for fewer tasks, auto may choose another
+        if usual_max_length(left) != usual_max_length(definitions.values()):  # the default may differ, too
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
         return RunConfig.of(section | {"stream": stream_of(tasks), "out": str(out), "fine_tuned": None})
 
 
 def _listed(data: Any) -> list[str]:
-    """Return the places that ``--data`` names; none where it is not given."""
+    """Return the places that ``--data`` names; none if it is not given."""
     return [data] if isinstance(data, str) else list(data or ())
 
 
 @dataclass(frozen=True)
 class Revision:
-    """The run of another stream, whose units begin with what is carried over.
+    """The run of a new stream; its units begin with the results of a finished run.
 
     Attributes:
-        base: the run that is carried over.
-        tasks: those of the other stream.
-        config: of that stream's run.
+        base: the finished run.
+        tasks: the tasks of the new stream.
+        config: the configuration of the new run.
     """
 
     base: FinishedRun
@@ -164,7 +164,7 @@ class Revision:
         return f"Learning {', '.join(self.tasks[len(self.base.tasks) :])} on top of {self.base.directory}"
 
     def trained_again(self) -> str:
-        """Return a line about what each unit trains again without the removed task; an empty one if no task is removed."""
+        """Return a line with the tasks that each unit trains again without the removed task; empty if no task is removed."""
         if len(self.tasks) >= len(self.base.tasks):
             return ""
         units: dict[str, list[str]] = {}
@@ -177,18 +177,18 @@ class Revision:
         return f"Trained again: {told}" if told else ""
 
     def carried(self, strategy: str, seed: int, unlearned: bool) -> StreamPrefix | None:
-        """Return what is carried over from a unit; ``None`` where the run does not have it.
+        """Return the part of a unit that is carried over; ``None`` if the run does not have the unit.
 
         Args:
-            strategy: its name.
-            seed: of the unit.
+            strategy: the name of its strategy.
+            seed: its seed.
             unlearned: whether tasks are answered before they are learned.
         """
         unit = self.base.units.get(f"{strategy}/seed-{seed}")
         return StreamPrefix(unit, self.base.tasks, self.tasks, self._form(strategy, unlearned)) if unit else None
 
     def _form(self, name: str, unlearned: bool) -> Form | None:
-        """Return what a unit's folder has of each task: what only the built-in strategies promise."""
+        """Return the form in which a unit's folder has its tasks, which only built-in strategies guarantee."""
         from forgetfree.continual.region_strategy import RegionStrategy
 
         strategy = self.config.classes[name]
@@ -196,31 +196,31 @@ class Revision:
             return None
         if (
             issubclass(strategy, RegionStrategy) and strategy.forget_free
-        ):  # else a later task may change what earlier ones left
+        ):  # else a later task may change the entries of earlier ones
             return "ledger"
-        # What it would have answered to a further task while it learned the others is not kept.
+        # The last state cannot give the answers that earlier states would give to a further task.
         grows = list(self.tasks[: len(self.base.tasks)]) == self.base.tasks
         return "state" if grows and strategy.resumable and not unlearned else None
 
     def take_models(self) -> None:
-        """Take over the fine-tuned models of its tasks: by links where the disk has them, else as copies."""
+        """Take over the fine-tuned models of its tasks: as links if the disk supports them, else as copies."""
         if self.config.common.cache is not None or self.config.common.scenario == "class":
-            return  # which are shared, or whose readouts know all labels
+            return  # a cache is shared anyway; with scenario=class, readouts have the labels of all tasks
         new = Path(self.config.out) / "fine-tuned"
         for path in sorted((self.base.directory / "fine-tuned").glob("*.safetensors")):
             try:
                 own_tasks = set(ModelState.load(path).readouts)
-            except ModelError:  # a damaged one is made again
+            except ModelError:  # a damaged model is trained again
                 continue
             if own_tasks <= {*self.tasks}:
                 make_directory(new)
-                link_or_copy(path, new / path.name)  # again where a command was cut short: a copy may lack its end
+                link_or_copy(path, new / path.name)  # replaces a copy that an earlier command left incomplete
 
     def compare(self, config: Json) -> None:
-        """Add to the config.json of the new run what changed since the base was made, a version or the device.
+        """Add to the config.json of the new run the versions and the device that changed since the base was made.
 
         Raises:
-            RunError: rows or model are not those of the base.
+            RunError: rows or model differ from the base's.
         """
         before = self.base.config
         shared = {task: rows for task, rows in before["data"].items() if task in self.tasks}
@@ -233,9 +233,9 @@ class Revision:
             config["changed"] = [*before.get("changed", []), *circumstances]
 
 
-# -- What a unit hands on --------------------------------------------------------------------------------
+# -- The part of a unit that is carried over -------------------------------------------------------------
 
-#: What a unit's folder has of the tasks that were learned: a ledger with each of them, or the state after all of them.
+#: The form in which a unit's folder has its learned tasks: a ledger with each task, or the state after all tasks.
 Form = Literal["ledger", "state"]
 
 
@@ -245,12 +245,12 @@ class StreamPrefix:
     Args:
         unit: a finished unit.
         learned: the tasks of its stream.
-        tasks: those of the other stream: without some of them, or with more at the end.
-        form: what the unit's folder has of them; ``None``: nothing that a run could begin with.
+        tasks: the tasks of the new stream: without some of them, or with more at the end.
+        form: the form in which the unit's folder has them; ``None``: none that a run could begin with.
 
     Attributes:
-        tasks: those that are carried over, the first of the other stream: they are what they would be there.
-        ledger: that of these tasks, where there is one.
+        tasks: the tasks that are carried over, the first of the new stream, which would learn them identically.
+        ledger: the ledger of these tasks, if there is one.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -259,37 +259,39 @@ class StreamPrefix:
         extra = self._record["details"]["extra"]
         full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
         taken = [task for task in learned if task not in tasks]
-        is_warm = self._record["details"]["options"].get("warm_start", False)
+        starts_warm = self._record["details"]["options"].get("warm_start", False)
 
         def is_same(task: str) -> bool:
             if full is None:
                 return task in tasks
             place = full.position(task)
-            # A warm start comes from all earlier tasks.
-            return not any(full.stands_on(task, each) or (is_warm and full.position(each) < place) for each in taken)
+            # With a warm start, a task depends on all earlier tasks.
+            return not any(
+                full.stands_on(task, each) or (starts_warm and full.position(each) < place) for each in taken
+            )
 
         others = [task for task in learned if task in tasks] if full else learned
         same = list(takewhile(is_same, others))
-        # What else is said of a whole stream is not of another.
+        # Extra results describe a whole stream, so they cannot be carried over to another.
         self.tasks = same if full or (form == "state" and not extra) else []
         self.ledger = full and full.of_tasks(self.tasks)
 
     def put_into(self, learned: LearnedStream, directory: Path, unlearned: bool) -> int:
-        """Put in place what is carried over, measure it, and return of how many tasks that is.
+        """Load the part that is carried over, evaluate it, and return its number of tasks.
 
         Args:
-            learned: of a new strategy that has learned nothing.
-            directory: of the unit.
+            learned: the learned part of a new strategy, still empty.
+            directory: the folder of the new unit.
             unlearned: whether tasks are answered before they are learned, too.
 
         Raises:
-            RunError: this machine does not answer as the unit did.
+            RunError: the answers on this machine differ from the unit's.
         """
         strategy = learned.strategy
         tasks = strategy.stream.tasks[: len(self.tasks)]
         learned.scores = [score for score in self.scores if score.after < len(tasks)]
         new = [task for task in strategy.stream.tasks if task.name not in self._learned]
-        if new and unlearned:  # what the others left was not asked about it yet
+        if new and unlearned:  # earlier states were never evaluated on it
             for count in range(len(tasks)):
                 self._put(strategy, count, directory)
                 learned.add_scores(count, strategy.evaluate(new))
@@ -310,7 +312,7 @@ class StreamPrefix:
         return len(tasks)
 
     def _put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:
-        """Put a new strategy where the unit's stood after some of the tasks, and what it keeps into a folder."""
+        """Bring a new strategy to the unit's state after ``count`` tasks; a ledger is also saved in ``directory``."""
         if self.ledger:
             self.ledger.of_tasks(self.tasks[:count]).save(directory / LEDGER)
             strategy.load(directory)
@@ -319,7 +321,7 @@ class StreamPrefix:
 
     @cached_property
     def scores(self) -> list[Score]:
-        """The scores of the tasks of the other stream, before and after those that are carried over."""
+        """The scores of tasks of the new stream, before training and after each task that is carried over."""
         rows = [0, *(row for row, task in enumerate(self._learned, 1) if task in self.tasks)]
         return [
             replace(score, after=rows.index(score.after))
@@ -328,7 +330,7 @@ class StreamPrefix:
         ]
 
     def hand_over(self, directory: Path) -> None:
-        """Hand a new unit's folder the logged steps of the tasks that are carried over."""
+        """Write the logged steps of the tasks that are carried over to a new unit's folder."""
         if not (directory / HISTORY).stat().st_size:
             lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
             own = (line for line in lines if parse_json(line)["task"] in self.tasks)
@@ -336,27 +338,27 @@ class StreamPrefix:
 
     @cached_property
     def predictions(self) -> dict[str, Tensor]:
-        """The last answers on the tasks that are carried over, as the file has them."""
+        """The last answers on the tasks that are carried over, by their names in the file."""
         _, answers = TensorFile(RunError, _REMEDY).read(self.unit.directory / PREDICTIONS)
         return {name: tensor for name, tensor in answers.items() if name.rpartition("/")[0] in self.tasks}
 
     def kept_bytes(self, now: int) -> list[int]:
-        """Return what was kept after each of the tasks that are carried over.
+        """Return the bytes kept after each of the tasks that are carried over.
 
         Args:
-            now: what is kept after all of them, which may count the readouts of further tasks, or what stands beside a ledger.
+            now: the bytes kept after all of them, which may include readouts of further tasks, or data beside a ledger.
         """
         kept: list[int] = list(accumulate(self.ledger.sizes)) if self.ledger else self._record["details"]["kept_bytes"]
         return [each + now - kept[-1] for each in kept]
 
     @property
     def seconds(self) -> list[float]:
-        """The seconds that each of the tasks that are carried over took."""
+        """The seconds of each task that is carried over."""
         seconds = self._record["details"]["seconds_per_task"]
         return [each for task, each in zip(self._learned, seconds, strict=True) if task in self.tasks]
 
     @property
     def updates(self) -> dict[str, int | None]:
-        """The number of updates that each of the tasks that are carried over took."""
+        """The number of updates of each task that is carried over."""
         updates = self._record["details"]["by_task"].get("updates", {})
         return {task: updates.get(task) for task in self.tasks}

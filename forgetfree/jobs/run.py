@@ -62,13 +62,13 @@ def run(
     Args:
         config: the configuration, `prepared`.
         execution: jobs, resumption and progress.
-        revision: the finished run that it extends, from which its units take what is equal.
-        loader: loads the stream; a caller that gives it can use what was loaded even if the run cannot start.
+        revision: the finished run that it is based on, from which its units take over the equal part.
+        loader: loads the stream; a caller that gives it can use the loaded data even if the run cannot start.
 
     Raises:
         UsageError: the directory is not empty, was started with another configuration, or there is nothing to resume.
-        RunError: another process is working in the directory, it or the finished run has other data or another model, or a
-            worker was killed.
+        RunError: another process is working in the directory, data or model differ from the directory's or the finished
+            run's, or a worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
     execution.check_objects(config.unnamed)
@@ -81,7 +81,7 @@ def run(
         check_begun(out)
     with terminable(), exclusive(out), threads_as_before():
         begun = _begun(config, execution, work.loader.store)
-        content = _config_json(work.loader, execution, begun, revision)  # every fault of data and model is told here
+        content = _config_json(work.loader, execution, begun, revision)  # reports every fault of data and model
         missing = begin(out, content, begun, config.units)
         work.config_json = sha256(out / CONFIG)
         if revision and missing:
@@ -97,7 +97,7 @@ def run(
                     progress.hear(Ended(str(unit)))
                     report.write()
             else:
-                with closing(workers.run(partial(learn, work), missing)) as ended:  # an error here stops them, too
+                with closing(workers.run(partial(learn, work), missing)) as ended:  # an error stops the workers
                     for _ in ended:
                         report.write()
             return report.write(ended=True)
@@ -122,7 +122,7 @@ def _begun(config: RunConfig, execution: Execution, store: Path) -> Json:
     out, begun = Path(config.out), _config_before(config, execution)
     if begun or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
-            if folder != store:  # which others may use now
+            if folder != store:  # other runs may use it now
                 remove_unfinished(folder)
     if not begun:
         refuse_used(out)
@@ -152,7 +152,7 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revisi
     set_threads(config.common.threads)
     each = 1 if _is_auto(config, execution) else threads_of_each(min(_at_a_time(config, execution), len(units)))
     description, threads = describe(loader), base.get("machine", {}).get("threads")
-    # On them depends the order in which numbers are added, so all units of a directory, and of its base, have as many.
+    # The number of threads decides the order of additions, so all units of a directory and of its base use the same.
     set_threads(config.common.threads or (threads if isinstance(threads, int) else each))
     section, here = as_json(config.section()), environment(loader.device)
     content = {"schema": SCHEMA, "run": section, **here, **description, "units": units}
@@ -164,7 +164,7 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json, revisi
     if not begun:
         return whole
     merged = merged_config(Path(config.out), begun, whole)
-    # Where nothing else is new, it stays as it is.
+    # If nothing else is new, config.json stays as it is.
     circumstances_then = {key: begun[key] for key in (*here, "command") if key in begun}
     return begun if merged | circumstances_then == begun else merged
 
@@ -183,7 +183,7 @@ def _at_a_time(config: RunConfig, execution: Execution) -> int:
 
 
 def _workers(work: UnitWork, execution: Execution, units: int, progress: Progress) -> WorkerProcesses | RayTasks | None:
-    """Return the worker processes or the cluster for so many units; ``None``: the units run in this process."""
+    """Return the worker processes or the cluster for ``units`` units; ``None``: the units run in this process."""
     import torch
 
     config, loader = work.loader.config, work.loader
@@ -202,7 +202,7 @@ def _workers(work: UnitWork, execution: Execution, units: int, progress: Progres
         jobs = units_at_a_time(units, len(loader.stream(config.seed[0]).model.space()))
         if jobs == 1:
             return None
-    loader.unload()  # workers load for themselves
+    loader.unload()  # workers load their own
     return WorkerProcesses(jobs, torch.get_num_threads(), progress, spread(config.device))
 
 
@@ -217,12 +217,12 @@ class Report:
 
     @cached_property
     def _reader(self) -> RunReader:
-        from forgetfree.results.runs import RunReader  # with pandas, which the first step need not wait for
+        from forgetfree.results.runs import RunReader  # imports pandas: not before the first step
 
         return RunReader(self.out, running=True)
 
     def write(self, *, ended: bool = False) -> Results:
-        """Write it, and return what it is made of."""
+        """Write the report, and return the results in it."""
         from forgetfree.results.report.run_report import write_report
         from forgetfree.results.runs import read_run
         from forgetfree.results.table import Results
@@ -234,7 +234,7 @@ class Report:
 
 @contextmanager
 def _cut_short(report: Report) -> Iterator[None]:
-    """On an error inside, write the report of what is finished, and explain the error if its message does not."""
+    """On an error inside, write the report of the finished units, and explain the error if its message does not."""
     try:
         yield
     except BaseException as error:

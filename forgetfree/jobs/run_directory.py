@@ -37,7 +37,7 @@ Json = dict[str, Any]
 LOCK = ".lock"
 
 
-# -- Who works in it ------------------------------------------------------------------------------------
+# -- The lock of the directory --------------------------------------------------------------------------
 
 
 def check_begun(out: Path) -> None:
@@ -50,7 +50,7 @@ def check_begun(out: Path) -> None:
 
 def refuse_used(out: Path, remedy: str = "Give another directory, or resume that run with --resume.") -> None:
     """Raise ``UsageError`` if the directory exists and is not `is_unused`; the message ends with ``remedy``."""
-    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
+    if os.path.isdir(out) and not is_unused(out):  # a Path raises an error if a name is too long
         held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
         names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
         raise UsageError(f"--out {brief(str(out), 200)} is not empty: it contains {names}. {remedy}")
@@ -65,7 +65,7 @@ def is_unused(out: Path) -> bool:
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Create the directory if needed and lock it inside the block; afterwards remove what was created and is empty."""
+    """Create the directory if needed and lock it inside the block; afterwards remove the created directories that are empty."""
     made = [each for each in (out, *out.parents) if not os.path.lexists(each)]
     make_directory(out)
     try:
@@ -150,7 +150,7 @@ class Unit:
 
     def accept(self, config: str) -> None:
         """Add the SHA-256 of a new config.json to the record of the unit, if the unit has ended."""
-        with suppress(RunError):  # it has not
+        with suppress(RunError):  # it has not ended
             record = read_unit_json(self.directory)
             write_json(self.directory / RECORD, record | {"config": [*record["config"], config]})
 
@@ -188,7 +188,7 @@ def begin(out: Path, config: Json, begun: Json, asked: Mapping[str, Json]) -> li
     return missing
 
 
-# -- How units stand -------------------------------------------------------------------------------------
+# -- The status of units ---------------------------------------------------------------------------------
 
 
 def holdings(out: Path) -> str:

@@ -1,4 +1,4 @@
-"""The stream of a run: its tasks, read once in a process, and the model that reads them; what config.json says of both."""
+"""The stream of a run: its tasks, read once per process, and its model; the description of both for config.json."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from forgetfree.training.monitor import Monitor
 
 Json = dict[str, Any]
-#: Settings that say nothing of the outcome, or that results.json says elsewhere.
+#: Settings that do not affect the results, or that results.json has elsewhere.
 _OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario", "steps")
 
 
 class StreamLoader:
-    """Loads the tasks of a run, the stream of a seed, and its strategies, which learn it one after the other on one model.
+    """Loads the tasks of a run, the stream of a seed, and its strategies, which learn one after the other on one model.
 
     Args:
-        config: what was asked for.
+        config: the requested configuration.
 
     Attributes:
         fine_tuned: the model of ``--fine-tuned``, once the stream is loaded.
@@ -48,12 +48,12 @@ class StreamLoader:
         self.config = config
         self.fine_tuned: FineTunedModel | None = None
         self._stream: Stream | None = None
-        self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
+        self._fresh: LoadedModel | None = None  # the model that checked the rows, for the first stream
         # The answers before training, by the batch size they are computed in.
         self._first_rows: dict[int, dict[str, Answers]] = {}
 
     def unload(self) -> None:
-        """Let go of all that was loaded, for processes that load for themselves."""
+        """Release all loaded objects, because worker processes load their own."""
         self._stream, self._fresh = None, None
         self._first_rows.clear()
         for name in ("read", "tasks"):
@@ -71,7 +71,7 @@ class StreamLoader:
 
     @cached_property
     def read(self) -> tuple[list[TaskRows], DataFaults]:
-        """The tasks that can be read, with all their rows, and what is wrong with the others: data are looked at once."""
+        """The tasks that can be read, with all their rows, and the faults of the others; the data are read only once."""
         from forgetfree.data.sources import read_tasks
 
         config = self.config
@@ -88,7 +88,7 @@ class StreamLoader:
         return tasks
 
     def load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
-        """Load the model for tasks; where one is fine-tuned already, with its readout."""
+        """Load the model for tasks, or the model of ``--fine-tuned`` with its readout."""
         config, common = self.config, self.config.common
         arguments: dict[str, Any] = {"graftable": common.graftable, "max_length": common.max_length}
         if config.fine_tuned is not None:
@@ -103,7 +103,7 @@ class StreamLoader:
         return load_model(config.network, readout_for(config.readout, tasks), tasks=tasks, **arguments)
 
     def stream(self, seed: int) -> Stream:
-        """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
+        """Return the stream of a seed, on its own model; the last stream is kept."""
         from forgetfree.continual.stream import make_stream
 
         if self._stream is None or self._stream.seed != seed:
@@ -121,7 +121,7 @@ class StreamLoader:
         return self._stream
 
     def held_out_texts(self, seed: int) -> HeldOutTexts | None:
-        """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
+        """Return the held-out texts, encoded for the stream of a seed; ``None`` if none are given."""
         config = self.config
         if config.held_out is None:
             return None
@@ -143,13 +143,13 @@ class StreamLoader:
             monitor=monitor,
             store=StateStore(self.store),
         )
-        if self.fine_tuned is not None:  # it stands where the one would that is trained
+        if self.fine_tuned is not None:  # stored in place of a model that would be trained here
             key = strategy.bench(stream.tasks[0]).key(strategy.options)
             self.fine_tuned.put_into(strategy.store, key, stream.pre_trained)
         return strategy
 
     def answers_unlearned(self, model: ReadoutModel) -> bool:
-        """Return whether tasks are answered before they are learned: where no readout of theirs has to be learned first."""
+        """Return whether tasks are answered before they are learned; default: if no readout has to be learned first."""
         upper = self.config.common.upper_triangle
         return not model.learned_readouts() if upper is None else upper
 
@@ -162,11 +162,11 @@ class StreamLoader:
         return dict(self._first_rows[rows])
 
 
-# -- What config.json says -------------------------------------------------------------------------------
+# -- The description for config.json ---------------------------------------------------------------------
 
 
 def describe(loader: StreamLoader) -> Json:
-    """Load and check what the units need, before anything is trained, and describe it; what is to be known is told on stderr.
+    """Load, check and describe the inputs of the units, before anything is trained; print notes about them on stderr.
 
     When the run is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
     """
@@ -237,7 +237,7 @@ def describe(loader: StreamLoader) -> Json:
 
 
 def _precision_note(loader: StreamLoader) -> str:
-    """Return that another precision may be faster, where training computes in float32 on a GPU; else an empty text."""
+    """Return a note that another precision may be faster, if training computes in float32 on a GPU; else an empty text."""
     plain = [name for name, options in loader.config.options.items() if options.precision == "fp32"]
     weights = loader.stream(loader.config.seed[0]).loaded.model.space().dtype
     if not plain or not loader.device.startswith("cuda") or weights.itemsize < 4:
@@ -248,7 +248,7 @@ def _precision_note(loader: StreamLoader) -> str:
 
 
 def _tell_of_rows(tasks: Sequence[TaskRows], common: RunOptions) -> None:
-    """Print what is to be known of the rows of each task, such as that some which are scored are trained on."""
+    """Print notes about the rows and labels of the tasks, such as that test rows are also training rows."""
     for rows in tasks:
         for note in filter(None, (*rows.notes, rows.shared_note(common.evaluate_on))):
             tell_note(note)

@@ -1,7 +1,7 @@
-"""Losses, rates and scores of a unit where people watch training: in the libraries that `accelerate.tracking` knows.
+"""Logs losses, rates and scores of a unit to the tracking libraries that `accelerate.tracking` supports.
 
-``loss/PHASE``, ``rate/PHASE``, ``accuracy/TASK`` and all other scores stand over the steps of the unit. A unit that is resumed
-begins another run there, with what is new. A tracker that fails costs a unit nothing, and is told once.
+``loss/PHASE``, ``rate/PHASE``, ``accuracy/TASK`` and all other scores are logged by step of the unit. A resumed unit begins
+a new run in the tracker, with the new values. A tracker that fails does not stop the unit, and is reported once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forgetfree.jobs.run_directory import Unit
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ``UsageError`` unless each of them can be used: before anything is loaded or written."""
+    """Raise ``UsageError`` unless each tracker can be used, before anything is loaded or written."""
     if not names:
         return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
@@ -42,7 +42,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def track(names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any], history: History) -> Iterator[None]:
-    """Log to trackers, inside, what was asked for, what is new in the history of a unit, and its scores."""
+    """Inside the block, log the configuration, the new history of a unit, and its scores to trackers."""
     trackers = dict[str, Any]()
 
     def each(action: Callable[[Any], object]) -> None:
@@ -53,7 +53,7 @@ def track(names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any]
                 trackers[name] = tracker
 
     for name in names:
-        with _told(name), redirect_stdout(StringIO()):  # where results stand
+        with _told(name), redirect_stdout(StringIO()):  # stdout is for results
             trackers[name] = _start(name, unit, out, config)
     history.log = lambda values, step: each(lambda tracker: tracker.log(values, step=step))
     try:
@@ -63,11 +63,11 @@ def track(names: Sequence[str], unit: Unit, out: Path, config: Mapping[str, Any]
 
 
 def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
-    """Return a tracker in a new run, to which what was asked for is logged."""
+    """Return a tracker with a new run, to which the configuration is logged."""
     from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    PartialState(cpu=True)  # without which trackers cannot log what they do
+    PartialState(cpu=True)  # trackers need it for their own messages
     tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
     if tracker_class.requires_logging_directory:
         tracker = tracker_class(str(unit.directory.relative_to(out)), out / "logs")
@@ -79,7 +79,7 @@ def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
             "trackio": title,
         }
         tracker = tracker_class(os.environ.get("WANDB_PROJECT", "forgetfree"), **options.get(name, {}))
-    with locked(out / ".trackers.lock"):  # of several workers, one makes what they share
+    with locked(out / ".trackers.lock"):  # one of several workers creates the shared files
         tracker.start()
     given = {key: value for key, value in config.items() if key != "set"} | config["set"]
     simple = {key: value for key, value in given.items() if isinstance(value, str | int | float)}
@@ -90,7 +90,7 @@ def _start(name: str, unit: Unit, out: Path, config: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Tell of an error of a tracker; the unit goes on."""
+    """Report an error of a tracker; the unit goes on."""
     try:
         yield
     except Exception as error:

@@ -53,11 +53,11 @@ class WorkerProcesses:
         others = set(multiprocessing.active_children())
         context = _context()
         events: SimpleQueue[Event | None] = context.SimpleQueue()
-        # A daemon, for a killed worker may leave it waiting.
+        # A daemon, because a killed worker may leave it waiting.
         listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         listener.start()
         numbers: SimpleQueue[int | None] = context.SimpleQueue()
-        for i in range(jobs):  # as many on each device as can be
+        for i in range(jobs):  # spread evenly over the devices
             numbers.put(self._devices[i % len(self._devices)] if self._devices else None)
         with ProcessPoolExecutor(
             jobs, context, _begin, (work, self._threads, events, numbers, dict(os.environ))
@@ -72,7 +72,7 @@ class WorkerProcesses:
                 listener.join()
             except BaseException:
                 workers.shutdown(wait=False, cancel_futures=True)
-                for process in set(multiprocessing.active_children()) - others:  # what they have written stays
+                for process in set(multiprocessing.active_children()) - others:  # their files stay
                     process.kill()
                     process.join()
                 raise
@@ -94,7 +94,7 @@ def _context() -> BaseContext:
     streams = ["forgetfree.continual.stream"] if "forgetfree.continual.strategy" in sys.modules else []
     context.set_forkserver_preload(["transformers.modeling_utils", *streams])
     before = dict(os.environ)
-    # It looks for modules before it knows our sys.path. In the working directory may lie anything.
+    # The server imports modules before it has our sys.path, and the working directory may contain any module.
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ.setdefault("TORCH_LOGS", "-torch.utils._pytree")  # as `quiet_libraries` does, which is called later
     try:
@@ -108,7 +108,7 @@ def _context() -> BaseContext:
 def units_at_a_time(units: int, entries: int) -> int:
     """Return how many of the units the cores and the memory of this machine can run at a time.
 
-    A unit holds θ_pre, θ and what AdamW keeps, at most 20 bytes an entry of the parameter space, beside libraries.
+    A unit holds θ_pre, θ and AdamW's state, at most 20 bytes per entry of the parameter space, besides libraries.
     """
     return max(1, min(units, cores(), machine_memory() // (_LIBRARIES + 20 * entries)))
 
@@ -128,9 +128,9 @@ def _begin(
     """Make this process a worker."""
     global _work, _events
     open_closed_streams()
-    os.environ.clear()  # that of the process it was forked from may be older
+    os.environ.clear()  # the environment of the fork server may be older
     os.environ.update(environment)
-    for each in (signal.SIGINT, signal.SIGTERM):  # it is the parent's to stop
+    for each in (signal.SIGINT, signal.SIGTERM):  # only the parent stops a worker
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
@@ -143,7 +143,7 @@ def _begin(
 def end_with_parent() -> None:
     """End this process when its parent ends, even if the parent is killed."""
     parent = multiprocessing.parent_process()
-    assert parent is not None  # of a worker
+    assert parent is not None  # a worker has one
     parent.join()
     os._exit(1)
 

@@ -1,1 +1,1 @@
-"""Kinds of tasks: one file a kind. Each says how its rows are read, drawn, encoded, answered and scored."""
+"""Kinds of tasks, one file for each: how their rows are read, sampled, encoded, answered and scored."""

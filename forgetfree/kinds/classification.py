@@ -1,4 +1,4 @@
-"""Classification: one label a row, for a text or a pair of texts."""
+"""Classification: one label per row, for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Answer:
         task: the task.
         label: the likeliest label.
         probability: its probability.
-        probabilities: those of all labels of the task, by name, in the task's order.
-        cut_tokens: how many tokens of the text are beyond the longest that the model reads, and were not read.
+        probabilities: the probabilities of all labels of the task, by name, in the task's order.
+        cut_tokens: the number of tokens that were cut off, as the text is longer than ``max_length``.
     """
 
     task: str
@@ -61,7 +61,7 @@ class Answer:
 
 
 class Classification(Kind):
-    """One label a row, for a text or a pair of texts."""
+    """One label per row, for a text or a pair of texts."""
 
     forms: ClassVar[Mapping[str, Form]] = {
         "single": ("a text, and one of two labels or more", ("text", "label")),
@@ -72,14 +72,14 @@ class Classification(Kind):
     # -- Rows ------------------------------------------------------------------------------------------------
 
     def recognises(self, task: TaskTables) -> bool:
-        """Return whether there are columns of texts and of labels."""
+        """Return whether there are columns of texts and a column of labels."""
         try:
             return bool(_chosen(task))
         except DataError:
             return False
 
     def read(self, task: TaskTables) -> TaskRows:
-        """Return a task with its rows: columns and labels are named, or found out."""
+        """Return a task with its rows; columns and labels that are not named are inferred."""
         faults, train = DataFaults(), task.train
         # without columns and with bad rows, none of the rows could be read
         chosen = faults.attempt(_chosen, task) if train.columns or not train.bad else None
@@ -101,14 +101,14 @@ class Classification(Kind):
         source = {**task.source, "label_names": task.source.get("label_names") or numbered or None}
         names = [str(label) for label in source["label_names"] or (task.registered.labels if task.registered else ())]
         registered = task.registered is not None and not source["label_names"]
-        as_written = bool(source.get("kind"))  # whoever names the kind means each text as one label
+        as_written = bool(source.get("kind"))  # a named kind means that each text is one label
         read = {split: _LabelledTable(table, columns, registered, as_written) for split, table in tables.items()}
         cells, numbers = read["train"].good_cells(names)
         labels = None
         if not names:
             faults.attempt(check_alike, train.where, cells, numbers)
         different = {*cells} if names else {folded(str(cell)) for cell in {*cells}}
-        alone = len({*cells}) < 2 and (task.skip_bad_rows or not train.bad)  # else what is wrong hides the other labels
+        alone = len({*cells}) < 2 and (task.skip_bad_rows or not train.bad)  # otherwise bad rows may hide other labels
         if len(different) > 1 or alone:
             labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
         rows = dict[str, Rows]()
@@ -146,11 +146,11 @@ class Classification(Kind):
         return replace(read_rows(task, definition, rows, notes, faults=faults), mapped=tuple(mapped))
 
     def form(self, columns: ColumnNames) -> str:
-        """Return what the definition of a task with these columns has as its ``kind``."""
+        """Return the ``kind`` in the definition of a task with these columns."""
         return "pair" if len(columns.texts) == 2 else "single"
 
     def faults(self, task: TaskDefinition) -> list[str]:
-        """Return a phrase for each fault of labels, metric and hub, and of the prompts that there are."""
+        """Return a phrase for each fault of labels, metric and hub, and of the prompts, if any."""
         faults = super().faults(task)
         if task.metric == "f1" and self.metric("f1") is registry.metric("f1") and len(task.labels) != 2:
             faults.append(
@@ -201,7 +201,7 @@ class Classification(Kind):
     # -- Models ----------------------------------------------------------------------------------------------
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
-        """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
+        """Raise ``UsageError`` if the readout needs label words or a prompt that the task lacks."""
         if readout in ("prompt", "causal", "generate") and (faults := prompt_faults(task, readout)):
             raise UsageError(
                 f"Task {task.name!r} cannot be read by the readout {readout!r}: {'; '.join(faults)}. Give them in its "
@@ -209,12 +209,12 @@ class Classification(Kind):
             )
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
-        """Return what makes token ids of texts: as they are, or in a prompt."""
+        """Return the encoder of texts, without a prompt or in one."""
         from forgetfree.data.encoding import Encoder
 
         causal = loaded.readout in ("causal", "generate")
         template = task.causal_template if causal else task.template if loaded.readout == "prompt" else None
-        # A causal model is read where the label word would follow, so nothing may close the row.
+        # A causal model is read where the label word would follow, so no closing tokens may follow the prompt.
         return Encoder(loaded.tokenizer, template, loaded.max_length, closed=not causal)
 
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
@@ -224,21 +224,21 @@ class Classification(Kind):
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
     ) -> LabelAnswers:
-        """Return answers from what `LabelAnswers.tensors` gave."""
+        """Return answers from the arrays that `LabelAnswers.tensors` returned."""
         return LabelAnswers.of_tensors(arrays, rows, kind=task.kind)
 
     # -- In use ----------------------------------------------------------------------------------------------
 
     def replies(self, task: TaskDefinition, texts: Sequence[Text], output: Tensor, cut: Iterable[int]) -> list[Answer]:
         """Return the likeliest label of each text, with all probabilities."""
-        best = output.argmax(1).tolist()  # probabilities of logits that nearly agree may be equal
+        best = output.argmax(1).tolist()  # by logits: where two nearly agree, their probabilities may be equal
         return [
             Answer(task.name, task.labels[label], shares[label], dict(zip(task.labels, shares, strict=True)), lost)
             for label, shares, lost in zip(best, output.softmax(1).tolist(), cut, strict=True)
         ]
 
     def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
-        """Return a sequence classifier, or the model that the labels are read from."""
+        """Return a sequence classifier, or the model from which the labels are read."""
         from forgetfree.kinds.networks import label_network
 
         return label_network(parts)
@@ -256,11 +256,11 @@ def _word_faults(task: TaskDefinition) -> list[str]:
 
 
 def prompt_faults(task: TaskDefinition, readout: str, *, words: bool = True) -> list[str]:
-    """Return a phrase for each thing that a readout by label words lacks.
+    """Return a phrase for each fault of a prompt, and of the label words, for a readout by label words.
 
     Args:
         task: the task.
-        readout: ``prompt``, or another by the causal template.
+        readout: ``prompt``; any other reads by the causal template.
         words: whether to check the label words, too.
     """
     faults = _word_faults(task) if words else []
@@ -279,7 +279,7 @@ def _chosen(task: TaskTables) -> tuple[ColumnNames, str]:
 
 
 def _check_order(task: TaskTables, column: str, numbered: Sequence[str]) -> None:
-    """Raise ``DataError`` if the tables number their labels in different orders."""
+    """Raise ``DataError`` if the tables of the splits number the labels in different orders."""
     for table in task.tables.values():
         if (theirs := table.label_names.get(column, numbered)) != numbered:
             raise DataError(
@@ -289,7 +289,7 @@ def _check_order(task: TaskTables, column: str, numbered: Sequence[str]) -> None
 
 
 def definition_of(name: str, kind: str, labels: tuple[str, ...], texts: int, metric: str) -> TaskDefinition:
-    """Return the definition of a task that is not registered, over one text or two."""
+    """Return the definition of an unregistered task with one text or two per row."""
     form = "pair" if texts == 2 else "single"
     return TaskDefinition(
         name,
@@ -303,7 +303,7 @@ def definition_of(name: str, kind: str, labels: tuple[str, ...], texts: int, met
 
 
 def with_source(task: TaskDefinition, source: Mapping[str, Any], folder: Path) -> TaskDefinition:
-    """Return ``task`` as ``source.json`` describes it: labels in the data's own order, and other given values."""
+    """Return ``task`` with the values that ``source.json`` gives, and its labels in the data's own order."""
     path = folder / "source.json"
     if source.get("label_names"):
         task = _renamed(task, tuple(map(str, source["label_names"])), path)
@@ -334,7 +334,7 @@ def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskD
             f"{', '.join(task.labels)}. Rename the folder to make it a task of its own."
         )
     known = {bare_name(label): word for label, word in zip(task.labels, task.label_words, strict=True)}
-    if sorted(known) != sorted(map(bare_name, labels)):  # names of the data's own: by position
+    if sorted(known) != sorted(map(bare_name, labels)):  # the data have other names: label words go by position
         return replace(task, labels=labels)
     return replace(task, labels=labels, label_words=tuple(known[bare_name(label)] for label in labels))
 
@@ -356,7 +356,7 @@ def check_filled(table: Table, columns: ColumnNames) -> None:
 
 
 class _LabelledTable:
-    """A table with a label in each row; rows without one, or without a text, are added to the table's bad rows."""
+    """A table with one label per row; rows without a label or a text are added to the table's bad rows."""
 
     def __init__(self, table: Table, columns: ColumnNames, registered: bool, as_written: bool) -> None:
         assert columns.label is not None
@@ -366,20 +366,20 @@ class _LabelledTable:
         self._cells: list[int | str | ValueError] | None = None
 
     def _read(self, names: Sequence[str]) -> list[int | str | ValueError]:
-        """Return what is written in the label column, as it was read first."""
+        """Return the cells of the label column, which are read once, with the names of the first call."""
         if self._cells is None:
             self._cells = label_cells(self.table.columns[self._label], self.table.typed, names, self._as_written)
         return self._cells
 
     def good_cells(self, names: Sequence[str]) -> tuple[list[int | str], list[int]]:
-        """Return what is written in the label column of training rows that are not bad, and the numbers of these.
+        """Return the label cells of the good training rows, and the numbers of these rows.
 
         Args:
-            names: of the labels, if they are known; else the rows must have all numbers from 0, or all names.
+            names: the names of the labels, if known; otherwise all cells must be numbers from 0, or all must be names.
         """
         read = self._read(names)
         kinds = Counter(type(cell) for cell in read if not isinstance(cell, ValueError))
-        usual = max(kinds, key=kinds.__getitem__, default=int)  # of as many, the first
+        usual = max(kinds, key=kinds.__getitem__, default=int)  # the first of equally frequent ones
         expected = "an integer from 0" if usual is int else "a name, as in the other rows"
         cells, numbers = list[int | str](), list[int]()
         for i, (cell, number) in enumerate(zip(read, self.table.numbers, strict=True)):
@@ -399,7 +399,7 @@ class _LabelledTable:
         """Return the good rows of a task.
 
         Args:
-            labels: what labels there are.
+            labels: the labels of the task.
             task: its name, for messages.
 
         Raises:
@@ -428,13 +428,13 @@ class _LabelledTable:
         return Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
 
     def notes(self, labels: Labels, split: str) -> list[str]:
-        """Return what to say of the labels that are written otherwise than their names."""
+        """Return notes on the labels that are spelt differently from their names."""
         read = zip(self._read(labels.names), self.table.numbers, strict=True)
         good = [cell for cell, number in read if number not in self.table.bad.numbers]
         return notes_of_labels((cell for cell in good if not isinstance(cell, ValueError)), labels, split)
 
     def _no_label(self, i: int, expected: str, why: str) -> BadRow:
-        """Return the fault of a row without a label that could be one."""
+        """Return the fault of a row whose cell cannot be a label."""
         value = self.table.columns[self._label][i]
         is_nan = isinstance(value, float) and math.isnan(value)
         is_empty = value is None or is_nan or (isinstance(value, str) and is_blank(value))

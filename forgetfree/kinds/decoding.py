@@ -1,15 +1,15 @@
-"""Texts that a language model writes, and which of the allowed ones it finds likely: the same for any batch, order and padding.
+"""Greedy decoding, and log-probabilities of allowed answers: the same result for any batch, order and padding.
 
-Kernels add up in an order that depends on the shapes, so logits of a row that is read in a batch of another shape differ in
-their last bits, and where the two largest nearly agree, the other may win. Two ways keep a text from that:
+Kernels add up in an order that depends on the shapes, so a row's logits differ in their last bits between batches of
+different shapes. Where the two largest logits nearly agree, another token may win. Two methods prevent that:
 
-- **Fixed shapes**, in half precision and on a GPU. Prompts are padded to one of a few lengths, and each length has its number
-  of rows, which copies fill. Then neither the rows beside it nor its place among them changes a bit of a row's logits.
-- **Float32 on a CPU**, where several threads share a product, and bits depend on a row's place, too. A batch decides only where
-  the two are clearly apart. Else the row is read alone, without padding and without a cache, and that decides.
+- **Fixed shapes**, in half precision and on a GPU. Prompts are padded to one of a few lengths; each length has its number of
+  rows, filled up with copies. Then neither the other rows nor its place in the batch changes a bit of a row's logits.
+- **Float32 on a CPU**, where several threads share a product, and bits also depend on a row's place. A batch decides only where
+  the two largest logits are clearly apart. Otherwise the row is read alone, without padding or cache, and that decides.
 
-Where rows are not read independently of each other, each is read alone: by experts, which compute the rows that chose them
-together, and by the factors of LongRoPE.
+Some models do not compute rows independently: experts compute the rows that chose them together, and LongRoPE's factors depend
+on the longest row. There, each row is read alone.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from forgetfree.kinds.kind import Wrote
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
 
-#: From marked ids and task labels to logits: what answers in the model's place.
+#: A function from marked ids and task labels to logits, which answers in the model's place.
 Answer = Callable[[Tensor, Any], Tensor]
-#: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
-#: not the model; the model may be another each time.
+#: A function from prompts and a batch size to groups of prompts that are answered together: the numbers of the prompts, and the
+#: function that answers them, or ``None`` for the model, whose weights may change from group to group.
 Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
-#: How far float32 logits of one row may differ between batches, as a share of the largest: far more than is measured.
+#: The largest difference of a row's float32 logits between batches, as a share of the largest logit: far more than is measured.
 _DOUBTFUL = 1e-3
-#: Rows and tokens, at most, of fixed shapes: a CPU would take long for the copies beside a single prompt.
+#: The most rows and tokens of a fixed shape: on a CPU, copies of a single prompt take long.
 _ON_CPU, _ELSEWHERE = (8, 512), (32, 2**14)
 
 
@@ -47,10 +47,10 @@ class Passes:
     """Options of the passes that answer rows.
 
     Attributes:
-        batch_size: rows at once, at most; of texts in float32 on a CPU. Fixed shapes have their own.
-        precision: of forward passes.
-        answer: what answers in the model's place, if anything.
-        turns: which rows are answered together, where not all are answered alike.
+        batch_size: the most rows at once; for texts, only in float32 on a CPU: fixed shapes have their own number.
+        precision: the precision of forward passes.
+        answer: the function that answers in the model's place, if any.
+        turns: the function that groups rows, where not all are answered by the same function.
     """
 
     batch_size: int
@@ -59,7 +59,7 @@ class Passes:
     turns: Turns | None = None
 
     def together(self, prompts: Sequence[Sequence[int]]) -> Iterable[tuple[Sequence[int], Answer | None]]:
-        """Return the numbers of prompts that are answered together, each time with what answers them: see `Turns`."""
+        """Return groups of prompts that are answered together, each with the function that answers them: see `Turns`."""
         return self.turns(prompts, self.batch_size) if self.turns else [(range(len(prompts)), self.answer)]
 
 
@@ -69,11 +69,11 @@ def write(
     """Return the token ids that a model writes after each prompt, in the rows' order.
 
     Args:
-        task: whose rows; it says how long a text may be, and what ends it.
+        task: the task, with the maximum length of a text and the texts that end it.
         model: the model.
-        rows: the rows; what stands there after the prompts is not read.
-        passes: how they are read.
-        wrote: told after each batch, see `Wrote`.
+        rows: the rows; only their prompts are read.
+        passes: the options of the forward passes.
+        wrote: called after each batch, see `Wrote`.
     """
     prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
@@ -98,7 +98,7 @@ def write(
 
 
 def batches_of(model: TaskModel, lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Return the numbers of prompts that are given to `write_greedily` together; of fixed shapes, the size does not count."""
+    """Return the numbers of the prompts of each batch for `write_greedily`; with fixed shapes, ``size`` is not used."""
     if not _has_fixed_shapes(model):
         yield from by_length(lengths, size)
         return
@@ -110,7 +110,7 @@ def batches_of(model: TaskModel, lengths: Sequence[int], size: int) -> Iterator[
 
 
 def _has_fixed_shapes(model: TaskModel) -> bool:
-    """Return whether the shapes of passes follow from a row alone."""
+    """Return whether the shape of a pass depends on one row alone."""
     backbone: Any = model.backbone
     return model.device.type != "cpu" or model.precision != "fp32" or backbone.dtype != torch.float32
 
@@ -118,19 +118,19 @@ def _has_fixed_shapes(model: TaskModel) -> bool:
 def padded_length(length: int) -> int:
     """Return the length to which prompts of a length are padded: the next of 32, 64, 128, 256 and so on.
 
-    It is longer than theirs: where no row of a batch has padding, another kernel reads them.
+    It is longer than the prompts: a batch without any padding is computed by another kernel.
     """
     return max(32, 1 << length.bit_length())
 
 
 def rows_at_once(model: TaskModel, length: int) -> int:
-    """Return how many prompts a pass reads that are padded to a length."""
+    """Return the number of prompts in a pass where they are padded to a length."""
     rows, tokens = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
     return max(1, min(rows, tokens // length))
 
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
-    """Return whether token ids hold one of the texts that end a text."""
+    """Return whether token ids contain one of the ``stop`` texts."""
     if not stop:
         return False
     text = tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -138,17 +138,17 @@ def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
 
 
 def special_stops(tokenizer: Any, stop: Sequence[str]) -> set[int]:
-    """Return the ids of those texts that are special tokens, which are left out where ids become a text."""
+    """Return the ids of the ``stop`` texts that are special tokens: decoding leaves these out of a text."""
     special = {*tokenizer.all_special_tokens} if stop else set()
     return {int(tokenizer.convert_tokens_to_ids(end)) for end in stop if end in special}
 
 
 class _Text:
-    """A text that is being written, a token at a time.
+    """A text that is being written, one token at a time.
 
     Attributes:
         ids: its tokens so far.
-        ended: whether it is at its end.
+        ended: whether it is complete.
     """
 
     def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool]) -> None:
@@ -158,11 +158,11 @@ class _Text:
 
     @property
     def room(self) -> int:
-        """The number of tokens that may still come."""
+        """The number of tokens that may still be added."""
         return self._limit - len(self.ids)
 
     def add(self, token: int) -> None:
-        """Add a token, unless it is that which ends texts."""
+        """Add a token, unless it is the token that ends texts."""
         self.ended = token == self._end
         if not self.ended:
             self.ids.append(token)
@@ -183,13 +183,13 @@ def write_greedily(
     """Return the ids that a model writes after each prompt, without the token that ends a text.
 
     Args:
-        model: in evaluation mode.
+        model: the model, in evaluation mode.
         prompts: token ids.
         task: the label of the prompts' task.
         most: the most tokens of a text; fewer where the model has fewer positions.
-        ends: whether a text is at its end, by its ids.
+        ends: returns whether a text is complete, from its ids.
         end: the token that ends a text.
-        answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
+        answer: the function from marked ids and task labels to logits that answers in the model's place, if any.
     """
     alone = partial(_alone, answer or model, model.device, task)
     rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends)) for prompt in prompts]
@@ -207,14 +207,14 @@ def write_greedily(
 def _alike(
     model: TaskModel, rows: Sequence[tuple[Sequence[int], _Text]], most: int
 ) -> Iterator[tuple[list[tuple[Sequence[int], _Text]], int]]:
-    """Return rows in the batches in which they are read, and the length to which prompts are padded; 0: the longest's."""
+    """Return the batches of rows, each with the length to which prompts are padded; 0 for the length of the longest."""
     if not _has_fixed_shapes(model):
         yield from [([*rows], 0)] if rows else []
         return
     positions, experts = positions_of(model.backbone), has_experts(model.backbone.config)
 
     def length_of(row: tuple[Sequence[int], _Text]) -> int:
-        """Return the length to which a prompt is padded; 0 where the model may not have positions for that and any text."""
+        """Return the length to which a prompt is padded; 0 if the model has too few positions for it, or experts."""
         prompt, text = row
         length = padded_length(len(prompt))
         fits = length + (0 if model.writes_apart else most) <= positions
@@ -226,7 +226,7 @@ def _alike(
 
 
 def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int], text: Sequence[int]) -> int:
-    """Return the token that follows, by one row alone."""
+    """Return the next token of one row, which is read alone."""
     ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
     labels = torch.full((len(text) + 1,), task, device="cpu")
     return int(read(torch.tensor([ids], device=device), labels)[-1].argmax())
@@ -239,7 +239,7 @@ def _write_on(
     alone: Callable[[Sequence[int], Sequence[int]], int],
     end: int,
 ) -> None:
-    """Write texts on side by side, until each is at its end, or the longest row at the model's last position."""
+    """Continue texts in one batch until each is complete, or the longest row is at the model's last position."""
     backbone: Any = model.backbone
     given = [(prompt, text.ids) for prompt, text in rows]
     if length:
@@ -247,7 +247,7 @@ def _write_on(
     share = 0.0 if _has_fixed_shapes(model) else _DOUBTFUL
 
     def decide(_: Tensor, logits: Tensor) -> Tensor:
-        """Return logits with one possible token for each row."""
+        """Return logits that allow one token for each row."""
         tokens = []
         for i, (token, doubtful) in enumerate(_likeliest(logits, share)):
             if i < len(rows) and not rows[i][1].ended:
@@ -280,7 +280,7 @@ def _write_on(
 
 
 def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
-    """Return the likeliest token of each row ``(B, V)``, and whether another is nearly as likely: within a share of it."""
+    """Return the likeliest token of each row ``(B, V)``, and whether another logit is within ``share`` of its own."""
     if not share:
         return [(token, False) for token in logits.argmax(-1).tolist()]
     largest, tokens = logits.float().topk(2, dim=-1)
@@ -288,10 +288,10 @@ def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
     return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
 
 
-# -- Which of the allowed answers ------------------------------------------------------------------------
+# -- Allowed answers -------------------------------------------------------------------------------------
 
 
-#: How many answers are read in one forward pass.
+#: The number of answers in one forward pass.
 _TOGETHER = 64
 
 
@@ -299,12 +299,12 @@ _TOGETHER = 64
 def log_probabilities(model: TaskModel, rows: EncodedTexts, passes: Passes) -> Tensor:
     """Return the log-probability of each allowed answer after each prompt, in nats ``(rows, answers)``, float32.
 
-    It is that of the whole text: the sum over its tokens and the one that ends it, not divided by their number.
+    It is that of the whole text: the sum over its tokens and the token that ends it, not divided by their number.
 
     Args:
         model: the model.
         rows: the rows, with the allowed answers.
-        passes: how they are read; the answers to one row are read together.
+        passes: the options of the forward passes; the answers to one row are read together.
     """
     found = torch.empty(len(rows), len(rows.allowed), device="cpu")
     prompts = rows.prompts
@@ -328,7 +328,7 @@ def _of_row(read: Answer, model: TaskModel, rows: EncodedTexts, prompt: Sequence
 def _of_answers(
     read: Answer, model: TaskModel, rows: EncodedTexts, prompt: Sequence[int], answers: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return the same of some of them, in one forward pass."""
+    """Return the log-probabilities of some answers after one prompt, from one forward pass."""
     marked = [[*prompt[:-1], *(~token for token in (prompt[-1], *ids))] for ids in answers]
     longest = max(map(len, marked))
     x = torch.tensor([[*ids, *[model.tokens.pad] * (longest - len(ids))] for ids in marked], device=model.device)

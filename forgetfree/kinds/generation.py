@@ -1,7 +1,7 @@
-"""Generation: a text that answers a prompt, written by the language model itself.
+"""Generation: the language model itself writes a text that answers a prompt.
 
-A row has ``prompt`` and ``target``, or columns of a common name; the target is a text, or a list of texts that are all right,
-of which the first is learned. Or it has ``messages``, a chat, whose last turn of the assistant is the target: see
+A row has ``prompt`` and ``target``, or columns with a common name; the target is a text, or a list of texts that are all right,
+and the first is learned. Or it has ``messages``, a chat, and the last turn of the assistant is the target: see
 `forgetfree.data.prompt_rows`. ``source.json`` may give ``instruction``, ``template``, ``metric``, ``max_new_tokens``, ``stop``
 and ``closed_answers``.
 """
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
 
-#: How many characters of a prompt are kept for reports.
+#: The number of characters of a prompt that reports keep.
 _SHOWN = 500
-#: What `forgetfree.results.text_metrics` computes by.
+#: The packages that `forgetfree.results.text_metrics` uses.
 _PACKAGES = ("rapidfuzz", "rouge_score", "sacrebleu")
-#: How many training rows they are scored on.
+#: The most training rows on which a constant answer is scored.
 _SCORED = 500
 
 
@@ -74,11 +74,11 @@ class WrittenText:
     Attributes:
         task: the task.
         text: the text.
-        cut_tokens: how many tokens of the prompt are beyond the longest row, and were not read.
-        prompt_tokens: how many tokens were read, with instruction and template.
-        tokens: how many were written, without that which ends a text.
-        ended: whether the text came to its end; else there was room for no further token.
-        probabilities: where the task has closed answers, that of each, given that it is one of them.
+        cut_tokens: the number of tokens of the prompt that were cut off, as the row is longer than ``max_length``.
+        prompt_tokens: the number of tokens that were read, with instruction and template.
+        tokens: the number of tokens that were written, without the token that ends a text.
+        ended: whether the text is complete; otherwise there was no room for a further token.
+        probabilities: for closed answers, the probability of each, given that the answer is one of them.
     """
 
     task: str
@@ -101,15 +101,15 @@ class Generation(Kind):
     label_of = "token of a text"
     answer = "text"
     readout = "generate"
-    max_length = 1024  # instructions and what is to be summarised are long
+    max_length = 1024  # instructions, and texts to summarise, are long
     floors = ("nearest_row",)
     settings = (*Kind.settings, "instruction", "template", "max_new_tokens", "stop", "closed_answers")
-    checked_rows = 8  # each takes as long as many labels, and holds as many tokens
+    checked_rows = 8  # one row takes as long as many labels, and has as many tokens
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
     def recognises(self, task: TaskTables) -> bool:
-        """Return whether the columns are those of prompts and answers, or of chats."""
+        """Return whether the columns hold prompts and answers, or chats."""
         return are_prompts(task)
 
     def read(self, task: TaskTables) -> TaskRows:
@@ -137,7 +137,7 @@ class Generation(Kind):
             )
         source = task.source
         closed = closed_answers(task)
-        # Of free texts hardly any equals a right one, however much was learned.
+        # Hardly any free text equals a right one, however much was learned.
         metric = "exact_match" if closed else self.metrics[0]
         known = task.registered or TaskDefinition(task.name, form, (), metric=metric)
         values = {key: source[key] for key in ("instruction", "template", "metric", "max_new_tokens") if key in source}
@@ -157,7 +157,7 @@ class Generation(Kind):
         return "row" + "s" * (count > 1)
 
     def faults(self, task: TaskDefinition) -> list[str]:
-        """Return a phrase for each fault of what stands before an answer, of its end, and of closed answers."""
+        """Return a phrase for each fault of template, instruction, length, stop texts and closed answers."""
         faults = []
         if task.labels:
             faults.append(f"labels must be none where answers are texts, got {brief(task.labels, 200)}")
@@ -184,7 +184,7 @@ class Generation(Kind):
     # -- Models ----------------------------------------------------------------------------------------------
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
-        """Raise ``UsageError`` if the readout writes no texts."""
+        """Raise ``UsageError`` if the readout does not generate texts."""
         if readout != "generate":
             raise UsageError(
                 f"Task {task.name!r} is answered by texts, and the readout {readout!r} gives labels. Use --readout generate, "
@@ -192,7 +192,7 @@ class Generation(Kind):
             )
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
-        """Raise ``UsageError`` where tasks with labels are to be told from such with texts by nobody."""
+        """Raise ``UsageError`` if the scenario withholds the task, and other tasks are not answered by texts."""
         other = next((task.name for task in tasks if kind_of(task).answer != self.answer), None)
         if scenario != "task" and other is not None:
             first = next(task.name for task in tasks if kind_of(task).answer == self.answer)
@@ -207,7 +207,7 @@ class Generation(Kind):
         return int(backbone.config.vocab_size)
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> PromptEncoder:
-        """Return what makes token ids of prompts, with the answers marked."""
+        """Return the encoder of prompts, with the answers marked."""
         from forgetfree.data.prompts import PromptEncoder
 
         return PromptEncoder(loaded.tokenizer, task, loaded.max_length, closed=loaded.writes_apart)
@@ -231,13 +231,13 @@ class Generation(Kind):
         )
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
+        """Return the loss of each token ``(n, 1)``: logits of the whole vocabulary would fill the memory."""
         from torch.nn import functional as F
 
         return F.cross_entropy(logits.float(), labels.to(logits.device), reduction="none").unsqueeze(1)
 
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> TextAnswers:
-        """Return the losses that `collected` gave; the texts are still to be written."""
+        """Return answers with the losses from `collected`, and no texts yet: `with_texts` adds them."""
         texts: EncodedTexts | None = rows  # type: ignore[assignment]
         counts = np.array([] if texts is None else texts.counts, np.int64)
         losses = logits.reshape(-1).numpy().astype(np.float32)
@@ -248,7 +248,7 @@ class Generation(Kind):
     def with_texts(
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **passes: Any
     ) -> TextAnswers:
-        """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
+        """Return answers with the text that a model writes after each prompt, or with the likeliest allowed answer."""
         from forgetfree.kinds.decoding import Passes, log_probabilities, write
 
         assert isinstance(answers, TextAnswers)
@@ -256,17 +256,13 @@ class Generation(Kind):
             return _chosen(answers, log_probabilities(model, rows, Passes(**passes)).numpy(), task, rows)
         return _filled(answers, write(task, model, rows, Passes(**passes), wrote), rows.tokenizer, task.stop)
 
-    def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
-        """Return the mean loss of a token, in nats."""
-        return float(logits.double().mean())
-
     def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
-        """Return minus the loss, twice: to write texts for every comparison would take too long."""
-        loss = self.loss(task, logits, rows)
+        """Return minus the mean loss per token, in nats, twice: generating texts for every comparison takes too long."""
+        loss = float(logits.double().mean())
         return -loss, -loss
 
     def unanswered(self, task: TaskDefinition, train: Examples, rows: Examples, width: int) -> TextAnswers:
-        """Return the text as the answer to all rows that is best for training rows, of which 500 at most are looked at."""
+        """Return the same text as the answer to all rows: the best constant on at most 500 training rows."""
         import torch
 
         some = train.subset(evenly(len(train), _SCORED))
@@ -278,7 +274,7 @@ class Generation(Kind):
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
     ) -> TextAnswers:
-        """Return answers from what `TextAnswers.tensors` gave."""
+        """Return answers from the arrays that `TextAnswers.tensors` returned."""
         answers = TextAnswers.of_tensors(arrays)
         check("texts", len(answers.right), rows in (None, len(answers.right)), f"{rows} rows")
         return answers
@@ -286,7 +282,7 @@ class Generation(Kind):
     # -- In use ----------------------------------------------------------------------------------------------
 
     def names(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return what a prompt, or a chat, is called beside its answer."""
+        """Return the name of a prompt, or a chat, as it is shown beside the answer."""
         return ("prompt",)
 
     def columns_of_texts(
@@ -300,9 +296,9 @@ class Generation(Kind):
     def texts_of(
         self, task: TaskDefinition, record: Mapping[str, object], columns: Sequence[str]
     ) -> tuple[str | None, ...]:
-        """Return the prompt of a file's row: of several columns, those that are not empty one after another.
+        """Return the prompt of a file's row: the texts of the columns that are not empty, one after another.
 
-        A chat has what the columns beside it say: the text of the system, tools, earlier turns.
+        A chat also gets the contents of the columns beside it: the text of the system, tools, earlier turns.
         """
         cells = {name: "" if record.get(name) is None and len(columns) > 1 else record.get(name) for name in columns}
         texts = super().texts_of(task, cells, columns)
@@ -329,18 +325,18 @@ class Generation(Kind):
         return super().text_of_cell(task, value)
 
     def cell_type(self, task: TaskDefinition) -> str:
-        """Return what a cell of texts may be in a file, for messages."""
+        """Return the types that a text cell of a file may have, for messages."""
         return "a text or a chat" if _reads_chats(task) else "a text"
 
     def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
-        """Return prompts as rows; raise ``UsageError`` where one is none, or a chat without a turn to answer."""
+        """Return prompts as rows; raise ``UsageError`` if one is no prompt, or a chat without a turn to answer."""
         check_texts(texts, chats=True)
         prompts = [_prompt(task, text, number) for number, text in enumerate(texts, 1)]
         rows = text_rows(prompts, 1, f"Task {task.name!r}")
         return replace(rows, labels=((),) * len(rows))
 
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> str:
-        """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
+        """Return a chat as JSON; for a task on single prompts, the text of its only turn."""
         turns = chat.turns
         if turns[-1]["role"] == "assistant":
             raise UsageError("The last message is the assistant's, and nothing is left to answer. End with the user's.")
@@ -368,7 +364,7 @@ class Generation(Kind):
         options: GenerationOptions = AS_LEARNED,
         **passes: Any,
     ) -> list[WrittenText]:
-        """Return what a model writes after each prompt."""
+        """Return the text that a model writes after each prompt."""
         from forgetfree.kinds.decoding import Passes, log_probabilities, stops, write
 
         most = task.max_new_tokens if options.max_tokens is None else options.max_tokens
@@ -400,7 +396,7 @@ class Generation(Kind):
     def replies(
         self, task: TaskDefinition, texts: Sequence[Text], output: Iterable[WrittenText], cut: Iterable[int]
     ) -> list[WrittenText]:
-        """Return what was written after each prompt."""
+        """Return the text written after each prompt."""
         return [replace(written, cut_tokens=lost) for written, lost in zip(output, cut, strict=True)]
 
     def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
@@ -410,11 +406,11 @@ class Generation(Kind):
         return writing_network(parts)
 
     def fields(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return what was written, and its probability among closed answers."""
+        """Return the text, and its probability where answers are closed."""
         return ("text", "probability") if task.closed_answers else ("text",)
 
     def json(self, task: TaskDefinition, answer: WrittenText, texts: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return the prompt, what was written, how much of the prompt was not read, and the probabilities of closed answers."""
+        """Return the prompt, the text written, the number of tokens cut off, and the probabilities of closed answers."""
         shown: dict[str, Any] = {"prompt": one_prompt(texts)} if texts else {}
         shown |= {"task": answer.task, "text": answer.text, "cut_tokens": answer.cut_tokens}
         if shares := dict(answer.probabilities):
@@ -423,7 +419,7 @@ class Generation(Kind):
 
 
 def _asked(prompt: str, task: TaskDefinition) -> str:
-    """Return what a report shows of a prompt: its beginning; of a chat, that of its last turn."""
+    """Return the part of a prompt that a report shows: its beginning; for a chat, the beginning of the last turn."""
     if task.form == "messages":
         prompt = str(Chat.of(prompt).turns[-1].get("content", ""))
     return prompt[:_SHOWN]
@@ -432,14 +428,14 @@ def _asked(prompt: str, task: TaskDefinition) -> str:
 def _filled(
     answers: TextAnswers, written: Sequence[Sequence[int]], tokenizer: Any, stop: Sequence[str] = ()
 ) -> TextAnswers:
-    """Return answers with the token ids of their texts, and these as a tokenizer reads them."""
+    """Return answers with the token ids of their texts, and the texts, which a tokenizer decodes."""
     ids = np.array([token for each in written for token in each], np.int64)
     texts = [text_of(tokenizer, each, stop) if each else "" for each in written]
     return replace(answers, ids=ids, lengths=np.array([len(each) for each in written], np.int64), texts=texts)
 
 
 def _chosen(answers: TextAnswers, logits: npt.NDArray[Any], task: TaskDefinition, rows: EncodedTexts) -> TextAnswers:
-    """Return answers with the likeliest of the allowed ones, by the log-probabilities of all."""
+    """Return answers with the likeliest allowed text of each row; ``logits`` are the log-probabilities of all."""
     chosen, closed = logits.argmax(1), task.closed_answers
     texts = [closed[i] for i in chosen]
     labels = [
@@ -450,7 +446,7 @@ def _chosen(answers: TextAnswers, logits: npt.NDArray[Any], task: TaskDefinition
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-    """Return token ids as a text, up to the first of the texts that end it."""
+    """Return token ids as a text, up to the first ``stop`` text in it."""
     from forgetfree.kinds.decoding import special_stops
 
     ids, special = list(ids), special_stops(tokenizer, stop)
@@ -459,7 +455,7 @@ def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str
     return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))].strip()
 
 
-# -- Prompts and chats that are asked ----------------------------------------------------------------------
+# -- Prompts and chats of users ----------------------------------------------------------------------------
 
 
 def _reads_chats(task: TaskDefinition) -> bool:
@@ -467,7 +463,7 @@ def _reads_chats(task: TaskDefinition) -> bool:
 
 
 def _replies_of_closed(task: TaskDefinition, rows: EncodedTexts, logits: Tensor) -> list[WrittenText]:
-    """Return the likeliest of the closed answers after each prompt, by the log-probabilities of all."""
+    """Return the likeliest closed answer after each prompt; ``logits`` are the log-probabilities of all."""
     found, closed = (
         zip(rows.prompts, logits.argmax(1).tolist(), logits.softmax(1).tolist(), strict=True),
         task.closed_answers,
@@ -485,7 +481,7 @@ def _replies_of_closed(task: TaskDefinition, rows: EncodedTexts, logits: Tensor)
 
 
 def _prompt(task: TaskDefinition, text: Text, number: int) -> str | tuple[str, ...]:
-    """Return a text, or a chat as JSON; its number is for messages."""
+    """Return a text, or a chat as JSON; ``number`` is for messages."""
     if not _reads_chats(task):
         if isinstance(text, list):
             raise UsageError(
@@ -498,13 +494,13 @@ def _prompt(task: TaskDefinition, text: Text, number: int) -> str | tuple[str, .
 
 
 def chat_of(chat: str | list[Any], number: int = 1) -> Chat:
-    """Return a chat up to the turn that is to be answered; a text that is no JSON of a chat is a turn of the user.
+    """Return a chat up to the turn to be answered; a text that is not the JSON of a chat becomes a turn of the user.
 
-    A last turn of the assistant, as rows of training have it, is left out: it is what is asked for.
+    Last turns of the assistant, as in training rows, are left out: they are the answer.
 
     Args:
         chat: a text, which may be the JSON of turns, or of an object with messages and tools; or turns.
-        number: of the chat, for messages.
+        number: the number of the chat, for messages.
 
     Raises:
         UsageError: it is no chat, or has no turn to answer.
@@ -530,7 +526,7 @@ def chat_of(chat: str | list[Any], number: int = 1) -> Chat:
 
 
 def _parsed(text: str) -> Any:
-    """Return what a text is as JSON; nothing where it is none."""
+    """Return the JSON value of a text that begins with a bracket or brace; ``None`` if there is none."""
     try:
         return parse_json(text) if text.lstrip().startswith(("[", "{")) else None
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""The contract of a kind of tasks: one class says all that a run, and an answer after it, ask of its tasks.
+"""The interface of a kind of tasks: one class has all methods that a run, and predictions after it, call for its tasks.
 
-A kind reads rows, draws samples of them, encodes them, answers and scores them, has floors, and is asked about new texts. It
-holds no task: every method gets the definition. Other rooms find it by `kind_of`, and ask it instead of asking which one it is.
-Its file imports no torch when it is read: rows are checked before that takes its seconds.
+A kind reads, samples, encodes, answers and scores rows, has floors, and answers new texts. It holds no task: every method takes
+the definition. Other packages get the kind from `kind_of` and call its methods; they do not check which kind it is. The file of
+a kind imports torch only inside methods: rows are checked before the seconds that this import takes.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from forgetfree.results.answers import Answers
     from forgetfree.results.metrics import Metric
 
-#: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence, or the turns of a chat.
+#: A text, or the two texts of a pair; a tuple of one is a text, too. A list holds a sentence's words, or a chat's turns.
 Text = str | tuple[str, ...] | list[Any]
-#: A form of rows: what a row is, and its columns.
+#: A form of rows: the description of a row, and its columns.
 Form = tuple[str, tuple[str, ...]]
 #: One label, any number of the labels, a label for each word, or a text.
 AnswerForm = Literal["label", "labels", "tags", "text"]
-#: Takes how many tokens were written so far, and of how many that there may be.
+#: Called with the number of tokens written so far, and the largest number possible.
 Wrote = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The end of a text, as far as it is not as its task says.
+    """Options of a request on where a generated text ends.
 
     Attributes:
-        max_tokens: its length, at most; default: the task's ``max_new_tokens``.
-        stop: texts before which it ends, beside those of the task.
+        max_tokens: the maximum length in tokens; default: the task's ``max_new_tokens``.
+        stop: texts before which it ends, in addition to the task's.
     """
 
     max_tokens: int | None = None
@@ -61,38 +61,38 @@ AS_LEARNED = GenerationOptions()
 
 
 class Kind(ABC):
-    """A kind of tasks: rows of one form with one question.
+    """A kind of tasks, whose rows have one form and one form of answer.
 
-    Every kind is learned by cross-entropy. A row has one label or several, and each is compared with a line of logits. Where
-    a row has any number of labels, a line is no and yes for one of them; of a kind that is answered by texts, the labels are
-    the tokens of a right one. A kind that differs from another in a few things is a subclass of it.
+    Every kind is trained by cross-entropy. A row has one label or several, and each is compared with one line of logits. In
+    multi-label classification, a line has the logits of no and yes for one label; where texts are the answers, the labels are
+    the tokens of a right text. A kind that differs little from another is a subclass of it.
     """
 
-    #: What a user may write into ``kind`` of a ``source.json``, and what each is.
+    #: The values of ``kind`` in a ``source.json``, each with its form of rows.
     forms: ClassVar[Mapping[str, Form]]
-    #: The names of its metrics, the default first; those of packages fit every kind.
+    #: The names of its metrics, the default first; metrics from plug-in packages fit every kind.
     metrics: ClassVar[tuple[str, ...]]
-    #: What has a label of its own, for messages: a ``text``, or a part of one.
+    #: The unit that has one label, for messages: a ``text``, or a part of one.
     label_of: ClassVar[str] = "text"
-    #: What answers a row. Tasks of one ``label`` share a forward pass, and a router can choose among them.
+    #: The form of an answer to a row. Tasks with the form ``label`` share a forward pass, and a router can choose among them.
     answer: ClassVar[AnswerForm] = "label"
-    #: The readout that ``auto`` is for its tasks; ``auto``: that which the model has.
+    #: The readout that ``auto`` selects for its tasks; ``auto``: the model's own.
     readout: ClassVar[str] = "auto"
-    #: The longest row that a model reads of its tasks, in tokens, where nothing else is said.
+    #: The default ``max_length`` of its tasks, in tokens.
     max_length: ClassVar[int] = MAX_LENGTH
-    #: The group that ``--shots`` may find few rows of, or none.
+    #: The group that may have fewer rows than ``--shots`` without a note, if there is one.
     optional_group: ClassVar[int | None] = None
-    #: The floors that its tasks can have, see `forgetfree.training.floors`.
+    #: The floors of its tasks, see `forgetfree.training.floors`.
     floors: ClassVar[tuple[str, ...]] = ("bag_of_words", "linear_probe", "mean_probe")
-    #: The rows of a learned task that are answered again after each later one, at most, to see whether they keep every bit.
+    #: The most rows of a learned task that are answered again after each later task, to check that no bit changes.
     checked_rows: ClassVar[int] = 32
-    #: What else than labels may be said of its tasks in `forgetfree.learning`.
+    #: The arguments of `forgetfree.learning` that its tasks accept, beside the labels.
     settings: ClassVar[tuple[str, ...]] = ("metric", "max_length")
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
     def recognises(self, task: TaskTables) -> bool:
-        """Return whether tables look like those of this kind, where nothing names the kind; asked of our own kinds alone."""
+        """Return whether tables look like this kind's, where no kind is named; called for the built-in kinds alone."""
         return False
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Kind(ABC):
         """Return a task with its rows.
 
         Raises:
-            BadDataError: with all that is wrong with its tables.
+            BadDataError: with all faults of its tables.
         """
 
     def faults(self, task: TaskDefinition) -> list[str]:
@@ -114,16 +114,16 @@ class Kind(ABC):
             )
         return faults
 
-    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:  # noqa: B027  # may stay as it is
+    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:  # noqa: B027  # optional hook
         """Raise ``DataError`` if a split lacks what learning and scoring need.
 
         Args:
-            task: whose rows.
-            rows: of its three splits, none empty.
+            task: the task.
+            rows: the rows of its three splits, none empty.
             before: the training rows before validation rows were split off from them.
         """
 
-    def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
+    def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # optional hook
         """Raise ``DataError`` if the metric cannot be measured on the validation or test rows."""
 
     # -- Samples ---------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ class Kind(ABC):
         """Return the numbers of the groups that a row belongs to, from its label or labels: one group at least."""
 
     def groups(self, labels: Sequence[Any]) -> list[int]:
-        """Return for each row the smallest of its groups: samples are spread over groups evenly."""
+        """Return the smallest group of each row: samples are spread evenly over these groups."""
         groups = list(map(self.groups_of, labels))
         rows = Counter(group for of_row in groups for group in of_row)
         return [min(of_row, key=lambda group: (rows[group], group)) for of_row in groups]
 
     def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
-        """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn.
+        """Return the groups that ``--shots`` counts, each with its row numbers, in the order in which groups are drawn.
 
         Where a row may be in several groups, the smallest group is drawn first.
         """
@@ -150,23 +150,23 @@ class Kind(ABC):
         return dict(sorted(members.items(), key=lambda item: (self.answer != "label" and len(item[1]), item[0])))
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
-        """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
+        """Return a phrase for ``count`` training rows of a group, for messages, such as "rows of label 'positive'"."""
         return f"row{'s' * (count > 1)} of group {group}"
 
     # -- Models ----------------------------------------------------------------------------------------------
 
-    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:  # noqa: B027  # may stay as it is
-        """Raise ``UsageError`` if a stream with these tasks, some of this kind, cannot withhold the task."""
+    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:  # noqa: B027  # optional hook
+        """Raise ``UsageError`` if the scenario does not fit a stream with these tasks, of which some are of this kind."""
 
-    def check_readout(self, task: TaskDefinition, readout: str) -> None:  # noqa: B027  # may stay as it is
+    def check_readout(self, task: TaskDefinition, readout: str) -> None:  # noqa: B027  # optional hook
         """Raise ``UsageError`` if the readout cannot answer the task."""
 
     def outputs(self, task: TaskDefinition, loaded: LoadedModel) -> int:
-        """Return how many logits there are at a position: one for each label."""
+        """Return the number of logits at a position: by default one for each label."""
         return len(task.labels)
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
-        """Return what makes token ids of the task's rows, for the model's readout; by default of texts as they are."""
+        """Return the encoder of the task's rows for the model's readout; by default it adds no prompt."""
         from forgetfree.data.encoding import Encoder
 
         return Encoder(loaded.tokenizer, None, loaded.max_length, closed=True)
@@ -177,9 +177,9 @@ class Kind(ABC):
         """Return rows as token ids with their labels.
 
         Args:
-            task: whose rows.
+            task: the task.
             rows: the rows.
-            encoder: what `encoder` returned.
+            encoder: the encoder from `encoder`.
             label: the number of the task in mini-batches.
             pad: the id that fills short rows.
             first: the number of the task's first label.
@@ -192,23 +192,23 @@ class Kind(ABC):
     # -- Answers and scores ----------------------------------------------------------------------------------
 
     def metric(self, name: str) -> Metric:
-        """Return the metric of a name: the kind's own, or else the registered one.
+        """Return the metric with a name: the kind's own, or else the registered one.
 
-        A kind may compute a registered metric in its own way, as tagging does F1. The name must be registered all the same:
-        reports ask the registry alone for the bounds, and for whether higher is better, so those must be the same.
+        A kind may compute a registered metric in its own way, as tagging computes F1. The name must be registered all the same,
+        with the same bounds and direction: reports take these from the registry alone.
 
         Raises:
-            UnknownNameError: no such metric.
+            UnknownNameError: there is no such metric.
         """
         registered: Metric = registry.metric(name)
         return registered
 
     def choices(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the names of what the answers to whole rows are chosen among: labels, or closed answers."""
+        """Return the names among which the answer to a whole row is chosen: labels, or closed answers."""
         return task.closed_answers or (() if self.answer == "tags" else task.labels)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
+        """Return the values to keep from a batch's logits ``(n, n_labels)``, one line for each label: by default, all."""
         return logits
 
     @abstractmethod
@@ -216,20 +216,20 @@ class Kind(ABC):
         """Return a model's answers to a task's rows.
 
         Args:
-            task: whose rows.
-            logits: what was `collected`, one line for each label that was asked for, in the rows' order.
-            labels: those labels.
-            rows: the rows; ``None`` where a plugin, or a user, put others together.
+            task: the task.
+            logits: the values from `collected`, one line for each label that was read, in the rows' order.
+            labels: the right labels.
+            rows: the rows; ``None`` where a plug-in or a user evaluates other rows.
         """
 
     def with_texts(
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **passes: Any
     ) -> Answers:
-        """Return answers with what a model writes, where texts are the answers; by default they are complete.
+        """Return answers with the texts that a model writes, where texts are the answers; by default, return them unchanged.
 
         Args:
-            answers: what was read of the logits.
-            task: whose rows.
+            answers: the answers read from the logits.
+            task: the task.
             model: the model.
             rows: the rows.
             wrote: see `Wrote`.
@@ -237,36 +237,33 @@ class Kind(ABC):
         """
         return answers
 
-    def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
-        """Return the mean cross-entropy of the labels of rows, in nats. Arguments and errors as those of `quality`."""
+    def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
+        """Return the quality of answers, larger is better: the score, and minus the loss, which breaks ties.
+
+        Args:
+            task: the task.
+            logits: the values from `collected`, finite.
+            rows: the rows.
+
+        Raises:
+            MetricError: the answers are not labels.
+        """
         import torch
         from torch.nn import functional as F
 
         answers = label_answers(self.answers(task, logits, rows.labels, rows))
-        return float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
-
-    def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
-        """Return how good answers are, larger is better: the score, and minus the `loss`, which decides between equal ones.
-
-        Args:
-            task: whose rows.
-            logits: what was `collected`, finite.
-            rows: the rows.
-
-        Raises:
-            MetricError: the answers are no labels.
-        """
-        score = label_answers(self.answers(task, logits, rows.labels, rows)).score(task.metric)
-        return score if self.metric(task.metric).higher_is_better else -score, -self.loss(task, logits, rows)
+        loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
+        score = answers.score(task.metric)
+        return score if self.metric(task.metric).higher_is_better else -score, -loss
 
     def unanswered(self, task: TaskDefinition, train: Examples, rows: Examples, width: int) -> Answers:
-        """Return one and the same answer to all rows, for what depends on their labels alone.
+        """Return placeholder answers (all logits 0), to compute the constant floor.
 
         Args:
-            task: whose rows.
-            train: its training rows, where the answer is to be found in them.
+            task: the task.
+            train: its training rows, for kinds that choose a constant answer from them.
             rows: the rows.
-            width: how many labels are told apart, at least.
+            width: the number of logits in a line.
         """
         import torch
 
@@ -276,22 +273,22 @@ class Kind(ABC):
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
     ) -> Answers:
-        """Return answers from the arrays that `Answers.tensors` gave.
+        """Return answers from the arrays that `Answers.tensors` returned.
 
         Args:
-            task: whose answers.
-            arrays: what was kept.
+            task: the task.
+            arrays: the stored arrays, by name.
             rows: the number of its test rows, if that is known.
 
         Raises:
             KeyError: an array is missing.
-            ValueError: they are no answers to such rows.
+            ValueError: the arrays do not fit the task or its rows.
         """
 
     # -- In use ----------------------------------------------------------------------------------------------
 
     def names(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return what the texts of a row are called beside its answer."""
+        """Return the names of a row's texts, as they are shown beside the answer."""
         return PAIR if len(task.text_columns) == 2 else ("text",)
 
     def columns_of_texts(
@@ -300,33 +297,33 @@ class Kind(ABC):
         """Return a file's columns of texts; none where no name is recognised.
 
         Raises:
-            DataError: a column that was named is missing, or several may be meant.
+            DataError: a named column is missing, or several columns may be meant.
         """
         return choose_texts(where, header, named, task.form)
 
     def texts_of(
         self, task: TaskDefinition, record: Mapping[str, object], columns: Sequence[str]
     ) -> tuple[str | None, ...]:
-        """Return the texts that a file's row has in some columns; nothing in place of a cell that holds none.
+        """Return the texts of a file's row in some columns; ``None`` for a cell that holds no text.
 
         Raises:
-            UsageError: a column beside them belongs to what is asked, and cannot be read.
+            UsageError: a column beside them belongs to the prompt, and cannot be read.
         """
         return tuple(self.text_of_cell(task, record.get(column)) for column in columns)
 
     def text_of_cell(self, task: TaskDefinition, value: object) -> str | None:
-        """Return a cell of a file as a text; nothing where it is none."""
+        """Return a cell of a file as a text; ``None`` if it holds no text."""
         return value if isinstance(value, str) else None
 
     def cell_type(self, task: TaskDefinition) -> str:
-        """Return what a cell of texts may be in a file, for messages."""
+        """Return the types that a text cell of a file may have, for messages."""
         return "a text"
 
     def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
         """Return texts as rows, by default with label 0.
 
         Raises:
-            UsageError: one is no text, or does not fit the task.
+            UsageError: an item is no text, or does not fit the task.
         """
         return text_rows(texts, len(task.text_columns), f"Task {task.name!r}")
 
@@ -334,8 +331,7 @@ class Kind(ABC):
         """Return a chat as a text of the task.
 
         Raises:
-            TaskError: the task does not answer chats.
-            UsageError: not this one.
+            UsageError: the task does not answer chats, or not this chat.
         """
         raise UsageError(f"Task {task.name!r} is answered by labels. Ask it by POST /predict.")
 
@@ -349,18 +345,18 @@ class Kind(ABC):
         options: GenerationOptions = AS_LEARNED,
         **passes: Any,
     ) -> Any:
-        """Return what a model says of rows, for `replies`: by default the logits of all their labels.
+        """Return a model's output for rows, as `replies` takes it: by default the logits of all labels.
 
         Args:
             task: the task.
-            model: answers for it.
-            rows: as `encode` gives them.
-            logits: puts the rows through the model.
-            options: of texts.
+            model: the model that answers for it.
+            rows: the rows from `encode`.
+            logits: runs the model on the rows, and returns the logits.
+            options: the options of generated texts.
             passes: see `forgetfree.kinds.decoding.Passes`.
 
         Raises:
-            UsageError: the options are not for this task.
+            UsageError: the options do not fit the task.
         """
         if options != AS_LEARNED:
             raise UsageError(
@@ -371,54 +367,54 @@ class Kind(ABC):
 
     @abstractmethod
     def replies(self, task: TaskDefinition, texts: Sequence[Text], output: Any, cut: Iterable[int]) -> list[Any]:
-        """Return the answer to each text as a user gets it: a dataclass that has ``cut_tokens``.
+        """Return the answer to each text as a user gets it: a dataclass with a field ``cut_tokens``.
 
         Args:
             task: the task.
             texts: the texts.
-            output: what `output` returned of their rows: logits ``(n, n_labels)``, where a row is asked for several labels,
-                these one after another.
+            output: the model's output from `output`: by default logits ``(n, n_labels)``, where a row with several labels has
+                several lines, one after another.
             cut: how many tokens of each text were not read.
         """
 
     def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
-        """Return the task's model as transformers has it.
+        """Return the task's model as a network of transformers.
 
         Raises:
-            GraftError: transformers has none, or the readout does not fit.
+            GraftError: transformers has no such network, or the readout does not fit it.
         """
         raise GraftError(
             f"Task {task.name!r} is of the kind {task.kind!r}, which no network of transformers answers. Answer from the run "
             "itself: forgetfree predict."
         )
 
-    # -- What is shown ---------------------------------------------------------------------------------------
+    # -- Output ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def fields(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the fields of an answer that a line of text, and a row of a table, have beside task and texts.
+        """Return the fields of an answer that a line of text, and a row of a table, show beside task and texts.
 
         Raises:
-            UsageError: an answer is no row of a table.
+            UsageError: an answer does not fit into one row of a table.
         """
 
     def json(self, task: TaskDefinition, answer: Any, texts: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return an answer as an object of JSON, with what was asked, if that is given."""
+        """Return an answer as a JSON object, with the texts that it answers, if given."""
         names = PAIR if len(texts) == 2 else ("text",)  # a router may ask a task about pairs for a single text
         return dict(zip(names, texts, strict=False)) | asdict(answer)
 
     def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: Any) -> list[str]:
-        """Return an answer as lines of text, with what was asked."""
+        """Return an answer as lines of text, with the texts that it answers."""
         shown = self.json(task, answer)
         return ["\t".join([*(_in_line(shown[name]) for name in self.fields(task)), escaped(" | ".join(texts))])]
 
     def columns(self, task: TaskDefinition) -> tuple[str, ...]:
-        """Return the columns of a table of answers: task, `fields`, and one for each probability. Errors as of `fields`."""
+        """Return the columns of a table of answers: task, `fields`, and one for each probability. Errors: see `fields`."""
         return ("task", *self.fields(task), *map(probability_column, task.closed_answers or task.labels))
 
 
 def _in_line(value: Any) -> str:
-    """Return a field of an answer as a line of text has it."""
+    """Return a field of an answer as a line of text shows it."""
     if isinstance(value, float):
         return f"{value:.3f}"
     return escaped(value if isinstance(value, str) else "|".join(value) or "-")
@@ -430,7 +426,7 @@ def probability_column(label: str) -> str:
 
 
 def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
-    """Return the readout that was asked for; for ``auto`` that of the first kind of tasks that needs one of its own."""
+    """Return the requested readout; for ``auto``, the readout of the first kind of tasks that needs one of its own."""
     needed = [kind_of(task).readout for task in tasks]
     return readout if readout != "auto" else next((each for each in needed if each != "auto"), "auto")
 
@@ -441,15 +437,15 @@ def kind_of(task: TaskDefinition) -> Kind:
     return registered
 
 
-# -- Texts that a task in use is asked about --------------------------------------------------------------
+# -- New texts, for tasks in use --------------------------------------------------------------------------
 
 
 def check_texts(texts: Sequence[object], *, chats: bool = False) -> None:
-    """Raise ``UsageError`` for what is no text, and for one text in place of a list, whose letters would be answered each.
+    """Raise ``UsageError`` if an item is no text, or if one string is given in place of a list: each letter would be answered.
 
     Args:
-        texts: strings, or several in a row: a tuple, a list, a row of NumPy.
-        chats: whether the turns of a chat are a text, too.
+        texts: strings, or sequences of strings for each row: a tuple, a list, a row of a NumPy array.
+        chats: whether the turns of a chat count as a text, too.
     """
     if isinstance(texts, str):
         raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
@@ -466,11 +462,11 @@ def text_rows(texts: Sequence[Text], size: int, reader: str) -> Rows:
 
     Args:
         texts: a tuple for each row; a text alone is a tuple of one.
-        size: how many texts a row has.
-        reader: what reads them, for messages.
+        size: the number of texts of a row.
+        reader: the name of the reader, for messages.
 
     Raises:
-        UsageError: one is empty, or no text, or they are more or fewer.
+        UsageError: a text is empty or no text, or a row has more or fewer texts.
     """
     check_texts(texts)
     rows = [(text,) if isinstance(text, str) else text for text in texts]

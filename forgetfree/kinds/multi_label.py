@@ -1,8 +1,8 @@
-"""Multi-label classification: any number of a task's labels a row, for a text or a pair of texts.
+"""Multi-label classification: any number of labels per row, for a text or a pair of texts.
 
-The labels stand in one column, as ``joy|sad`` or as a list, or each has a column of its own that holds 0 or 1. Each is a
-question of its own, answered by yes where the sigmoid of its logit z is above 0.5. A row has a line (0, z) of logits for each
-label, so that the cross-entropy by which every kind is learned is binary cross-entropy here.
+The labels are in one column, as ``joy|sad`` or as a list, or each label has its own column of 0 and 1. Each label is decided
+independently: a row has it if the sigmoid of its logit z is above 0.5. A row has one line (0, z) of logits for each label, so
+that the cross-entropy by which every kind is trained is binary cross-entropy here.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from forgetfree.data.examples import Examples
     from forgetfree.kinds.networks import Parts, TaskNetwork
 
-#: The signs between the labels of a cell; the first of them that a column has is the column's.
+#: The separators of the labels in a cell; a column uses the first of them that occurs in it.
 _BETWEEN = "|;,"
 _YES_OR_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSetAnswers(LabelAnswers):
-    """A line of logits, and a 0 or 1, for each label of each row.
+    """Answers with a line of logits, and a 0 or 1, for each label of each row.
 
     Attributes:
-        count: the number of labels that a row may have.
+        count: the number of the task's labels.
     """
 
     count: int
@@ -53,12 +53,12 @@ class LabelSetAnswers(LabelAnswers):
 
     @property
     def compared(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """The labels of each row and those predicted, as truth values: ``(rows, count)`` both."""
+        """The right and the predicted labels of each row, as booleans, both ``(rows, count)``."""
         right, answered = self.labels == 1, self.logits.argmax(axis=1) == 1
         return right.reshape(-1, self.count), answered.reshape(-1, self.count)
 
     def more_scores(self) -> dict[str, float]:
-        """Return the calibration of all labels, and every metric of the kind."""
+        """Return the calibration error over all labels, and every metric of the kind."""
         return super().more_scores() | {name: self.score(name) for name in MultiLabel.metrics}
 
 
@@ -68,9 +68,9 @@ class LabelSet:
 
     Attributes:
         task: the task.
-        labels: those whose probability is above 0.5, in the task's order.
-        probabilities: of all labels, by name.
-        cut_tokens: how many tokens of the text are beyond the longest that the model reads, and were not read.
+        labels: the labels with a probability above 0.5, in the task's order.
+        probabilities: the probabilities of all labels, by name.
+        cut_tokens: the number of tokens that were cut off, as the text is longer than ``max_length``.
     """
 
     task: str
@@ -80,7 +80,7 @@ class LabelSet:
 
 
 class MultiLabel(Kind):
-    """Any number of labels a row, for a text or a pair of texts."""
+    """Any number of labels per row, for a text or a pair of texts."""
 
     forms: ClassVar[Mapping[str, Form]] = {"multi-label": ("a text, and any number of labels", ("text", "labels"))}
     metrics = ("micro_f1", "macro_f1", "exact_match")
@@ -91,13 +91,13 @@ class MultiLabel(Kind):
     optional_group = 0
 
     def metric(self, name: str) -> Metric:
-        """Return the kind's own, else a registered metric."""
+        """Return the kind's own metric, or else a registered one."""
         return _METRICS.get(name) or super().metric(name)
 
     # -- Rows ------------------------------------------------------------------------------------------------
 
     def recognises(self, task: TaskTables) -> bool:
-        """Return whether columns hold 0 and 1, or the label column lists; in ``labels`` some cells may be ``joy|sad``."""
+        """Return whether columns hold 0 and 1, or the label column holds lists; in ``labels``, one ``joy|sad`` is enough."""
         try:
             columns, labels = _columns(task)
         except DataError:
@@ -110,7 +110,7 @@ class MultiLabel(Kind):
         return bool(columns.texts) and (len(labels) > 1 or lists)
 
     def read(self, task: TaskTables) -> TaskRows:
-        """Return a task with its rows; ``label_names`` are the labels in order, or the columns of 0 and 1 that are read."""
+        """Return a task with its rows; ``label_names`` lists the labels in order, or the columns of 0 and 1."""
         faults, read, rows = DataFaults(), dict[str, _LabelSets](), dict[str, Rows]()
         if task.train.columns or not task.train.bad:
             columns, labels = faults.demand(_columns, task)
@@ -135,7 +135,7 @@ class MultiLabel(Kind):
         return replace(read_rows(task, definition, rows, notes, faults=faults), mapped=tuple(mapped))
 
     def groups_of(self, label: Sequence[int]) -> set[int]:
-        """Return the numbers, from 1, of a row's labels; 0 for none."""
+        """Return the numbers, from 1, of a row's labels; 0 if it has none."""
         return {number for number, has in enumerate(label, 1) if has} or {0}
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
@@ -153,7 +153,7 @@ class MultiLabel(Kind):
             )
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
-        """Raise ``UsageError`` where the task is withheld."""
+        """Raise ``UsageError`` if the scenario withholds the task."""
         if scenario != "task":
             raise UsageError(
                 f"scenario={scenario} chooses one label a row, and a row here has any number. Use scenario=task."
@@ -166,21 +166,21 @@ class MultiLabel(Kind):
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
     ) -> LabelSetAnswers:
-        """Return answers from what their ``tensors`` gave."""
+        """Return answers from the arrays that their ``tensors`` returned."""
         count = len(task.labels)
         return LabelSetAnswers.of_tensors(arrays, rows and rows * count, count=count, kind=task.kind)
 
     # -- In use ----------------------------------------------------------------------------------------------
 
     def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
-        """Return texts as rows, with no label."""
+        """Return texts as rows, without labels."""
         rows = super().rows(task, texts)
         return replace(rows, labels=((0,) * len(task.labels),) * len(rows))
 
     def replies(
         self, task: TaskDefinition, texts: Sequence[Text], output: Tensor, cut: Iterable[int]
     ) -> list[LabelSet]:
-        """Return the labels of each text, with all probabilities, by logits ``(n · n_labels, 2)``."""
+        """Return the labels of each text, with all probabilities, from logits ``(n · n_labels, 2)``."""
         shape = len(texts), len(task.labels)
         found, shares = output.argmax(1).reshape(shape).tolist(), output.softmax(1)[:, 1].reshape(shape).tolist()
         return [
@@ -194,7 +194,7 @@ class MultiLabel(Kind):
         ]
 
     def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
-        """Return a sequence classifier of several labels a row, or the model that they are read from."""
+        """Return a sequence classifier with several labels per row, or the model from which they are read."""
         from forgetfree.kinds.networks import label_network
 
         return label_network(parts, several=True)
@@ -205,7 +205,7 @@ class MultiLabel(Kind):
 
 
 def _columns(task: TaskTables) -> tuple[ColumnNames, tuple[str, ...]]:
-    """Return the columns of texts, and the one of labels, or those of 0 and 1 that are a label each."""
+    """Return the columns of texts, and the column of labels, or the columns of 0 and 1, one for each label."""
     table, form = task.train, task.registered.form if task.registered else None
     texts = choose_texts(table.where, table.columns, task.columns, form)
     others = [name for name in table.columns if name not in texts]
@@ -225,17 +225,17 @@ def _columns(task: TaskTables) -> tuple[ColumnNames, tuple[str, ...]]:
 
 
 def _are_mostly_yes_or_no(cells: Sequence[Any]) -> bool:
-    """Return whether most cells of a column are 0 or 1; then it is a label, and the other cells are faults."""
+    """Return whether most cells of a column are 0 or 1: the column is then a label, and other cells are faults."""
     return 2 * sum(_yes_or_no(cell) is not None for cell in cells) > len(cells)
 
 
 def _yes_or_no(cell: Any) -> bool | None:
-    """Return whether a cell of a label's own column says that a row has it; ``None`` where it says neither."""
+    """Return whether a cell is 1 or true; ``None`` if it is neither yes nor no."""
     return _YES_OR_NO.get(str(cell).strip().lower())
 
 
 class _LabelSets:
-    """The labels of each row of a table, by their names; ``mapped`` are those that are read as others."""
+    """The labels of each row of a table, by name; ``mapped`` has the labels that are read as others."""
 
     def __init__(
         self, table: Table, columns: ColumnNames, labels: Sequence[str], new: Mapping[str, str], sign: str
@@ -252,7 +252,7 @@ class _LabelSets:
         self._check_no_masks([each for each in self._labels.values() if each])
 
     def _check_no_masks(self, rows: list[list[str]]) -> None:
-        """Raise ``DataError`` where lists say yes or no of each label in turn, and so repeat 0 or 1."""
+        """Raise ``DataError`` if the lists are multi-hot vectors: of one length, with repeated 0 or 1."""
         if (
             len({*map(len, rows)}) == 1
             and {*chain(*rows)} <= {"0", "1"}
@@ -319,7 +319,7 @@ class _LabelSets:
 
 
 def _f1(answers: LabelSetAnswers, average: str) -> float:
-    """Return F1 of all labels together (``micro``), or the mean of the F1 of each label that some row has (``macro``)."""
+    """Return the F1 over all labels (``micro``), or the mean F1 of the labels that some row has (``macro``)."""
     from sklearn.metrics import f1_score
 
     right, answered = answers.compared
@@ -332,20 +332,20 @@ def _f1(answers: LabelSetAnswers, average: str) -> float:
 
 
 def _constant_micro_f1(answers: LabelSetAnswers) -> float:
-    """Return micro F1 where all rows are answered with the k commonest labels, for the best k."""
+    """Return the micro F1 of the k commonest labels as the answer to all rows, for the best k."""
     counts = np.sort(answers.compared[0].sum(axis=0))[::-1]
     guesses = len(answers.compared[0]) * np.arange(1, len(counts) + 1)
     return float((2 * counts.cumsum() / (guesses + counts.sum())).max())
 
 
 def _exact(answers: LabelSetAnswers) -> npt.NDArray[np.float64]:
-    """Return 1 for each row that is answered with exactly its labels, else 0 ``(rows,)``."""
+    """Return 1 for each row whose predicted labels are exactly the right ones, else 0 ``(rows,)``."""
     right, answered = answers.compared
     return np.asarray((right == answered).all(axis=1), np.float64)
 
 
 def _constant_exact(answers: LabelSetAnswers) -> float:
-    """Return the share of the commonest set of labels."""
+    """Return the share of rows with the commonest set of labels."""
     return float(np.unique(answers.compared[0], axis=0, return_counts=True)[1].max() / len(answers.compared[0]))
 
 

@@ -1,4 +1,4 @@
-"""A task's model as transformers has it: for each kind its network and tokenizer, and how both are read."""
+"""A task's model as a network of transformers, for each kind of tasks: the network, its tokenizer, and how to call them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from forgetfree.models.loading import LoadedModel, body_loader, plain_generation
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import explained, quiet
 
-#: The file of a linear readout that stands beside a body.
+#: The file of a linear readout that is stored beside a body.
 READOUT = "readout.safetensors"
-#: What loads the network of a task that labels texts, and of one that labels words.
+#: The classes that load the network of a task that labels texts, and of a task that labels words.
 SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
 
 
@@ -37,10 +37,10 @@ class Parts:
 
     Attributes:
         loaded: the base model, which holds the task's weights.
-        config: its configuration, which is changed to the network's.
-        body: the body's tensors; there may be more than a network has.
-        readout: the tensors that read the task out.
-        origin: the task, and how it is read.
+        config: its configuration, which is modified in place to the network's.
+        body: the body's tensors; a network may have fewer.
+        readout: the tensors of the task's readout.
+        origin: the task, and its readout and architecture.
     """
 
     loaded: LoadedModel
@@ -52,17 +52,17 @@ class Parts:
 
 @dataclass(frozen=True)
 class TaskNetwork:
-    """A task's model as transformers has it, and how it is read.
+    """A task's model as a network of transformers, and how to call it.
 
     Attributes:
-        network: with body and head.
+        network: the network, with body and head.
         tokenizer: its tokenizer.
-        loader: the class of ``transformers`` that loads it: ``AutoModelForMaskedLM``, say.
-        readout: what gives answers, as a model card says it.
-        call: the call of transformers' pipeline that answers as the task's own model, with ``{}`` for the directory; empty
-            where none does.
+        loader: the class of ``transformers`` that loads it, such as ``AutoModelForMaskedLM``.
+        readout: a phrase for the part that gives answers, for the model card.
+        call: the pipeline call of transformers that answers as the task's own model does, with ``{}`` for the directory; empty
+            if there is none.
         own_readout: whether the linear layer is in a separate file.
-        generation: how it writes, a ``GenerationConfig``, if it does.
+        generation: the ``GenerationConfig``, if the network generates texts.
     """
 
     network: Any
@@ -75,11 +75,11 @@ class TaskNetwork:
 
 
 def tokenizer_of(loaded: LoadedModel, inputs: list[str]) -> Any:
-    """Return the model's tokenizer, set to read texts as our encoder does, if it can.
+    """Return the model's tokenizer, set to encode texts as our encoder does, where it can.
 
     Args:
         loaded: the model.
-        inputs: names of what the model is called with.
+        inputs: the names of the model's inputs.
     """
     import transformers
 
@@ -92,13 +92,13 @@ def tokenizer_of(loaded: LoadedModel, inputs: list[str]) -> Any:
             truncation_side="right",
             trust_remote_code=False,
         )
-    if tokenizer.pad_token_id is None:  # the pipeline reads no batches without one
+    if tokenizer.pad_token_id is None:  # the pipeline needs one for batches
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
     return tokenizer
 
 
 def name_labels_(config: Any, labels: tuple[str, ...], classes: tuple[int, ...] = ()) -> None:
-    """Write into ``config`` which class is which label; without labels, that there are no classes."""
+    """Write the names of the classes into ``config``; without labels, remove all classes."""
     numbers = classes or tuple(range(len(labels)))
     if sorted(numbers) != list(range(len(labels))):
         raise GraftError(
@@ -110,7 +110,7 @@ def name_labels_(config: Any, labels: tuple[str, ...], classes: tuple[int, ...] 
 
 @contextmanager
 def naming_labels(config: Any, labels: tuple[str, ...]) -> Iterator[None]:
-    """Let ``config`` name labels inside, as transformers' pipelines say them."""
+    """Let ``config`` name the labels inside the context, for transformers' pipelines."""
     before = config.id2label, config.label2id
     name_labels_(config, labels)
     try:
@@ -133,10 +133,10 @@ def linear_readout(parts: Parts, pooling: Pooling) -> Readout:
 
 
 def label_network(parts: Parts, *, several: bool = False) -> TaskNetwork:
-    """Return the network of a task that labels texts; with ``several``, of one with any number of labels a row.
+    """Return the network of a task that labels texts; with ``several``, of a task with any number of labels per row.
 
     A linear readout becomes the head of a sequence classifier, if the architecture has one that computes it and its tokenizer
-    reads as our encoder does. What is read in another way has no classes in its configuration.
+    encodes as our encoder does. Otherwise the configuration of the network has no classes.
     """
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, backbone, own = origin.task, loaded.model.backbone, loaded.tokenizer
@@ -148,7 +148,7 @@ def label_network(parts: Parts, *, several: bool = False) -> TaskNetwork:
         loader = "AutoModelForMaskedLM" if prompt else "AutoModelForCausalLM"
         return TaskNetwork(backbone, own, loader, f"the logits of label words {where} ({words})")
     pooling, network, tokenizer = loaded.model.pooling, None, None
-    if pooling != "mean":  # which no sequence classifier reads
+    if pooling != "mean":  # no sequence classifier reads the mean
         network, tokenizer = _classifying(parts)
     chosen = ", whose labels are those with a sigmoid above 0.5" if several else ""
     if network is not None:
@@ -163,7 +163,7 @@ def label_network(parts: Parts, *, several: bool = False) -> TaskNetwork:
 
 
 def _classifying(parts: Parts) -> tuple[Any, Any]:
-    """Return a sequence classifier, and the tokenizer by which the usual call reads as our encoder; either may be none."""
+    """Return a sequence classifier, and the tokenizer if its usual call encodes as our encoder does; either may be ``None``."""
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, model = origin.task, cast(Any, loaded.model)
     rows = _probes(loaded, pair=len(task.text_columns) == 2)
@@ -171,9 +171,9 @@ def _classifying(parts: Parts) -> tuple[Any, Any]:
     tokenizer = tokenizer_of(loaded, list(inputs[0]))
     if not _reads_alike(tokenizer, rows, inputs):
         tokenizer = None
-    config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
+    config.pad_token_id = model.tokens.pad  # causal models find a row's last token by it
     if hasattr(config, "use_mems_eval"):
-        config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
+        config.use_mems_eval = False  # XLNet's memory of earlier calls does not work with the pipeline's batches
     name_labels_(config, task.labels, origin.classes)
     if origin.binding.readout == "classifier":
         return _classifier(config, parts.body, parts.readout, origin), tokenizer
@@ -184,14 +184,14 @@ def _classifying(parts: Parts) -> tuple[Any, Any]:
 
 
 def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
-    """Return rows that show whether a tokenizer reads texts as ours: long ones, and ones with special tokens."""
+    """Return rows that show whether a tokenizer encodes texts as ours does: long texts, and texts with special tokens."""
     long = "it was " * min(loaded.max_length, 10_000)
     texts = ("a", "What was it?", " ".join(loaded.tokenizer.all_special_tokens), long)
     return Rows(texts, texts[::-1] if pair else (), (0,) * len(texts))
 
 
 def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Return whether ``tokenizer``, called as in the pipeline, makes ``inputs`` of ``rows``."""
+    """Return whether ``tokenizer``, called as in the pipeline, encodes ``rows`` as ``inputs``."""
     texts = zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first)
     return all(
         dict(tokenizer(*each, truncation=True)) == {name: tensor[0].tolist() for name, tensor in expected.items()}
@@ -202,7 +202,7 @@ def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tenso
 def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
     """Return the sequence classifier whose head is the readout, with the base model's body."""
     kind = classifier_class(origin.binding.architecture, config)
-    if origin.binding.network:  # what the head computes is not in the base model's
+    if origin.binding.network:  # the base model's config lacks the head's settings
         set_network_(config, origin.binding.network)
     network = kind(config).float().eval()
     own = network.state_dict()
@@ -231,7 +231,7 @@ def tagging_network(parts: Parts) -> TaskNetwork:
     """Return the token classifier of a task that labels words.
 
     Raises:
-        GraftError: transformers has none for this architecture, or one that computes something else.
+        GraftError: transformers has none for this architecture, or its classifier computes something else.
     """
     loaded, task = parts.loaded, parts.origin.task
     encoder = loaded.encoder(task)
@@ -245,7 +245,7 @@ def tagging_network(parts: Parts) -> TaskNetwork:
 
 
 def _token_classifier(parts: Parts, row: Mapping[str, Tensor]) -> Any:
-    """Return the architecture's token classifier, which computes W h + b at each token: compared on a row ``(1, L)``."""
+    """Return the architecture's token classifier, checked on a row ``(1, L)`` to compute W h + b at each token."""
     import transformers
 
     config, readout = parts.config, linear_readout(parts, "all")
@@ -276,8 +276,8 @@ def _refusal(config: Any, why: str) -> GraftError:
 def writing_network(parts: Parts) -> TaskNetwork:
     """Return the language model of a task that writes texts.
 
-    A caller with a chat template, such as ``pipeline("text-generation")``, asks as the task's prompts do: its tokenizer's
-    template holds their instruction and form. It writes as the task's texts are, up to the token that ends them.
+    A caller that uses the chat template, such as ``pipeline("text-generation")``, builds the task's prompts: the tokenizer's
+    template has their instruction and form. Generation ends at the token that ends the task's texts.
     """
     loaded, task = parts.loaded, parts.origin.task
     encoder = cast(PromptEncoder, loaded.encoder(task))
@@ -290,7 +290,7 @@ def writing_network(parts: Parts) -> TaskNetwork:
     generation = plain_generation(tokenizer, loaded.pad, backbone.config)
     generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=1, do_sample=False)
     loader, call = "AutoModelForCausalLM", 'pipeline("text-generation", model={})'
-    if loaded.writes_apart:  # which no pipeline asks by a chat template
+    if loaded.writes_apart:  # no pipeline applies a chat template to an encoder-decoder
         loader, call = "AutoModelForSeq2SeqLM", ""
     name_labels_(backbone.config, ())
     readout = f"at most {task.max_new_tokens:,} tokens, greedily"

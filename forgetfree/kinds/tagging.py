@@ -1,8 +1,8 @@
-"""Tagging: a label for each word of a sentence, as in the recognition of named entities.
+"""Tagging: a label for each word of a sentence, as in named entity recognition.
 
 A row has ``tokens``, its words, and ``tags``, one for each: ``O``, or ``B-X`` for the first word of an entity of kind X and
-``I-X`` for each further one (BIO, or IOB2). Either is a list, or a text with spaces between, as a csv file holds it. Tags in
-IOB1, IOBES or BILOU are converted, and a note says so; numbers are read by the names that come with them.
+``I-X`` for each further word (BIO, or IOB2). Each column holds lists, or texts with spaces between words or tags, as in csv.
+Tags in IOB1, IOBES or BILOU are converted, with a note; numbers are places in the label names that come with the data.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel
 
 _TAGS = ("tags", "ner_tags")
-#: Letters before the kind of an entity: those of a word that begins one, and of one that goes on. The last of each ends it.
+#: Prefixes of tags: of a word that begins an entity, and of a word inside one; then the prefixes of a word that ends one.
 _BEGINS, _GOES_ON = "BSU", "IMEL"
 _ENDS = "SUEL"
-#: Said of a number that transformers' recipes give to what does not count.
+#: A remedy for -100, the number that transformers' recipes give to ignored tokens.
 _NO_TAG = "-100 is no tag: it marks pieces of words that training leaves out. Give whole words, with the tag of each."
 
 
 @dataclass(frozen=True, eq=False)
 class TagAnswers(LabelAnswers):
-    """The labels of all words of all sentences; those of words that were cut off are ``O``, for certain.
+    """The labels of all words of all sentences; words that were cut off are ``O`` with probability 1.
 
     Attributes:
-        names: of the labels, in BIO.
-        lengths: of the sentences in words ``(n_sentences,)``.
+        names: the names of the labels, in BIO.
+        lengths: the lengths of the sentences in words ``(n_sentences,)``.
     """
 
     names: Sequence[str]
@@ -62,13 +62,13 @@ class TagAnswers(LabelAnswers):
     kind: str = field(default="tagging", kw_only=True)
 
     def tags(self, labels: npt.NDArray[Any]) -> list[list[str]]:
-        """Return the names of labels of all words, sentence by sentence."""
+        """Return the label names of all words, sentence by sentence."""
         ends = [0, *accumulate(self.lengths.tolist())]
         named = [self.names[label] for label in labels.tolist()]
         return [named[begin:end] for begin, end in pairwise(ends)]
 
     def more_scores(self) -> dict[str, float]:
-        """Return the calibration, and the share of words that are labelled rightly."""
+        """Return the calibration error, and the share of words with the right label."""
         return {**super().more_scores(), "word_accuracy": accuracy(self.logits, self.labels)}
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
@@ -81,10 +81,10 @@ class Entity:
     """A named entity in a sentence.
 
     Attributes:
-        kind: of the task's kinds.
+        kind: one of the task's kinds of entities.
         text: its words.
         first, last: the numbers of its first and its last word, from 0.
-        probability: the mean of those of its words' labels.
+        probability: the mean probability of its words' labels.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class TaggedSentence:
     """A sentence with the label of each word, in BIO, and its entities.
 
     Words beyond the model's longest row are not read: they are ``O`` with probability 1.
-    ``cut_tokens`` says how many tokens they are.
+    ``cut_tokens`` is the number of their tokens.
     """
 
     task: str
@@ -140,7 +140,7 @@ class Tagging(Kind):
     # -- Rows ------------------------------------------------------------------------------------------------
 
     def recognises(self, task: TaskTables) -> bool:
-        """Return whether the columns are those of words and tags."""
+        """Return whether the columns hold words and tags."""
         table, texts = task.train, task.columns.texts
         if texts:
             cells = table.columns.get(texts[0], ())
@@ -149,7 +149,7 @@ class Tagging(Kind):
         names, label = set(table.columns), task.columns.label
         if not names & set(WORDS):
             return False
-        if label:  # that of a text beside the words holds no list
+        if label:  # a label of the whole text is no list
             return label in _TAGS or isinstance(next(iter(table.columns.get(label, ())), None), list)
         labelled = names & {"text", "text_a"} and any(map(is_label, names))
         return bool(names & set(_TAGS)) and not labelled
@@ -157,8 +157,8 @@ class Tagging(Kind):
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows.
 
-        ``entities`` in ``source.json`` are the kinds of entities, in the order of the labels; default: as the task is
-        registered, or those of the training tags, sorted. Where tags are numbers, ``label_names`` says what they stand for.
+        ``entities`` in ``source.json`` are the kinds of entities, in the order of the labels; default: the registered task's,
+        or the kinds in the training tags, sorted. Where tags are numbers, ``label_names`` gives their names.
         """
         faults, source = DataFaults(), task.source
         read = {
@@ -185,7 +185,7 @@ class Tagging(Kind):
         return read_rows(task, definition, rows, notes=notes, faults=faults)
 
     def form(self) -> str:
-        """Return what the definition of a task has as its ``kind``."""
+        """Return the ``kind`` in a task's definition."""
         return next(iter(self.forms))
 
     def faults(self, task: TaskDefinition) -> list[str]:
@@ -198,7 +198,7 @@ class Tagging(Kind):
         return faults
 
     def groups_of(self, label: Sequence[int]) -> set[int]:
-        """Return the numbers, from 1, of the kinds of entities in a sentence; 0 for none."""
+        """Return the numbers, from 1, of the kinds of entities in a sentence; 0 if there is no entity."""
         return {(tag + 1) // 2 for tag in label if tag} or {0}
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
@@ -224,7 +224,7 @@ class Tagging(Kind):
             )
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
-        """Raise ``UsageError`` where O would not mean the same in all tasks."""
+        """Raise ``UsageError`` if O does not mean the same in all tasks."""
         if scenario == "class":
             first = next(task.name for task in tasks if task.entities)
             raise UsageError(
@@ -241,13 +241,13 @@ class Tagging(Kind):
             )
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> WordEncoder:
-        """Return what makes token ids of sentences, with their words marked."""
+        """Return the encoder of sentences, with the first token of each word marked."""
         from forgetfree.data.encoding import WordEncoder
 
         return WordEncoder(loaded.tokenizer, loaded.max_length)
 
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
-        """Return the answers to all words; those that were cut off are answered by O."""
+        """Return the answers to all words; words that were cut off are answered with O."""
         if rows is None:
             return LabelAnswers(logits.numpy(), labels.numpy())
         sentences: Any = rows
@@ -257,7 +257,7 @@ class Tagging(Kind):
     def kept_answers(
         self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
     ) -> LabelAnswers:
-        """Return answers from what their ``tensors`` gave; those to rows that were not there have no sentences."""
+        """Return answers from the arrays that ``tensors`` returned; answers made without rows have no sentences."""
         if (lengths := arrays.get("lengths")) is None:
             return LabelAnswers.of_tensors(arrays, rows)
         sound = lengths.dtype == np.int64 and lengths.ndim == 1 and bool((lengths > 0).all())
@@ -275,11 +275,11 @@ class Tagging(Kind):
         return json.dumps(value) if is_list else super().text_of_cell(task, value)
 
     def cell_type(self, task: TaskDefinition) -> str:
-        """Return what a cell of texts may be in a file, for messages."""
+        """Return the types that a text cell of a file may have, for messages."""
         return "a text or a list of words"
 
     def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
-        """Return sentences as rows; raise ``UsageError`` where one is a pair of texts, or has no words, or an empty one."""
+        """Return sentences as rows; raise ``UsageError`` if one is a pair of texts, has no words, or has an empty word."""
         check_texts(texts)
         if any(isinstance(text, tuple) and len(text) > 1 for text in texts):
             raise UsageError(
@@ -298,7 +298,7 @@ class Tagging(Kind):
     def replies(
         self, task: TaskDefinition, texts: Sequence[Text], output: Tensor, cut: Iterable[int]
     ) -> list[TaggedSentence]:
-        """Return each sentence with its tags, by logits ``(n_words, n_labels)``."""
+        """Return each sentence with its tags, from logits ``(n_words, n_labels)``."""
         shares, numbers = output.softmax(1).amax(1).tolist(), output.argmax(1).tolist()
         sentences, begin = [], 0
         for words, lost in zip(map(words_of, texts), cut, strict=True):
@@ -332,7 +332,7 @@ class Tagging(Kind):
 
 
 def words_of(text: Text) -> list[str]:
-    """Return the words of a sentence: a list of them, those of a JSON list, or those between spaces.
+    """Return the words of a sentence, which is a list, the JSON of a list, or a text with spaces between its words.
 
     >>> words_of("Jane works here"), words_of('["New York", "is", "far"]')
     (['Jane', 'works', 'here'], ['New York', 'is', 'far'])
@@ -366,7 +366,7 @@ def _columns(table: Table, columns: ColumnNames) -> list[str]:
 
 
 class _Sentences:
-    """The words and tags of one table, as BIO: by the place of each row that is good."""
+    """The words and tags of one table, by the place of each good row."""
 
     def __init__(self, table: Table, source: Mapping[str, Any], columns: ColumnNames) -> None:
         self._table = table
@@ -382,17 +382,17 @@ class _Sentences:
             self.words[i], self.tags[i] = sentence, written
 
     def kinds(self) -> list[tuple[int, str]]:
-        """Return the kinds of entities of all words, each with the number of its row."""
+        """Return the kind of entity of each word that is not O, with the number of its row."""
         return [(self._table.numbers[i], tag[2:]) for i, tags in self.tags.items() for tag in tags if tag != "O"]
 
     def check_kinds(self) -> None:
         """Raise ``DataError`` if kinds of entities look alike."""
-        kinds = sorted({*self.kinds()})  # once a row
+        kinds = sorted({*self.kinds()})  # each once per row
         names, rows = [name for _, name in kinds], [row for row, _ in kinds]
         check_alike(self._table.where, names, rows, "kinds of entities", "entities")
 
     def rows(self, task: TaskDefinition) -> Rows:
-        """Return the good rows with the task's labels, and note what is written otherwise."""
+        """Return the good rows with the task's labels in BIO, and note each other spelling or scheme of tags."""
         known, first_as = Labels.named(task.entities), dict[str, str]()
         numbers, other, kept = {label: number for number, label in enumerate(task.labels)}, "", dict[int, list[int]]()
         for i, tags in self.tags.items():
@@ -420,7 +420,7 @@ class _Sentences:
         return Rows(tuple(" ".join(self.words[i]) for i in kept), (), tuple(map(tuple, kept.values())))
 
     def _written(self, column: str, i: int, names: Sequence[str], sentence: Sequence[str] | None) -> list[str]:
-        """Return the tags of a sentence as they are written, one for each word; of a bad sentence, any number."""
+        """Return the tags of a sentence as written, one for each word; any number if the words are bad."""
         written = [self._tag(column, i, tag, names) for tag in self._cell(column, i)]
         if sentence is not None and len(written) != len(sentence):
             of = "the one word" if len(sentence) == 1 else f"each of {len(sentence)} words"
@@ -439,7 +439,7 @@ class _Sentences:
         return list(value)
 
     def _words(self, column: str, i: int) -> list[str]:
-        """Return the words of a sentence; a space within a word becomes one that breaks no line."""
+        """Return the words of a sentence; a space within a word becomes a no-break space."""
         words = self._cell(column, i)
         if not words:
             raise refusal(self._table.fault(i, column, "no words", "words", "none"))
@@ -488,9 +488,9 @@ Span = tuple[str, int, int]
 
 
 def entities_of(tags: Sequence[str]) -> list[Span]:
-    """Return the entities of one sentence as seqeval, and CoNLL's own script before it, find them.
+    """Return the entities of one sentence, as seqeval and CoNLL's own script find them.
 
-    An ``I-`` that continues no entity of its kind begins one.
+    An ``I-`` tag that continues no entity of its kind begins one.
 
     >>> entities_of(["B-PER", "I-PER", "O", "I-LOC"])
     [('PER', 0, 1), ('LOC', 3, 3)]
@@ -525,10 +525,10 @@ def entity_f1(answers: TagAnswers) -> float:
 
 
 def constant_entity_f1(answers: TagAnswers) -> float:
-    """Return the best entity F1 that one and the same label for every word can have.
+    """Return the best entity F1 of a constant: the same label for every word.
 
-    ``O`` finds nothing. ``B-X`` finds the X of one word, ``I-X`` those that are whole sentences, each among as many guesses
-    as there are words, or sentences.
+    ``O`` finds nothing. ``B-X`` guesses an entity at each word, and finds each X of one word. ``I-X`` guesses one entity per
+    sentence, and finds each X that is a whole sentence.
     """
     entities, single, whole = 0, Counter[str](), Counter[str]()
     for tags in answers.tags(answers.labels):

@@ -1,4 +1,4 @@
-"""``learning``: a task is trained in any trainer, within its own region of a model; ``answering``: the model answers it."""
+"""``learning``: any trainer trains a task within its own region of a model; ``answering``: the model answers the task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from forgetfree.trainers.region_of_batches import Loss, Source, region_of_batche
 
 
 def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss that the model itself computes from a batch, as transformers' models do where they get labels.
+    """Return the loss that the model itself computes from a batch, as transformers' models do when given labels.
 
     Raises:
         UsageError: it computes none.
@@ -68,10 +68,9 @@ class Skill:
     Attributes:
         task: its name.
         region: γ, as it was chosen.
-        free: γ without what the tasks below own: the parent, and whom that stands on.
+        free: γ without the entries that the tasks below own: the parent and its own parents.
         values: the parameter ``(s,)`` of the free entries.
         heads: the names of the modules that are trained whole.
-        parent: the task that it stands on; empty: θ_pre.
     """
 
     task: str
@@ -79,7 +78,6 @@ class Skill:
     free: Region = field(repr=False)
     values: nn.Parameter = field(repr=False)
     heads: tuple[str, ...]
-    parent: str = ""
 
 
 @contextmanager
@@ -112,51 +110,53 @@ def learning(
 ) -> Iterator[Skill]:
     """Let any trainer train a task inside, within its region alone; at the end the ledger has the task, and the model θ_pre.
 
-    Step (2) of GraftingContinual (paper, §5.2 and C.3) for trainers of others: transformers' `Trainer`, TRL's, Lightning,
-    accelerate, or a loop of one's own. Where the ledger has tasks beside the weights, what is trained are differences.
+    Step (2) of GraftingContinual (paper, §5.2 and C.3) for other trainers: transformers' `Trainer`, TRL's, Lightning,
+    accelerate, or a custom loop. If the ledger keeps tasks beside the weights, differences are trained.
 
     >>> ledger = Ledger.of_model(model)  # doctest: +SKIP
     >>> with learning(model, ledger, "billing", batches=loader):  # doctest: +SKIP
     ...     SFTTrainer(model=model, args=args, train_dataset=rows).train()
 
     Args:
-        model: holds θ_pre, the ledger's weights: a model of transformers, or any module.
+        model: a transformers model or any module, which holds θ_pre, the ledger's weights.
         ledger: gets the task.
         task: its name.
-        batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
-        sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
-        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), or ``fisher``, all on what the
-            task stands on; ``movement``: how far θ_ft is from there; or ``random``. See `forgetfree.core.selection.saliency`.
+        batches: batches whose gradients choose γ, such as ``trainer.get_train_dataloader()``.
+        sparsity: the maximum size of γ, as a share of the graftable entries; the paper: 1e-4.
+        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), or ``fisher``, all at the weights
+            that the task stands on; ``movement``: the distance of θ_ft from them; or ``random``. See
+            `forgetfree.core.selection.saliency`.
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the state dict of the fine-tuned model.
-        loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
-        rows: how many rows of the batches are read to choose γ, at least; whole batches are. The sum of the gradients of
-            several batches takes 4 bytes an entry.
-        among: the entries among which γ is sought: ``free``: those that no task below owns, because tasks of one kind have
-            their largest gradients at the same ones; ``all``, as in the paper (C.3): of γ, what is free is trained.
-        parent: the earlier task that this one stands on: it is trained on top of what the parent is answered with. If each task
-            stands on the one before it, ``ledger.last``, tasks are answered with unions (C.3). ``None``: it stands on θ_pre.
-        heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
-            lies outside of the model's body and is not frozen, apart from an LM head.
-        seed: of ``region_from="random"``.
-        labels: the names of the head's outputs, in order. With ``tokenizer``, all of forgetfree answers the task from the
-            ledger; so it does with ``kind`` where the model writes texts. Default: `answering` alone does.
+        loss: maps ``(model, batch)`` to the mean loss over the batch's rows; default: ``model(**batch).loss``.
+        rows: the minimum number of rows read to choose γ; batches are read whole. The sum of the gradients of several batches
+            takes 4 bytes per entry.
+        among: the entries among which γ is chosen. ``free``: the entries that no task below owns, because tasks of one kind
+            have their largest gradients at the same entries; ``all``: all entries, of which only the free ones are trained, as
+            in the paper (C.3).
+        parent: the earlier task that this one stands on: it is trained on top of the parent's weights. If each task stands on
+            the one before it, ``ledger.last``, tasks are answered with unions (C.3). ``None``: it stands on θ_pre.
+        heads: names of modules that the task trains whole and stores in the ledger, such as ``["score"]``. Default: all
+            modules outside of the model's body that are not frozen, except for an LM head.
+        seed: seed of ``region_from="random"``.
+        labels: the names of the head's outputs, in order. With ``tokenizer``, all of forgetfree can answer the task from the
+            ledger; for a model that writes texts, with ``kind`` and ``tokenizer``. Default: only `answering` can.
         kind: ``generation``, ``messages`` (chats), ``pair`` (of texts) or ``tagging``; default: ``classification``, of a text.
-        tokenizer: the model's.
-        max_length: the longest row that is read, in tokens. Default: what is usual for the kind.
-        metric: by what answers are scored. Default: the kind's first.
-        instruction: of texts; this and the following as in `forgetfree.tasks.TaskDefinition`.
-        template: of texts: what a prompt stands in.
-        max_new_tokens: of texts: the most tokens that are written.
-        stop: of texts: what ends one, beside the token for it.
-        closed_answers: of texts: those that may answer, of which the likeliest does.
+        tokenizer: the model's tokenizer.
+        max_length: the maximum number of tokens per row. Default: the usual one of the kind.
+        metric: the metric that scores answers. Default: the kind's first.
+        instruction: for text answers; this and the following as in `forgetfree.tasks.TaskDefinition`.
+        template: for text answers: the template around the prompt.
+        max_new_tokens: for text answers: the maximum number of tokens to write.
+        stop: for text answers: texts that end an answer, in addition to the end token.
+        closed_answers: for text answers: the possible answers; the model gives the likeliest.
 
     Raises:
         TaskError: the ledger has the task, or does not have the parent.
-        LedgerError: the model is not the ledger's, or holds something else than θ_pre; or other tasks are read otherwise.
-        UsageError: what is given cannot be trained, or leaves no entry that is free; nothing has changed.
+        LedgerError: the model is not the ledger's, or does not hold θ_pre; or the ledger's other tasks have another readout.
+        UsageError: the arguments cannot be used for training, or leave no entry free; nothing has changed.
         TrainingError: the task has learned nothing; the loss is not finite; or the trainer trains something else than the
-            region, or takes the model apart. The ledger is as it was, and the model holds θ_pre.
+            region, or shards the model. The ledger is unchanged, and the model holds θ_pre.
     """
     ledger.check_new(task)
     body = check_model(model, ledger, anew=True)
@@ -164,10 +164,17 @@ def learning(
     frozen = _frozen(graftable)
     named = _heads(model, body, heads)
     settings = {
-        **{"max_length": max_length, "metric": metric, "instruction": instruction, "template": template},
-        **{"max_new_tokens": max_new_tokens, "stop": stop, "closed_answers": closed_answers},
+        "max_length": max_length,
+        "metric": metric,
+        "instruction": instruction,
+        "template": template,
+        "max_new_tokens": max_new_tokens,
+        "stop": stop,
+        "closed_answers": closed_answers,
     }
-    meaning = _meaning(model, body, ledger, task, named, kind, labels, tokenizer, settings)
+    meaning = _meaning(
+        model, body, ledger, task, named, kind=kind, labels=labels, tokenizer=tokenizer, settings=settings
+    )
     if not isinstance(rows, int) or rows < 1:
         raise UsageError(f"rows must be a whole number of at least 1, got {brief(rows)}. Leave it out for {ROWS}.")
     if among not in ("all", "free"):
@@ -217,7 +224,7 @@ def learning(
             attached = AttachedRegion(model, body, ledger.space, free, ledger.effect, task)
             start = attached.trained()
             with attached.attached([each for head in named.values() for each in head.parameters()]):
-                yield Skill(task, region, free, attached.values, tuple(named), parent)
+                yield Skill(task, region, free, attached.values, tuple(named))
             changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
             state = _state(model, {*own, *kept.values()})
             values = attached.trained()
@@ -229,7 +236,7 @@ def learning(
             "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "
             "must be of the same region."
         )
-    moved = _learned(attached, start, values)
+    moved = _moved(attached, start, values)
     if not bool(moved.any()):
         weights = {f"{name}.{key}" for name, head in named.items() for key, _ in head.named_parameters()}
         _check_learned(task, attached, any(not torch.equal(state[name], before[name]) for name in weights))
@@ -249,12 +256,13 @@ def _meaning(
     ledger: Ledger,
     task: str,
     heads: Mapping[str, nn.Module],
+    *,
     kind: str | None,
     labels: Sequence[str] | None,
     tokenizer: Any,
     settings: Mapping[str, Any],
 ) -> Meaning | None:
-    """Return how all of forgetfree answers a task from its ledger; ``None`` where nothing is told of it."""
+    """Return how all of forgetfree answers a task from its ledger; ``None`` if no labels, kind, tokenizer or settings are given."""
     given = {name: value for name, value in settings.items() if value is not None}
     if labels is None and kind is None and tokenizer is None and not given:
         return None
@@ -265,7 +273,7 @@ def _meaning(
 
 
 def _free(ledger: Ledger, task: str, region: Region, parent: str) -> Region:
-    """Return the entries of γ that a task would own."""
+    """Return the free entries of γ; raise ``UsageError`` if there are none."""
     free = ledger.free(region, parent)
     if len(free):
         return free
@@ -278,8 +286,8 @@ def _free(ledger: Ledger, task: str, region: Region, parent: str) -> Region:
     raise UsageError(f"No entry is free for task {task!r}: {reason}.")
 
 
-def _learned(attached: AttachedRegion, start: Tensor, values: Tensor) -> Tensor:
-    """Return which free entries moved ``(s,)``, without those that no row reached: an optimiser's decay moves these, too."""
+def _moved(attached: AttachedRegion, start: Tensor, values: Tensor) -> Tensor:
+    """Return which free entries moved ``(s,)``, in an optimiser's steps only those that a row reached: decay moves all."""
     moved = (values != start).cpu()
     if attached.steps:
         sizes = torch.tensor(attached.sizes, device="cpu")
@@ -288,7 +296,7 @@ def _learned(attached: AttachedRegion, start: Tensor, values: Tensor) -> Tensor:
 
 
 def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> None:
-    """Say why no entry of a task moved; raise ``TrainingError`` where its head did not move either."""
+    """Print why no entry of a task moved; raise ``TrainingError`` if its head did not move either."""
     if head_moved:
         tell_note(f"task {task!r}: its head alone was trained, and no entry of its region moved: it owns none.")
         return
@@ -323,18 +331,18 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
     >>> with answering(model, ledger, "billing"):  # doctest: +SKIP
     ...     model.generate(**inputs)
 
-    It is in evaluation mode inside, and afterwards each module has the mode that it had. Where the ledger knows the task's
-    labels, the model's ``config`` names them, so transformers' pipelines say them.
+    Inside, the model is in evaluation mode; afterwards each module has its former mode. If the ledger has the task's labels,
+    the model's ``config`` names them, so transformers' pipelines return them.
 
     Args:
-        model: the ledger's.
-        ledger: its tasks.
-        task: one of them.
+        model: the ledger's model.
+        ledger: the ledger.
+        task: one of its tasks.
 
     Raises:
-        TaskError: the ledger does not have it.
-        LedgerError: the model is not the ledger's, or answers another task; or something has changed its weights inside.
-        TrainingError: an optimiser steps the model inside.
+        TaskError: the ledger does not have the task.
+        LedgerError: the model is not the ledger's, or answers another task; or its weights were changed inside.
+        TrainingError: an optimiser updates the model inside.
     """
     record = ledger.records[ledger.position(task)]
     check_model(model, ledger)
@@ -352,16 +360,16 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
 
 
 def check_model(model: nn.Module, ledger: Ledger, *, anew: bool = False) -> nn.Module:
-    """Return the part of a model that the ledger is of, its body or itself; it holds θ_pre.
+    """Return the part of a model that the ledger belongs to, its body or the model itself; it holds θ_pre.
 
     Args:
         model: the model.
         ledger: the ledger.
-        anew: read the weights, even if nothing is known to have changed them since.
+        anew: read the weights again, even if no change is known.
 
     Raises:
         ModelError: a model of this form cannot be grafted.
-        LedgerError: it is another model, or holds something else.
+        LedgerError: it is another model, or does not hold θ_pre.
         UsageError: a task is being learned on it.
     """
     if NAME in model._parameters:
@@ -375,7 +383,7 @@ def check_model(model: nn.Module, ledger: Ledger, *, anew: bool = False) -> nn.M
 
 
 def check_plain(model: nn.Module, effect: Effect = "written") -> None:
-    """Raise ``ModelError`` for a model whose weights are wrapped, on several devices, or not to be written, with the remedy."""
+    """Raise ``ModelError``, with the remedy, for a model that is wrapped, on several devices, or cannot be written."""
     reason = ""
     if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
         reason = "it is wrapped for several devices. Give model.module, and wrap that inside the block"
@@ -400,7 +408,7 @@ def check_plain(model: nn.Module, effect: Effect = "written") -> None:
 
 
 def _frozen(graftable: Graftable) -> list[TensorSpec]:
-    """Return the tensors of a space that are frozen in a model, which own nothing; none where all are frozen."""
+    """Return the tensors of a space that are frozen in the model, so that no task owns them; none if all are frozen."""
     tensors = graftable.space.tensors
     frozen = [spec for number, spec in enumerate(tensors) if graftable.is_frozen(number)]
     if len(frozen) < len(tensors):
@@ -418,7 +426,7 @@ def _has_entry(region: Region, spec: TensorSpec) -> bool:
 
 
 def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the modules of these names; by default those outside of the body that are not frozen, apart from an LM head."""
+    """Return the modules with these names; default: those outside of the body that are not frozen, except for an LM head."""
     output = embeddings_of(model, "output")
     inside = {id(each) for each in body.parameters()} | {id(each) for each in (output.parameters() if output else ())}
     outside = {
@@ -452,7 +460,7 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
 
 
 def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
-    """Return what reads a task out, by names in the model.
+    """Return the readout tensors of a task, by their names in the model.
 
     Raises:
         LedgerError: the model has no place for it.
@@ -480,7 +488,7 @@ def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
 
 
 def _state(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return copies of tensors of a model, on the CPU; of sharded ones, all of them."""
+    """Return copies of tensors of a model, on the CPU; sharded tensors are gathered."""
     own: dict[str, Any] = model.state_dict()
     return {name: full_tensor(own[name]).cpu().clone() for name in sorted(names)}  # in one order in all processes
 
@@ -494,7 +502,7 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         if hasattr(there, "full_tensor"):
             from torch.distributed.tensor import distribute_tensor
 
-            # Each process has the whole tensor, and takes its part.
+            # Each process has the whole tensor and takes its shard.
             where = there.device_mesh, there.placements
             tensor = distribute_tensor(tensor.to(there.device), *where, src_data_rank=None)
         there.copy_(tensor)
