@@ -1,6 +1,6 @@
 """Judge the claims of claims.md: ``python -m benchmarks.claims [--figures] [NAME [RUN ...]]``.
 
-The thresholds stand in claims.md alone; here stands how each quantity is measured.
+The thresholds are defined in claims.md, the measurements of quantities here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forgetfree.results.runs import UNION, Run, read_run
 from forgetfree.results.table import SCORE, Results
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
-#: The runs that were published.
+#: The published runs.
 RESULTS = CLAIMS.with_name("results")
 
 
@@ -37,7 +37,7 @@ class Claim:
     Attributes:
         name: the claim in words.
         compared: ``>``, ``<`` or ``=``.
-        threshold: as a fraction: 98 % and 98 points are 0.98.
+        threshold: the threshold as a fraction: 98 % and 98 points are 0.98.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Claim:
     threshold: float
 
     def verdict(self, found: Interval) -> str:
-        """Return ``holds``, ``does not``, or ``undecided`` because the interval holds the threshold."""
+        """Return ``holds``, ``does not``, or ``undecided`` because the interval contains the threshold."""
         if math.isnan(found.low):
             return "undecided"
         if self.compared == "=":
@@ -66,7 +66,7 @@ def claims(name: str) -> list[Claim]:
 
 
 def tables() -> list[str]:
-    """Return the names of the tables of claims.md whose runs are there."""
+    """Return the names of the tables of claims.md with published runs."""
     names = re.findall(r"^## (\S+)$", CLAIMS.read_text(encoding="utf-8"), re.MULTILINE)
     return [name for name in names if "files" in set_up(name)]
 
@@ -84,7 +84,7 @@ def published(name: str) -> list[str]:
 
 
 def set_up(name: str) -> dict[str, str]:
-    """Return what claims.md says of the runs that judge the claims of a table: ``shots``, ``seeds``, ``files`` and so on."""
+    """Return the settings of the runs that judge a table, from claims.md: ``shots``, ``seeds``, ``files`` and so on."""
     (line,) = re.findall(r"^`(stream=.*)`$", _section(name), re.MULTILINE)
     return dict(pair.split("=") for pair in line.split())
 
@@ -99,12 +99,12 @@ def _section(name: str) -> str:
 
 
 class Runs:
-    """The runs that judge: their scores, their answers on the test rows where they are kept, and what they cost.
+    """The runs that judge claims: scores, answers on the test rows if they are kept, and costs.
 
     Args:
-        paths: of directories or CSV files of `forgetfree run`, on the same rows. The task may be given or withheld
+        paths: directories or CSV files of `forgetfree run`, on the same rows. The task may be given or withheld
             (``scenario=class``).
-        seeds: whose runs are judged; default: all.
+        seeds: the seeds of the runs that are used; default: all.
 
     Raises:
         RunError: as `Results`.
@@ -114,7 +114,7 @@ class Runs:
         read = [read_run(Path(path)) for path in paths]
         if seeds is not None:
             read = [replace(each, runs=tuple(run for run in each.runs if str(run.seed) in seeds)) for each in read]
-        # Runs that know the task of a row are not put beside runs that do not.
+        # Runs that know the task of a row are not comparable with runs that do not.
         self._results = {
             hidden: Results([each for each in read if (each.about.scenario != "task") == hidden])
             for hidden in sorted({each.about.scenario != "task" for each in read})
@@ -138,7 +138,7 @@ class Runs:
         self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())
 
     def units(self, role: str) -> Mapping[int, Run]:
-        """Return what is known of the runs of a strategy beside their scores, by seed."""
+        """Return the runs of a strategy, with facts besides their scores, by seed."""
         results, label = self.strategies[role]
         return results.units[label]
 
@@ -148,7 +148,7 @@ class Runs:
         return results.matrices(label, metric)
 
     def unlike(self, wanted: Mapping[str, str]) -> list[str]:
-        """Return what of the set-up is not as it is ``wanted``, for each strategy its seeds."""
+        """Return the differences from the ``wanted`` set-up, including the seeds of each strategy."""
         found = []
         for results in self._results.values():
             there = {**results.settings, "stream": results.stream}
@@ -160,11 +160,11 @@ class Runs:
         for role in self.strategies:
             if (seeds := ",".join(map(str, self.units(role)))) != wanted["seeds"]:
                 found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
-        return list(dict.fromkeys(found))  # what both kinds of runs have otherwise, once
+        return list(dict.fromkeys(found))  # a difference of both kinds of runs, once
 
 
 def _runs(name: str, paths: Sequence[str]) -> Runs:
-    """Return the runs that are named, or else of those that are published the seeds that a table of claims is about."""
+    """Return the named runs, or else the published runs with the seeds of a table of claims."""
     return Runs(paths) if paths else Runs(published(name), set_up(name)["seeds"].split(","))
 
 
@@ -174,7 +174,7 @@ def _role(run: Run) -> str:
     return "bare" if run.facts.options.get("region_steps") == 0 else str(run.facts.options.get("composition", "union"))
 
 
-# ---- what is measured ---------------------------------------------------------------------------------
+# ---- measurements -------------------------------------------------------------------------------------
 
 
 def changed(role: str, runs: Runs) -> Interval:
@@ -183,26 +183,26 @@ def changed(role: str, runs: Runs) -> Interval:
     Scores are compared, not answers.
     """
     changes = []
-    for matrix in runs.matrices(role)[:, 1:]:  # the first row is that before training
+    for matrix in runs.matrices(role)[:, 1:]:  # the first row is before training
         changes += [np.abs(matrix[task:, task] - matrix[task, task]).max() for task in range(len(matrix))]
     most = float(np.max(changes))  # Python's max loses NaN
     return Interval(most, float(np.min(changes)), most)
 
 
 def share(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
-    """Return the score on a task, or the average of all, divided by that of another strategy."""
+    """Return the score on a task, or the average of all, divided by the score of another strategy."""
     return runs.evidence.retention(role, other, 0.0, task)
 
 
 def above(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
-    """Return how far the score on a task, or the average of all, is above that of another strategy."""
+    """Return the score on a task, or the average of all, minus the score of another strategy."""
     return runs.evidence.difference(role, other, task)
 
 
 def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
     """Return the score under the one final union minus that under the union of each task, on a task or the average of all.
 
-    ``None`` where a run did not ask for it (``final_union``).
+    ``None`` if a run lacks it (option ``final_union``).
     """
     unions, owned = (runs.matrices("union", metric)[:, -1] for metric in (f"{UNION}accuracy", SCORE))
     if np.isnan(unions).all(axis=1).any():
@@ -221,21 +221,21 @@ def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
 
 
 def calibration(runs: Runs, role: str = "union") -> Interval | None:
-    """Return the mean ECE of ``union``, or another, minus the fine-tuned one."""
+    """Return the mean ECE of ``union``, or of another role, minus the ECE of fine-tuning."""
     return runs.calibration.difference(role, "fine-tune")
 
 
 def cost(*phases: str, role: str = "union", whole: bool = False) -> Callable[[Runs], Interval | None]:
-    """Return a measure of the seconds of phases of ``union``, or another, divided by those of fine-tuning.
+    """Return a function for the seconds of phases of ``union``, or of another role, divided by those of fine-tuning.
 
-    A fine-tuned model that runs share is made by one of them: the others took no time for it. ``whole`` counts it all the same,
-    in each run that localizes in it. ``None`` where no run tells how long it took.
+    One run trains a shared fine-tuned model; the others need no time for it. ``whole`` adds its time to each run that localizes
+    in it. The function returns ``None`` if no run has the time of fine-tuning.
     """
 
     def measured(runs: Runs) -> Interval | None:
         fine_tuning: dict[int, float] = {}
         for run in (run for role in runs.strategies for run in runs.units(role).values()):
-            # The second name stands in kept files alone.
+            # Only older files have the second name.
             made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", "fine_tune_elsewhere"))
             fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
         its = runs.units(role)
@@ -250,9 +250,9 @@ def cost(*phases: str, role: str = "union", whole: bool = False) -> Callable[[Ru
 
 
 def told_apart(runs: Runs) -> Interval | None:
-    """Return the share of rows whose answer is a label of their own task, the mean of the tasks.
+    """Return the share of rows for which a label of their own task is predicted, mean over tasks.
 
-    ``None`` where the answers are not kept, as in a CSV file.
+    ``None`` if the answers are not kept, as in a CSV file.
     """
     scores: dict[int, dict[str, RowScore]] = {}
     for seed, run in runs.units("withheld").items():
@@ -265,7 +265,7 @@ def told_apart(runs: Runs) -> Interval | None:
 
 
 _TASKS = {"QNLI": "qnli", "AG News": "ag_news", "SST-2": "sst2"}
-#: How the quantity of each claim is measured.
+#: The function that measures the quantity of each claim.
 MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "nothing is forgotten": partial(changed, "union"),
     "nothing is forgotten, alone": partial(changed, "alone"),
@@ -315,9 +315,9 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values of several claims that are judged together, adjusted as Holm does (1979).
+    """Return the p-values of several claims that are judged together, adjusted by Holm's method (1979).
 
-    With all claims whose adjusted p-value is below 0.05, the chance that one of them or more is wrong is at most 5 %.
+    Among the claims with an adjusted p-value below 0.05, the probability of one or more wrong ones is at most 5 %.
     """
     adjusted, most = [math.nan] * len(p_values), 0.0
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
@@ -328,15 +328,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def judged(name: str, paths: Sequence[str] = ()) -> Page:
-    """Return the claims of a table with what the runs say of each, and with a note where these are other runs.
+    """Return the claims of a table with measurements and verdicts, and a note if the claims are about other runs.
 
-    Beside the verdict of each claim stands that of all of them together: what still holds, or does not, when p-values are
-    adjusted by `holm`. Claims that something is exactly so have no p-value. Claims of one and the same measurement and
-    threshold, such as those of the first task's graft in a union and alone, count once.
+    A second verdict judges all claims together, with p-values adjusted by `holm`. Claims of equality have no p-value. Claims
+    with the same measurement and threshold, such as for the first task's graft in a union and alone, count once.
 
     Args:
-        name: of the table.
-        paths: of runs; default: those that are `published`.
+        name: the name of the table.
+        paths: paths of runs; default: the `published` ones.
 
     Raises:
         RunError: there is no such table, or the runs cannot be judged together.
@@ -373,11 +372,11 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
 
 
 def figures(name: str, paths: Sequence[str] = ()) -> Table:
-    """Return what the runs that judge a table say beside its claims, of each strategy but fine-tuning.
+    """Return further measurements of the runs that judge a table, for each strategy but fine-tuning.
 
     Args:
-        name: of the table.
-        paths: of runs; default: those that are `published`.
+        name: the name of the table.
+        paths: paths of runs; default: the `published` ones.
 
     Raises:
         RunError: as `judged`.

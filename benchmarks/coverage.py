@@ -1,9 +1,9 @@
-"""How often a 95 % interval holds the truth, simulated: ``python -m benchmarks.coverage``.
+"""How often a 95 % interval contains the true value, simulated: ``python -m benchmarks.coverage``.
 
-Two strategies learn with the same seeds and answer the same test rows. Rows are harder or easier for both, and for one of them
-with every seed; seeds are better or worse on every row; and there is chance of a row with a seed. Both strategies are equally
-good. `forgetfree.results.evidence` makes intervals of what each of many worlds shows, and so do two usual ways that count
-seeds alone. An interval that cannot be made, because nothing varies, counts as one that misses.
+Two equally good strategies learn with the same seeds and predict the same test rows. The score of a row is a sum of random
+effects: of the row on both strategies, of the row on one strategy with every seed, of the seed on every row, and of row and
+seed. `forgetfree.results.evidence` computes intervals from each of many simulated worlds, and so do two usual methods that use
+the variance between seeds alone. An undefined interval, because nothing varies, counts as a miss.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _WORLDS, _RESAMPLES = 1500, 500
 
 @dataclass(frozen=True)
 class World:
-    """Where scores come from.
+    """The distribution of scores.
 
     Attributes:
-        rows: how many are answered.
-        effect: standard deviation of what a seed adds to the score, times the square root of ``rows``.
-        wrong: the share of rows that each strategy answers wrongly; rows are then seen as right or wrong alone. ``None``: each
-            row adds a normal number to the score.
+        rows: the number of test rows.
+        effect: standard deviation of a seed's effect on the score, times the square root of ``rows``.
+        wrong: the share of rows that each strategy predicts wrongly; each row is then 1 or 0. ``None``: each row has a normal
+            number.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class World:
         return 0.0 if self.wrong is None else 1 - self.wrong
 
     def shown(self, seeds: int, worlds: int) -> Iterator[Floats]:
-        """Yield what each row adds to the score of each strategy and seed ``(2, seeds, rows)``."""
+        """Yield the value of each row for each strategy and seed ``(2, seeds, rows)``."""
         random = np.random.default_rng([seeds, round(10 * self.effect), round(1000 * (self.wrong or 0))])
         hard = math.inf
         if self.wrong is not None:
@@ -68,12 +68,12 @@ WORLDS = {
 
 
 def coverage(seeds: int, world: World, worlds: int = _WORLDS) -> dict[str, float]:
-    """Return for each kind of interval the share of worlds in which it holds the truth.
+    """Return for each kind of interval the share of worlds in which it contains the true value.
 
     Args:
-        seeds: of a run.
+        seeds: the number of seeds of a run.
         world: one of `WORLDS`.
-        worlds: how many.
+        worlds: the number of simulated worlds.
     """
     held: dict[str, list[bool]] = {}
     for rows in world.shown(seeds, worlds):
@@ -83,7 +83,7 @@ def coverage(seeds: int, world: World, worlds: int = _WORLDS) -> dict[str, float
 
 
 def _intervals(rows: Floats, truth: float) -> Mapping[str, tuple[float, float, float]]:
-    """Return by kind the truth and the ends of an interval."""
+    """Return for each kind the true value and the ends of an interval."""
     found = {}
     for kind, answers in (("ours", True), ("ours, of scores alone", False)):
         evidence = Evidence(
@@ -108,7 +108,7 @@ def _score(rows: Floats, answers: bool) -> RowScore:
 def _welch(a: Floats, b: Floats) -> tuple[float, float]:
     from scipy.stats import ttest_ind
 
-    with warnings.catch_warnings():  # where no seed differs from another, there is no interval
+    with warnings.catch_warnings():  # if all seeds are equal, there is no interval
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = ttest_ind(a, b, equal_var=False).confidence_interval()
     return float(low), float(high)
@@ -128,7 +128,7 @@ _RIVALS: Mapping[str, Callable[[Floats, Floats], tuple[float, float]]] = {
 
 
 def tables() -> Page:
-    """Return the share of worlds in which each kind of interval holds the truth, for each number of seeds and each world."""
+    """Return the coverage of each kind of interval, for each number of seeds and each world."""
     found = {name: [coverage(seeds, world) for seeds in SEEDS] for name, world in WORLDS.items()}
     kinds = found["small"][0]
     rows = [

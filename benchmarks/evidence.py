@@ -1,14 +1,14 @@
-"""Measure what result pages need, unit by unit, and keep each unit as soon as it ends.
+"""Measure the runs of result pages, unit by unit, and store each unit as soon as it ends.
 
     python -m benchmarks.evidence related-32 --data DIR --rates
     python -m benchmarks.evidence related-32 --data DIR
 
-evidence/NAME.toml is a file for ``forgetfree run --config``, and results/NAME.csv is what ``forgetfree report --format csv``
-prints of that run. The command runs one strategy with one seed at a time and leaves out those that are in the CSV file. So it
-can be stopped at any moment, and several processes with the same ``--work`` can share the units.
+evidence/NAME.toml is a file for ``forgetfree run --config``, and results/NAME.csv is the output of ``forgetfree report --format
+csv`` for that run. The command runs one strategy with one seed at a time and skips units that are in the CSV file. So it can be
+stopped at any moment, and several processes with the same ``--work`` can share the units.
 
 With ``--rates``, it scores four learning rates of each strategy on validation rows, with a seed that no test score uses, and
-writes the averages to results/rates/NAME.json. The best ones must then stand in the TOML file.
+writes the averages to results/rates/NAME.json. The TOML file must then have the best ones.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from forgetfree.results.table import Results, load_results
 
 CONFIGS = Path(__file__).resolve().with_name("evidence")
 RESULTS = CONFIGS.with_name("results")
-#: The rates that are scored: of all training, whose multiples the readout and a region have; of adapters; and of PackNet's
-#: region as a multiple of that in fine-tuning, which for 0.1 % of the entries are 0.3, 1, 3 and 10 times √(N/s).
+#: The scored rates: of all training (readout and region have multiples of it); of adapters; and of PackNet's region, as
+#: multiples of the rate in fine-tuning: for 0.1 % of the entries, they are 0.3, 1, 3 and 10 times √(N/s).
 RATES = ("learning_rate", (1e-5, 3e-5, 1e-4, 3e-4))
 ADAPTER_RATES = ("lora_learning_rate", (3e-4, 1e-3, 3e-3, 1e-2))
 PACKNET_RATES = ("region_rate_factor", (10.0, 32.0, 95.0, 316.0))
@@ -55,7 +55,7 @@ class Unit:
     Attributes:
         reference: the strategy, as ``--strategy``.
         seed: its seed.
-        rate: another learning rate than that of the TOML file.
+        rate: a learning rate in place of the one in the TOML file.
     """
 
     reference: str
@@ -77,12 +77,12 @@ class Unit:
 
 
 class Evidence(ABC):
-    """Units of one TOML file, and the file that keeps what they found.
+    """Units of one TOML file, and the file with their results.
 
     Args:
-        name: of the TOML file.
+        name: the name of the TOML file.
         data: as ``--data``.
-        work: where units are run; nothing there is needed later.
+        work: the directory in which units run; it is not needed later.
     """
 
     #: Options of all units that differ from the TOML file.
@@ -94,7 +94,7 @@ class Evidence(ABC):
         self.references = dict(zip(self.config.strategy_names, self.config.strategy, strict=True))
 
     def measure(self, strategies: Sequence[str] = ()) -> None:
-        """Run the units of some strategies, or of all, that are not kept and that no other process runs.
+        """Run the units of some strategies, or of all, unless they are stored or another process runs them.
 
         Raises:
             UnknownNameError: there is no such strategy.
@@ -125,15 +125,15 @@ class Evidence(ABC):
 
     @abstractmethod
     def has(self, unit: Unit) -> bool:
-        """Say whether a unit is kept."""
+        """Return whether a unit is stored."""
 
     @abstractmethod
     def keep(self, unit: Unit, out: Path) -> None:
-        """Add a unit that was run in a directory to those that are kept."""
+        """Store the results of a unit that ran in a directory."""
 
     def _run(self, unit: Unit) -> Path:
         out = self.work / str(unit)
-        rmtree(out, ignore_errors=True)  # of a process that was killed
+        rmtree(out, ignore_errors=True)  # left by a killed process
         section = for_strategies(self.section, [unit.reference])
         section["set"] = {**section["set"], **self.settings, **unit.changes, "cache": str(self.work / "fine-tuned")}
         own = {"strategy": (unit.reference,), "seed": (unit.seed,), "out": str(out)}
@@ -153,7 +153,7 @@ class Scores(Evidence):
         """Return all units, seed after seed.
 
         Raises:
-            RunError: the TOML file does not have the best of the rates that were scored.
+            RunError: the TOML file does not have the best of the scored rates.
         """
         for name, found in averages(self.name).items():
             option, rates = rates_of(self.references[name])
@@ -166,12 +166,12 @@ class Scores(Evidence):
         return [Unit(reference, seed) for seed, reference in product(self.config.seed, self.config.strategy)]
 
     def has(self, unit: Unit) -> bool:
-        """Say whether the CSV file has a unit."""
+        """Return whether the CSV file has a unit."""
         kept = load_results(self.path).runs if self.path.exists() else []
         return any((each.strategy, each.seed) == (unit.strategy, unit.seed) for each in kept)
 
     def keep(self, unit: Unit, out: Path) -> None:
-        """Add a unit to the CSV file, whose set-up is that of all units together."""
+        """Add a unit to the CSV file, and update its header for all units."""
         steps = {options.steps for options in self.config.options.values()}
         records = [read_run(path) for path in (self.path, out) if path.exists()]
         data = {"steps": steps.pop() if len(steps) == 1 else None}
@@ -190,7 +190,7 @@ class Rates(Evidence):
         return [Unit(reference, SEED, rate) for reference in self.config.strategy for rate in rates_of(reference)[1]]
 
     def has(self, unit: Unit) -> bool:
-        """Say whether the JSON file has a rate."""
+        """Return whether the JSON file has a rate."""
         return f"{unit.rate:g}" in averages(self.name).get(unit.strategy, {})
 
     def keep(self, unit: Unit, out: Path) -> None:
@@ -222,10 +222,10 @@ def rates_path(name: str) -> Path:
 
 
 def averages(name: str) -> dict[str, dict[str, float]]:
-    """Return the average of each rate by strategy; nothing where none was scored.
+    """Return the average of each rate by strategy; empty if none was scored.
 
     Args:
-        name: of the TOML file.
+        name: the name of the TOML file.
     """
     if not rates_path(name).exists():
         return {}
@@ -234,7 +234,7 @@ def averages(name: str) -> dict[str, dict[str, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is missing, and return the exit status."""
+    """Measure the missing units, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__.partition("\n")[0])
     parser.add_argument("name", choices=sorted(path.stem for path in CONFIGS.glob("*.toml")))
     parser.add_argument("--data", required=True, help="as that of forgetfree run")

@@ -1,7 +1,6 @@
 """Measure the floors of published runs anew: ``python -m benchmarks.floors [--probe] DATA FILE ...``.
 
-No strategy is trained. The rows are those of the runs, by their seeds and shots; each CSV file gets the floors in its first
-line.
+No strategy is trained. The rows are drawn by the seeds and shots of the runs; the first line of each CSV file gets the floors.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from forgetfree.training.encoded_task import sampled
 from forgetfree.training.floors import Floats, Integers, probe_answers, word_answers
 
 Json = dict[str, Any]
-#: Of one stream: of each task, the features of a readout, by where they are read.
+#: Features of a readout, by the place at which they are read.
 Features = Mapping[str, Floats]
 
 
@@ -47,12 +46,12 @@ def words(train: Sequence[Rows], test: Sequence[Rows], tasks: Sequence[TaskRows]
 
 
 class Probe:
-    """Linear probes on a frozen model, which reads each row of a task once, whatever seeds draw it.
+    """Linear probes on a frozen model, which computes the features of each row once, for all seeds.
 
     Args:
         runs: the first line of a file.
-        tasks: all of their rows.
-        seeds: of the runs.
+        tasks: the tasks with all rows.
+        seeds: the seeds of the runs.
     """
 
     def __init__(self, runs: Json, tasks: Sequence[TaskRows], seeds: Sequence[int]) -> None:
@@ -80,7 +79,7 @@ class Probe:
 
 @torch.no_grad()
 def _features(model: ReadoutModel, rows: Examples) -> list[dict[str, Floats]]:
-    """Return of each row the last hidden state of its first token, and the mean of all, from one pass."""
+    """Return, for each row, the last hidden state of its first token and the mean over all tokens, from one pass."""
     model.eval()
     found: list[dict[str, Floats]] = [{} for _ in range(len(rows))]
     for batch in by_length(rows.lengths, 64):
@@ -140,7 +139,7 @@ def measured(text: str, data: str, probe: bool) -> str:
 
 
 def main() -> None:
-    """Write the floors of files anew."""
+    """Write new floors into files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.floors", description=__doc__)
     parser.add_argument("--probe", action="store_true", help="linear probes on the model, too: it reads every row once")
     parser.add_argument("data", help="the directory with the tasks")

@@ -1,8 +1,8 @@
-"""Weigh the ledgers of published runs anew: ``python -m benchmarks.kept``.
+"""Recompute the bytes of the ledgers of published runs: ``python -m benchmarks.kept``.
 
-``make results`` calls it. A CSV file tells how many entries each task owns, by layer and kind of parameter; as many, evenly
-drawn in these places, are weighed in the form that ledgers have today. So pages show the bytes of today's code, whenever a run
-was made.
+``make results`` calls it. A CSV file has the number of entries that each task owns, by layer and kind of parameter. As many
+random entries of these places are stored in today's ledger format, and their bytes are counted. So pages show the bytes of
+today's code, also for older runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def files() -> list[Path]:
 
 
 def readouts(paths: Sequence[Path]) -> dict[tuple[str, str], int]:
-    """Return the bytes of each task's readout, by model and task: what a fine-tuned model of it has beside its parameters.
+    """Return the bytes of each task's readout, by model and task: a fine-tuned model's bytes minus its parameters'.
 
     Args:
         paths: files of runs, some of them with ``fine-tune``.
@@ -53,7 +53,7 @@ def weighed(ledger: Json, readout: Sequence[int]) -> list[int]:
     """Return the bytes of each task's tensors in a ledger with as many entries, in float32.
 
     Args:
-        ledger: what a file of runs says of it.
+        ledger: its entry in a file of runs.
         readout: the bytes of each task's readout.
     """
     places, sizes, draw = ledger["places"], [], np.random.default_rng(0)
@@ -76,7 +76,7 @@ def weighed(ledger: Json, readout: Sequence[int]) -> list[int]:
 
 
 def written(path: Path, readout: Mapping[tuple[str, str], int]) -> str:
-    """Return the text of a file of runs with the bytes that today's code keeps of each ledger."""
+    """Return the text of a file of runs with the bytes of each ledger in today's format."""
     about, *_ = heads(path)
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -88,7 +88,7 @@ def written(path: Path, readout: Mapping[tuple[str, str], int]) -> str:
             before, kept = ledger["bytes"], run["kept_bytes"]
             sums = list(accumulate(weighed(ledger, beside)))
             ledger["bytes"] = sums[-1]
-            # Where the task is inferred, its features are kept beside the ledger.
+            # If the task is inferred, features are stored beside the ledger.
             more = [(sums[-1] - before) * (k + 1) // len(kept) for k in range(len(kept))]
             run["kept_bytes"] = sums if kept[-1] == before else [a + b for a, b in zip(kept, more, strict=True)]
             lines[number] = f"# {json.dumps(run)}\n"
@@ -96,7 +96,7 @@ def written(path: Path, readout: Mapping[tuple[str, str], int]) -> str:
 
 
 def heads(path: Path) -> list[Json]:
-    """Return what a file says of all its runs, and of each."""
+    """Return the header of a file: facts about all its runs, then about each run."""
     return [parse_json(line[2:]) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# {")]
 
 

@@ -2,7 +2,7 @@
 
 Use it where the only model at hand is ``minilm``, which has no LM head. It trains the encoder and a new head, tied to the
 word embeddings, on masked tokens (Devlin et al., 2019, §3.1) of the tasks' training texts, without their labels. Few
-steps give a weak language model, but a label word is read at the mask as in any other.
+steps give a weak language model, but it predicts label words at the mask as any other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def training_texts(tasks: Sequence[str], data: str) -> list[str]:
 def train_masked_lm(
     model: Any, tokenizer: Any, texts: Sequence[str], *, steps: int, batch_size: int, learning_rate: float, seed: int
 ) -> list[float]:
-    """Train all of ``model`` to fill in masked tokens, by AdamW; the loss of every step, in nats a token."""
+    """Train all of ``model`` to fill in masked tokens, with AdamW; return the loss of every step, in nats per token."""
     torch.manual_seed(seed)
     collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
@@ -94,7 +94,7 @@ def main() -> None:
             )
         make_directory(options.out)
         refuse_used(options.out, "Give another directory.")
-        torch.manual_seed(options.seed)  # of the head
+        torch.manual_seed(options.seed)  # for the weights of the head
         model, missing = read_weights(path, "AutoModelForMaskedLM", options.model)
         if lacking := [name for name in missing if name.startswith(model.base_model_prefix)]:
             parser.error(

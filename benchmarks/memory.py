@@ -1,4 +1,4 @@
-"""The memory of each phase: what tensors held at most, weights included.
+"""The memory of each phase: the most bytes that tensors held, weights included.
 
 python -m benchmarks.memory [MODEL]
 """
@@ -72,7 +72,7 @@ def table(name: str) -> list[str]:
 
 
 def ways() -> Iterator[tuple[str, ModelDtype, LocalizationOptions]]:
-    """Yield each row of a table: what it is called, the dtype of the weights, and the options."""
+    """Yield each row of a table: its title, the dtype of the weights, and the options."""
     for dtype, (way, changes) in product(DTYPES, WAYS.items()):
         options = OPTIONS.model_copy(update=changes)
         yield way if dtype == "float32" else f"{way}, {dtype}", dtype, options

@@ -1,6 +1,6 @@
-"""Write the tables of README and the result pages anew from the committed CSV files: ``python -m benchmarks.pages``.
+"""Write the tables of README and the result pages from the committed CSV files: ``python -m benchmarks.pages``.
 
-``make results`` calls it. A page marks where a table stands, and what it is made of; a test holds the pages to it:
+``make results`` calls it. A page marks the place and the source of each table; a test checks that the tables are up to date:
 
     <!-- made of: comparison -->
     <!-- made of: claims movement -->
@@ -33,7 +33,7 @@ from forgetfree.results.table import load_results
 
 FLOORS = ("a constant answer", "a bag of words")
 ROOT = Path(__file__).resolve().parents[1]
-#: The rows of README's table: what it calls each, the file, and the strategy.
+#: The rows of README's table: the title, file and strategy of each.
 COMPARED = (
     ("one model per task", "movement", "fine-tune"),
     ("one model, naive", "movement", "continual-ft"),
@@ -49,13 +49,13 @@ _MARKED = re.compile(r"(<!-- made of: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """Return the pages with tables that are made."""
+    """Return the pages with generated tables."""
     known = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
     return [path for path in known if _MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def written(text: str) -> str:
-    """Return the text of a page with its tables made anew."""
+    """Return the text of a page with new tables."""
     return _MARKED.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[3]}", text)
 
 
@@ -63,7 +63,7 @@ def made(what: str) -> str:
     """Return tables as markdown.
 
     Args:
-        what: stands in their mark.
+        what: the text of their mark.
     """
     kind, _, rest = what.partition(" ")
     if kind == "comparison":
@@ -88,7 +88,7 @@ def made(what: str) -> str:
 
 
 def comparison() -> Table:
-    """Return for each of `COMPARED` its scores on the main job with intervals, the updates, and what it keeps on disk."""
+    """Return a row for each of `COMPARED`: scores on the main job with intervals, updates, and bytes on disk."""
     rows = []
     for called, file, strategy in COMPARED:
         results = load_results(claims.RESULTS / f"{file}.csv")
@@ -106,7 +106,7 @@ def comparison() -> Table:
 
 
 def averages(names: Sequence[str]) -> Table:
-    """Return a row for each file: how its strategies do on average after the last task, and what naive training forgets."""
+    """Return a row for each file: final averages of its strategies, and the forgetting of naive training."""
     columns = ("fine-tune", "grafting-continual", "continual-ft", "continual-ft forgets", *FLOORS)
     rows = []
     for name in names:
@@ -123,7 +123,7 @@ def averages(names: Sequence[str]) -> Table:
 
 
 def _markdown(tables: Sequence[Table]) -> str:
-    """Return tables below their titles."""
+    """Return tables as markdown, each below its title."""
     text = render_page(Page("", (), tuple(tables)), "markdown")
     return re.sub(r"^## (.+)$", r"**\1**", text, flags=re.MULTILINE).removeprefix("#").strip()
 

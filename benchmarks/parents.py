@@ -1,14 +1,14 @@
-"""Rules that choose what a new task stands on, compared on the same rows and models.
+"""Rules that choose the parent of a new task, compared on the same rows and models.
 
     python -m benchmarks.parents related --data DIR --seed 10 --out runs/parents
 
-A task stands on θ_pre, on what an earlier task is answered with, or on all earlier tasks: θ_ft starts there, γ is what moved
-most among the entries that nobody below it owns, and γ is trained there. A rule looks at the task's training rows and at as
-many of its validation rows, and chooses; the other validation rows give its score, and no test row is read. What a task
-becomes depends on the tasks below it alone, so it is trained once for each, whichever rules choose them. Nothing learned
-changes later: a rule's average is the mean of the scores of its tasks, each right after learning.
+A task stands on θ_pre, on the model of an earlier task, or on all earlier tasks: θ_ft starts there, γ consists of the most
+moved entries that no task below it owns, and γ is trained there. A rule chooses by the task's training rows and as many of its
+validation rows; the other validation rows give the score, and no test row is used. The result of a task depends only on the
+tasks below it, so rules with equal choices share one training. Learned tasks do not change later: a rule's average is the mean
+of the scores of its tasks, each right after learning.
 
-OUT/STREAM-SHOTS-SEED.json holds every rule's choices and scores, and what the rules looked at.
+OUT/STREAM-SHOTS-SEED.json holds every rule's choices and scores, and the numbers that the rules used.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ STREAMS = {
     "mixed": ("sst2", "ag_news", "mr", "mpqa", "cr", "qnli"),
     "unrelated": ("ag_news", "qnli", "wic", "dbpedia", "mpqa"),
 }
-#: What a task stands on, beside earlier tasks by name: θ_pre, and all earlier tasks.
+#: The choices besides the names of earlier tasks: θ_pre, and all earlier tasks.
 ALONE, UNION = "alone", "union"
-#: The cosine of two tasks' gradients at θ_pre from which on they are kin; entries of a sketch of a gradient.
+#: The least cosine of the gradients of related tasks at θ_pre; the number of entries of a gradient's sketch.
 KIN, SKETCH = 0.1, 4096
-#: The share by which the probe's loss on a parent must be below that on θ_pre, in rules with a margin.
+#: The share by which the probe's loss on a parent must be below its loss on θ_pre, in rules with a margin.
 MARGIN = 0.13
-#: Updates of the region by which two candidates are compared.
+#: Updates of the region in the trial of a candidate.
 TRIAL_STEPS = 20
-#: When naive training is scored on a task.
+#: The times at which naive training is scored on a task.
 NAIVE = ("right after", "at the end")
-#: Validation rows, at most, that give the score.
+#: The most validation rows that give the score.
 SCORED_ROWS = 500
-#: What a task takes from those below it: entries and values; values alone, where θ_ft starts and γ is written into θ_pre; the
-#: head, too, where labels are the same; or θ_ft from a copy that is trained on all tasks in turn.
+#: The inheritance from the tasks below: entries and values; values alone, as the start of θ_ft, with γ written into θ_pre; also
+#: the head, if labels are equal; or θ_ft from a copy that is trained on all tasks in turn.
 Inherits = Literal["graft", "values", "head", "naive"]
 INHERITS: dict[str, tuple[str, Inherits]] = {
     "probe, margin; values alone": ("probe, margin", "values"),
@@ -89,12 +89,12 @@ class Skill:
 
     Attributes:
         task: its name.
-        below: what it stands on, in the order of the stream.
+        below: the tasks that it stands on, in the order of the stream.
         own: the entries that it owns, and their values.
         readout: its readout.
-        score: on validation rows that no rule looks at.
-        loss: on validation rows that rules look at, in nats.
-        inherits: what it took from those below it.
+        score: the score on validation rows that no rule uses.
+        loss: the loss on validation rows that rules use, in nats.
+        inherits: its inheritance from the tasks below.
     """
 
     task: str
@@ -107,14 +107,14 @@ class Skill:
 
     @property
     def key(self) -> str:
-        """The task, with what it stands on."""
+        """The task, with the tasks that it stands on."""
         below = " ".join(each.key for each in self.below)
         return f"{self.task}({below})" + ("" if self.inherits == "graft" else f" by {self.inherits}")
 
 
 @dataclass
 class Skills:
-    """The tasks of a stream, encoded for one model with one seed, and what was learned of them."""
+    """The tasks of a stream, encoded for one model with one seed, and their trained skills."""
 
     loaded: Any
     tasks: list[EncodedTask]
@@ -136,7 +136,7 @@ class Skills:
         return space
 
     def single(self, number: int, below: Sequence[Skill], theta: Tensor | None = None) -> SingleTask:
-        """Return the bench of a task on top of what it stands on, or of ``theta``."""
+        """Return the bench of a task on top of the tasks below, or of ``theta``."""
         task, readout = self.tasks[number], self.pre.readouts[self.tasks[number].name]
         pre = replace(self.pre, theta=self.theta(below) if theta is None else theta, readouts={task.name: readout})
         pre.load_(self.loaded.model, [task.name])
@@ -178,7 +178,7 @@ class Skills:
         return next(task.definition for task in self.tasks if task.name == skill.task)
 
     def _naive(self, number: int) -> ModelState:
-        """Return what naive training holds after a task."""
+        """Return the state of naive training after a task."""
         while len(self.naive) <= number:
             at = len(self.naive)
             bench = self.single(at, (), self.naive[-1][0].theta if self.naive else None)
@@ -200,7 +200,7 @@ class Skills:
     def _region_trained(
         self, bench: SingleTask, start: ModelState, region: Region, scored: Examples | None, steps: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor], float, float]:
-        """Return the region's values, the readout, the loss on the rows that rules look at, and the score on ``scored``."""
+        """Return the region's values, the readout, the loss on the rows that rules use, and the score on ``scored``."""
         model, task = self.loaded.model, bench.task
         options = self.options.for_region(len(self.space), budget(len(self.space), self.options.sparsity))
         with bench.holding(start, region):
@@ -214,10 +214,10 @@ class Skills:
             )
             return values, readout, loss, score
 
-    # -- What rules look at ----------------------------------------------------------------------------------
+    # -- Numbers for rules -----------------------------------------------------------------------------------
 
     def probe(self, number: int, below: tuple[Skill, ...]) -> tuple[float, float]:
-        """Return the log loss and the accuracy, by four-fold cross-validation, of a linear probe of a task on others."""
+        """Return log loss and accuracy of a task's linear probe on top of others, by cross-validation in at most 4 folds."""
         key = f"{self.tasks[number].name}({' '.join(each.key for each in below)})"
         if key not in self.probed:
             self.probed[key] = self._probe(number, below)
@@ -236,7 +236,7 @@ class Skills:
         return float(log_loss(y, shares)), float(np.mean(np.unique(y)[shares.argmax(1)] == y))
 
     def kinship(self, number: int, earlier: Sequence[Skill]) -> dict[str, float]:
-        """Return the cosine of a task's gradient at θ_pre with that of each earlier task."""
+        """Return the cosine between the gradients at θ_pre of a task and of each earlier task."""
         mine = self._sketch(number)
         return {
             skill.task: float(torch.cosine_similarity(mine, self._sketch(at), dim=0))
@@ -282,7 +282,7 @@ def merged(parts: Sequence[tuple[Region, Tensor]]) -> Region:
 
 
 def stands_on(on: str, learned: Sequence[Skill]) -> tuple[Skill, ...]:
-    """Return the tasks that a task stands on which chose ``on``."""
+    """Return the tasks that a task stands on after the choice ``on``."""
     if on == ALONE:
         return ()
     if on == UNION:
@@ -297,13 +297,13 @@ Rule = Callable[[Skills, Sequence[Skill]], str]
 
 
 def probes(skills: Skills, learned: Sequence[Skill], union: bool = False) -> dict[str, tuple[float, float]]:
-    """Return what the probe of the next task says of each candidate."""
+    """Return the loss and accuracy of the next task's probe on each candidate."""
     candidates = [ALONE, *(skill.task for skill in learned), *([UNION] if union and len(learned) > 1 else [])]
     return {on: skills.probe(len(learned), stands_on(on, learned)) for on in candidates}
 
 
 def by_probe(margin: float = 0.0, *, accuracy: bool = False, union: bool = False) -> Rule:
-    """Return the rule: the lowest log loss, of the more accurate candidates alone, if it is below that of θ_pre by a share."""
+    """Return the rule: the lowest log loss (``accuracy``: among more accurate candidates), if below θ_pre's by ``margin``."""
 
     def choose(skills: Skills, learned: Sequence[Skill]) -> str:
         found = probes(skills, learned, union)
@@ -315,27 +315,27 @@ def by_probe(margin: float = 0.0, *, accuracy: bool = False, union: bool = False
 
 
 def with_way_back(skills: Skills, learned: Sequence[Skill]) -> str:
-    """The probe with a margin; a task whose loss after training is above that of the probe on θ_pre is trained alone."""
+    """Choose by the probe with a margin; train alone if the loss after training is above the probe's loss on θ_pre."""
     on = by_probe(MARGIN)(skills, learned)
     loss = skills.learn(len(learned), stands_on(on, learned)).loss
     return on if loss <= probes(skills, learned)[ALONE][0] else ALONE
 
 
 def better_of_two(skills: Skills, learned: Sequence[Skill]) -> str:
-    """The probe's best, or alone: what has the lower loss after training, for which the task is trained twice."""
+    """Choose the probe's best or alone, by the lower loss after training: the task is trained twice."""
     on = by_probe()(skills, learned)
     return min((ALONE, on), key=lambda each: skills.learn(len(learned), stands_on(each, learned)).loss)
 
 
 def by_gradients(skills: Skills, learned: Sequence[Skill]) -> str:
-    """The earlier task whose gradient at θ_pre is most like the new one's, if it is like it at all."""
+    """Choose the earlier task with the most similar gradient at θ_pre, if the cosine is at least `KIN`, else alone."""
     kinship = skills.kinship(len(learned), learned)
     best = max(kinship, key=lambda name: kinship[name])
     return best if kinship[best] >= KIN else ALONE
 
 
 def by_trial(skills: Skills, learned: Sequence[Skill]) -> str:
-    """The better of the probe's two best after a few steps of a region."""
+    """Choose the better of the probe's two best candidates after a few steps of a region."""
     found = probes(skills, learned)
     best = sorted(found, key=lambda on: found[on][0])[:2]
     return min(best, key=lambda on: skills.trial(len(learned), stands_on(on, learned)))
@@ -356,7 +356,7 @@ RULES: dict[str, Rule] = {
 
 
 def measured(skills: Skills, names: Sequence[str]) -> dict[str, Any]:
-    """Return the choices and the scores of rules, and what they looked at."""
+    """Return the choices and the scores of rules, and the numbers that they used."""
     rules = {}
     for name in names:
         rule, inherits = INHERITS.get(name, (name, "graft"))
@@ -387,12 +387,12 @@ def measured(skills: Skills, names: Sequence[str]) -> dict[str, Any]:
 
 
 def constant_score(rows: Examples) -> float:
-    """Return the share of the most frequent label, which the best constant answer scores."""
+    """Return the share of the most frequent label: the score of the best constant answer."""
     return float(np.bincount(np.asarray(rows.targets)).max() / len(rows))
 
 
 def tables(directory: Path) -> list[Table]:
-    """Return for each stream the average of each rule, and by how much it is above training alone, paired by seed."""
+    """Return for each stream the average of each rule, and its difference from training alone, paired by seed."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))]
     made = []
     for stream in sorted({each["stream"] for each in found}):

@@ -3,7 +3,7 @@
     python -m benchmarks.picks DATA [--seed N …] [--out FILE]
 
 DATA is a directory with sst2, mpqa and ag_news. Each line of the file is one training of one task alone, by a plain loop in
-`learning`; what the file has is not trained again. docs/results/recipe.md shows what came out.
+`learning`; trainings in the file are not repeated. docs/results/recipe.md shows the results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forgetfree.core.regions import Region
 from forgetfree.models.location import locate
 
 TASKS = ("sst2", "mpqa", "ag_news")
-#: The rates of AdamW that are tried, by what is trained; a region's are about those of fine-tuning times √(N/s).
+#: The learning rates of AdamW that are tried, by pick; those for regions are about the fine-tuning rate times √(N/s).
 RATES = {
     "fine-tune": (1e-4,),
     **dict.fromkeys(("movement", "gradient", "snip", "gallop"), (3e-3, 1e-2)),
@@ -42,12 +42,12 @@ Batch = dict[str, Tensor]
 
 
 class Task:
-    """A task's rows as batches: what is trained on, in an order that the seed gives, and validation rows.
+    """A task's rows as batches: training rows in an order that depends on the seed, and validation rows.
 
     Args:
         data: the directory of tasks.
-        name: the task's.
-        tokenizer: minilm's.
+        name: the name of the task.
+        tokenizer: the tokenizer of minilm.
         seed: draws the rows.
     """
 
@@ -75,7 +75,7 @@ class Task:
 
 
 def train(model: nn.Module, batches: Iterable[Batch], rate: float) -> None:
-    """Train what is trainable: the head at a rate of 1e-3, the rest at ``rate``."""
+    """Train the trainable parameters: the head at a rate of 1e-3, the rest at ``rate``."""
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     head = [each for name, each in named if "classifier" in name]
     rest = [each for name, each in named if "classifier" not in name]
@@ -98,7 +98,7 @@ def accuracy(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, int]:
 
 
 class Trained:
-    """What is trained of a task's model, by the name of the pick; regions and the fine-tuned model are made once.
+    """The models of a task, with the trainable parameters of each pick; regions and the fine-tuned model are computed once.
 
     Args:
         task: the task.
@@ -111,7 +111,7 @@ class Trained:
 
     @contextmanager
     def by(self, pick: str) -> Iterator[tuple[Any, float, int]]:
-        """Give the model that has what a pick trains, the seconds that choosing took, and the bytes that are kept, if known."""
+        """Yield the model with a pick's trainable parameters, the seconds of choosing, and the stored bytes, if known."""
         model = self._task.model()
         if pick == "fine-tune":
             for each in model.bert.embeddings.parameters():
@@ -143,7 +143,7 @@ class Trained:
 
 
 def main() -> None:
-    """Train what the file lacks."""
+    """Run the trainings that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="a data directory, as in forgetfree run")
     parser.add_argument("--seed", type=int, action="append", help="default: 0")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.replay small --unit fine-tune/seed-0 --data demo
 
-With the versions, threads and kind of processor that the file names, the scores must be equal to the bit; else each score after
-the last task must lie in the 95 % interval (Wilson's) that its test rows give the published one.
+With the versions, threads and kind of processor that the file names, the scores must be equal to the bit; otherwise each score
+after the last task must lie in the 95 % interval (Wilson's) of the published score, given its number of test rows.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from forgetfree.results.runs import Run, RunRecord, read_run
 from forgetfree.results.table import SCORE, Results
 
 Json = dict[str, Any]
-#: Where files are that are given by name.
+#: The directory of files that are given by name.
 RESULTS = Path(__file__).parent / "results"
 Verdict = Literal["equal to the bit", "within its interval", "different"]
 
 
 def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | None = None) -> Verdict:
-    """Run one unit again, and say how its scores compare with the published ones.
+    """Run one unit again, and compare its scores with the published ones.
 
     Args:
-        results: a run, as `read_run` reads it.
+        results: a run from `read_run`.
         unit: one of `units_of`.
-        data: where the tasks are, as ``--data``.
+        data: the place of the tasks, as ``--data``.
         out: a new directory.
-        model: where the model is; default: what the file calls it.
+        model: the place of the model; default: its name in the file.
 
     Raises:
         UnknownNameError: there is no such unit.
         RunError: data or model are not the published ones, or the unit failed.
-        UsageError: an option of the published run is no longer there.
+        UsageError: an option of the published run no longer exists.
     """
     from forgetfree.jobs.config import prepared
     from forgetfree.jobs.environment import circumstances, set_threads, threads_as_before
@@ -71,7 +71,7 @@ def units_of(results: RunRecord) -> dict[str, Run]:
 
 
 def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | None = None) -> Any:
-    """Return the configuration that repeats a run, without options that have gone since; arguments as those of `replay`."""
+    """Return the configuration that repeats a run, without options that no longer exist; arguments as for `replay`."""
     from forgetfree import registry
     from forgetfree.jobs.config import RunConfig, RunOptions
 
@@ -102,10 +102,10 @@ def compared(published: RunRecord, again: RunRecord, run: Run, *, exactly: bool)
     """Return how the scores of a run compare with those of the same run before.
 
     Args:
-        published: the runs before.
-        again: the run alone, or with others.
-        run: which of the published ones.
-        exactly: every bit must be equal.
+        published: the published runs.
+        again: the repeated run, alone or with others.
+        run: the published run to compare.
+        exactly: whether every bit must be equal.
     """
     from scipy.stats import binomtest
 

@@ -15,7 +15,7 @@ PROGRAM = "python -m benchmarks.gpu"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     whole = argparse.ArgumentParser(prog=PROGRAM, description="A kit for a machine with a GPU that reaches no network.")
     commands = whole.add_subparsers(dest="command", required=True)
     pack = commands.add_parser("pack", help="gather what a run needs there, in loads of 56 MB")

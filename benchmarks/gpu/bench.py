@@ -1,4 +1,4 @@
-"""What sections measure with: the device, models with weights from a configuration, a task, times, memory and waits."""
+"""The tools of all sections: the device, models with random weights, a task, memory and waits."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how large to measure.
+    """The device and the size of measurements.
 
     Attributes:
         device: the device.
         tiny: whether all sizes are tiny: a rehearsal.
-        directory: of the kit.
+        directory: the directory of the kit.
     """
 
     device: torch.device
@@ -53,7 +53,7 @@ class Bench:
 
     @property
     def here(self) -> dict[str, str]:
-        """The device, the size and the versions, as each measurement has them."""
+        """The device, the size and the versions, which are stored with each measurement."""
         import transformers
 
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "a CPU"
@@ -81,9 +81,9 @@ class Bench:
         """Return a Llama with random weights, made on the device: it is never on a disk.
 
         Args:
-            size: of `SHAPES`.
+            size: a key of `SHAPES`.
             readout: ``linear`` or ``generate``.
-            dtype: of the weights.
+            dtype: the dtype of the weights.
         """
         from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
@@ -111,9 +111,9 @@ class Bench:
         """Return a task of two labels, told apart by a word.
 
         Args:
-            name: of the task.
-            length: words of a row, at most; a quarter less at least. A rehearsal has 30.
-            count: training rows.
+            name: the name of the task.
+            length: the most words per row; the fewest are three quarters of it. A rehearsal has at most 30.
+            count: the number of training rows.
         """
         length = min(length, 30) if self.tiny else length
         draw, known = random.Random(name), [word for word in words() if word.isalpha()]
@@ -145,13 +145,13 @@ class Bench:
 
     @property
     def memory(self) -> float:
-        """The bytes that are free on a GPU, or held by this process, which begins without; no limit elsewhere."""
+        """The bytes that are free on a GPU or reserved by this process; infinite on other devices."""
         if self.device.type != "cuda":
             return math.inf
         return float(torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device))
 
     def clear(self) -> None:
-        """Give memory of the GPU back that nothing holds any more."""
+        """Release unused memory of the GPU."""
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
@@ -159,7 +159,7 @@ class Bench:
     def waits(self, work: Callable[[], object]) -> Counter[str] | None:
         """Return how often some work makes the processor wait for the GPU, by file and line; None without a GPU.
 
-        It asks torch's own debug mode, which sees copies from the GPU and to it.
+        It uses torch's own debug mode, which reports copies from and to the GPU.
         """
         if self.device.type != "cuda":
             return None

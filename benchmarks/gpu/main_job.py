@@ -1,4 +1,4 @@
-"""The main job on real rows, as docs/results/main-job.md has it from a CPU: three strategies, and a short mask search."""
+"""The main job on real rows, as in docs/results/main-job.md on a CPU: three strategies, and a short mask search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: what each phase takes at most."""
+"""Memory: the peak of each phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTH = 512
 
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
-    """Yield every way to choose γ at 1 and 8 billion parameters; the one that takes least first."""
+    """Yield every way to choose γ at 1 and 8 billion parameters; the one with the least memory first."""
     sizes = {"1 billion": 40.0} if bench.tiny else {"1 billion": 40.0, "8 billion": 120.0}
     for size, seconds in sizes.items():
         for way, dtype, options in reversed(list(ways())):

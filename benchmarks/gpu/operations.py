@@ -1,4 +1,4 @@
-"""The operations that a step gives to a device: where Python decides how long it takes, their number is its speed."""
+"""The operations that a step launches on a device: if Python limits the speed, their number decides it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: Operations that launch nothing, beside views.
+#: Operations that launch nothing, besides views.
 FREE = {
     "_has_compatible_shallow_copy_type",
     "_local_scalar_dense",
@@ -21,12 +21,12 @@ FREE = {
     "new_empty",
     "new_empty_strided",
 }
-#: The tensors that one kernel of an operation on lists takes.
+#: The number of tensors per kernel in operations on lists.
 LISTED = {"_fused_adamw_": 30, "_foreach": 100}
 
 
 def launches(func: Any, args: Any) -> int:
-    """Return how many kernels an operation launches, about."""
+    """Return the approximate number of kernels that an operation launches."""
     name = func._schema.name.partition("::")[2]
     returns = func._schema.returns
     alias = returns[0].alias_info if returns else None
@@ -41,7 +41,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts kernels while it is entered.
 
     Attributes:
-        count: so far.
+        count: the number of kernels so far.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Packs a kit: the code, rows, and wheels of what a machine with PyTorch lacks, models among them, in loads.
+"""Packs a kit in loads: the code, rows, and the wheels that a machine with PyTorch lacks, models among them.
 
-The packages are those that pyproject.toml asks for and what these need in turn, less those of `THERE`, in the versions of
-constraints.txt: so it is packed in a checkout. MiniLM and SmolLM2 are packages, too.
+The packages are the dependencies in pyproject.toml and their own dependencies, without `THERE`, in the versions of
+constraints.txt; so packing needs a checkout. MiniLM and SmolLM2 are packages, too.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from forgetfree.files import new_directory, sha256, write_json
 from forgetfree.models.location import WHEEL
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What a machine with PyTorch has.
+#: Packages that a machine with PyTorch has.
 THERE = {
     *("torch", "transformers", "peft", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy", "sacrebleu", "rich"),
     *("matplotlib", "accelerate", "certifi", "click", "filelock", "fsspec", "huggingface-hub", "jinja2", "joblib"),
     *("markdown-it-py", "packaging", "pillow", "psutil", "pygments", "python-dateutil", "pyyaml", "regex", "six"),
     *("safetensors", "setuptools", "tabulate", "tokenizers", "tqdm", "typing-extensions"),
 }
-#: What dependencies ask for and nothing here imports.
+#: Packages that dependencies require and nothing here imports.
 UNUSED = {
     *("wandb", "qpsolvers", "quadprog", "gdown", "sentence-transformers", "grpcio", "tensorboard-data-server"),
     *("werkzeug", "markdown", "requests"),
 }
-#: Bytes of a load, so that it travels within 64 MiB beside a checkout; and of a part of a large file.
+#: Bytes of a load, so that it fits into 64 MiB together with a checkout; and of a part of a large file.
 LOAD, PART = 56_000_000, 14_000_000
-#: As names of wheels say them: pip takes no version of manylinux for another.
+#: The tags in names of wheels: pip accepts no manylinux version in place of another.
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)), "manylinux2014_x86_64"]
 
 
 def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheels: bool) -> str:
-    """Write a kit, and return what it holds, in words.
+    """Write a kit, and return a description of its loads.
 
     Args:
-        directory: of the kit; its loads are written anew.
-        data: a directory with a folder for each task; none: the kit has no rows.
+        directory: the directory of the kit; its old loads are removed.
+        data: a directory with a folder for each task; ``None``: the kit has no rows.
         python: the version of Python there, such as ``3.12``.
         torch: the version of PyTorch there, which torchvision depends on.
         with_wheels: whether packages and models are downloaded.
@@ -72,7 +72,7 @@ def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheel
 
 
 def _no_code(folder: str, names: list[str]) -> set[str]:
-    """Return the names in a folder that are left out: caches, and scores that were published."""
+    """Return the names in a folder that are left out: caches and published scores."""
     published = Path(folder).is_relative_to(ROOT / "benchmarks")
     return {name for name in names if name == "__pycache__" or (published and name == "results")}
 
@@ -99,7 +99,7 @@ def copy_rows(task: str, data: Path, target: Path) -> None:
 
 
 def requirements(python: str, torch: str) -> list[str]:
-    """Return what a machine lacks, as ``NAME==VERSION``: small packages by name, then models.
+    """Return the packages that a machine lacks, as ``NAME==VERSION``: small packages by name, then models.
 
     Raises:
         UsageError: this is no checkout, or a version is not known.
@@ -126,7 +126,7 @@ def requirements(python: str, torch: str) -> list[str]:
 
 
 def needed(asked: Iterable[str], python: str) -> Iterator[str]:
-    """Yield the names of packages and of what they need, as far as these are installed here, less what is there or not used."""
+    """Yield the names of packages and their requirements, if installed here, without `THERE` and `UNUSED`."""
     seen, todo = set[str](), [Requirement(each) for each in asked]
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     while todo:
@@ -144,10 +144,10 @@ def needed(asked: Iterable[str], python: str) -> Iterator[str]:
 
 
 def download(wanted: list[str], python: str, folder: Path) -> None:
-    """Download wheels for another Python; of a package that has none, the source, which must be plain Python.
+    """Download wheels for another Python; for a package without one, the source, which must be plain Python.
 
     Raises:
-        RunError: a package is not to be had.
+        RunError: a package is not available.
     """
     there = ["--implementation", "cp", "--python-version", python]
     there += [word for platform in PLATFORMS for word in ("--platform", platform)]

@@ -1,4 +1,4 @@
-"""Promises: what must hold to the bit, on a model of MiniLM's shape."""
+"""Promises: properties that must hold to the bit, on a model of MiniLM's shape."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
 
 
 def later_tasks(bench: Bench, precision: str) -> Iterator[Value]:
-    """Learn three tasks, and compare the answers to each with those from right after it was learned."""
+    """Learn three tasks, and compare the answers to each with its answers right after it was learned."""
     stream = make_stream("promises", [bench.rows(name, 30) for name in "abc"], bench.bert())
     cls = registry.strategy("grafting-continual")
     how: dict[str, Any] = {"steps": 10, "sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32, "optimizer": "adamw"}
@@ -63,7 +63,7 @@ def later_tasks(bench: Bench, precision: str) -> Iterator[Value]:
 
 
 def switches(bench: Bench, stands_on: StandsOn) -> Iterator[Value]:
-    """Go from task to task and back, and answer after each switch; then rows of many tasks at once."""
+    """Switch from task to task and back, and predict after each switch; then predict rows of many tasks at once."""
     loaded = bench.bert()
     single = SingleTask.of(loaded, bench.rows("alpha", 30), device=bench.device)
     model, space, test = single.model, single.space, single.task.test
@@ -98,7 +98,7 @@ def switches(bench: Bench, stands_on: StandsOn) -> Iterator[Value]:
 
 
 def region(bench: Bench) -> Iterator[Value]:
-    """Train a region, and look at the entries outside it."""
+    """Train a region, and check the entries outside it."""
     single = SingleTask.of(bench.bert(), bench.rows("alpha", 30), device=bench.device)
     model, space = single.model, single.space
     before, chosen = space.flatten(model.backbone), random_region(len(space), 1e-3)
@@ -115,14 +115,14 @@ def region(bench: Bench) -> Iterator[Value]:
 
 
 class Kept(Checkpoint):
-    """Keeps the state after one step, packed as a file has it, and goes on from it the next time."""
+    """Keeps the state after one step, packed as in a file, and resumes from it the next time."""
 
     def __init__(self, at: int) -> None:
         self._at = at
         self._state: tuple[str, dict[str, Tensor]] | None = None
 
     def begin(self, steps: int, state: Any, *about: Any) -> int:
-        """Go on from the state, if there is one."""
+        """Resume from the state, if there is one."""
         if self._state is None:
             return 0
         state.load_state_dict(unpack(*self._state))
@@ -161,7 +161,7 @@ def again_and_resumed(bench: Bench, precision: str) -> Iterator[Value]:
 
 @torch.no_grad()
 def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
-    """Write a text alone and among others, at each place, with random weights: in half precision tokens often tie."""
+    """Generate a text alone and among others, at each place, with random weights: in half precision tokens often tie."""
     model: Any = bench.llama("135 million", "generate", dtype).model
     draw, new = random.Random(0), 4 if bench.tiny else 24
     model.to(bench.device).eval()

@@ -1,4 +1,4 @@
-"""Measurements and the file of a section, which keeps those that are finished."""
+"""Measurements, and the file of a section with its finished measurements."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Value:
     """A number of a measurement.
 
     Attributes:
-        what: what it is, such as ``region / fine-tune``.
-        value: as it was measured.
-        unit: of the value; a ratio has none. ``csv``: the scores of a run, as ``forgetfree report`` reads them.
-        expected: what the documents or a calculation say, in words.
-        holds: whether a promise is kept; None where nothing is promised.
+        what: its name, such as ``region / fine-tune``.
+        value: the measured value.
+        unit: the unit of the value; a ratio has none. ``csv``: the scores of a run, as ``forgetfree report`` reads them.
+        expected: the expectation from the documents or a calculation, in words.
+        holds: whether a promise is kept; None if nothing is promised.
         shown: whether docs/scaling.md shows it.
     """
 
@@ -42,12 +42,12 @@ def promise(what: str, kept: bool) -> Value:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What can be measured on its own.
+    """A measurement that can run on its own.
 
     Attributes:
-        name: tells it from the others of its section.
-        seconds: that it takes on a GPU, about.
-        measure: measures it.
+        name: its name, unique in its section.
+        seconds: its approximate time on a GPU.
+        measure: the function that measures.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Measurement:
 
 
 class SectionResults:
-    """The measurements of a section that are finished, in a file.
+    """The finished measurements of a section, in a file.
 
     Args:
-        path: of the file, which may not exist yet.
-        here: the device, the size and the versions: what is measured here counts as finished on this device in this size alone.
+        path: the path of the file, which may not exist yet.
+        here: the device, the size and the versions: a measurement counts as finished only for this device and size.
 
     Raises:
         RunError: the file is damaged.
@@ -77,12 +77,12 @@ class SectionResults:
         return {each["name"]: each for each in here if "error" not in each}
 
     def slowness(self) -> float:
-        """Return how many times longer measurements took here than was planned; 1 where none is finished."""
+        """Return how many times longer measurements took here than was planned; 1 if none is finished."""
         took, planned = (sum(each[key] for each in self.finished.values()) for key in ("took", "planned"))
         return took / planned if planned else 1.0
 
     def add(self, measurement: Measurement, took: float, values: Iterable[Value], error: str = "") -> Json:
-        """Write a measurement that ended, in the place of one that failed, and return what is written."""
+        """Write an ended measurement, in place of a failed one, and return its record."""
         record: Json = {"name": measurement.name, **self._here, "planned": measurement.seconds, "took": round(took, 3)}
         record |= {"error": error} if error else {"values": [asdict(each) for each in values]}
         same = ("name", "device", "size")

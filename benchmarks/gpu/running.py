@@ -1,4 +1,4 @@
-"""Runs sections: what is finished is passed over, and nothing begins that would probably not end in time."""
+"""Runs sections: skips finished measurements, and starts none that would probably not end in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.results import Json, Measurement, SectionResults, Value
 from forgetfree.errors import UnknownNameError, first_line
 
-#: The sections in the order in which they are worth most.
+#: The sections, the most valuable first.
 SECTIONS: dict[str, Callable[[Bench, SectionResults], Iterator[Measurement]]] = {
     "promises": promises.measurements,
     "times": times.measurements,
@@ -50,12 +50,12 @@ def run_sections(
     """Run sections, and return whether no promise is broken and nothing failed.
 
     Args:
-        bench: where to measure.
-        results: where the files of the sections are.
-        names: of the sections.
+        bench: the device and the size.
+        results: the directory of the sections' files.
+        names: the names of the sections.
         until: the time of `time.monotonic` at which the run ends.
         missing: models that the kit lacks, by their packages.
-        say: is told of each measurement.
+        say: receives a line for each event.
 
     Raises:
         RunError: the file of a section is damaged.
@@ -80,7 +80,7 @@ def run_sections(
 
 
 def lacking(section: str, bench: Bench, missing: Collection[str]) -> str:
-    """Return what a section lacks of the kit, and the remedy; nothing if all is there."""
+    """Return the missing part of the kit for a section, and the remedy; empty if nothing is missing."""
     if bench.tiny or section not in MODELS:
         return ""
     if MODELS[section] in missing:
@@ -90,14 +90,14 @@ def lacking(section: str, bench: Bench, missing: Collection[str]) -> str:
 
 
 def perform(bench: Bench, section: SectionResults, measurement: Measurement, say: Callable[[str], None]) -> bool:
-    """Measure, write and tell; return whether nothing failed or broke. Too little memory is a finding, and no failure."""
+    """Measure, write and report; return whether nothing failed or broke. Too little memory is a result, not a failure."""
     begin = time.monotonic()
     values, error = list[Value](), ""
     try:
         values += measurement.measure()
     except torch.OutOfMemoryError:
         values.append(Value("memory", "more than the card has", shown=True))
-    except Exception as raised:  # the next measurement is another matter
+    except Exception as raised:  # the next measurement may still work
         error = f"{type(raised).__name__}: {first_line(raised).rstrip('.')}."
     record = section.add(measurement, time.monotonic() - begin, values, error)
     for line in told(record):
@@ -107,7 +107,7 @@ def perform(bench: Bench, section: SectionResults, measurement: Measurement, say
 
 
 def told(record: Json) -> Iterator[str]:
-    """Yield what a measurement found, a line each."""
+    """Yield the results of a measurement, one line each."""
     if "error" in record:
         yield f"FAILED, {record['error']} The next run tries it again."
     for value in map(lambda known: Value(**known), record.get("values", ())):

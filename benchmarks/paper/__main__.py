@@ -1,9 +1,9 @@
-"""Print the report of runs of experiments, or draw their figures anew.
+"""Print the reports of experiments' runs, or draw their figures.
 
     python -m benchmarks.paper FILE.csv …     # claims and tables
     python -m benchmarks.paper                # the figures of docs/results/paper.md, of the runs that are committed
 
-A run file is called by its experiment; of a further run, with another model or readout, the name goes on after a dash. Those in
+A run file is named after its experiment; a further run, with another model or readout, has a suffix after a dash. The runs in
 ``choices`` were scored on validation rows, to choose options.
 """
 
@@ -21,7 +21,7 @@ from forgetfree.results.report.page import render_page
 
 
 def main(files: Sequence[str]) -> None:
-    """Print the report of each file; without files, put the figures where they belong, in the checkout this file is part of."""
+    """Print the report of each file; without files, write the figures into docs/figures of this checkout."""
     for file in files:
         header, rows = read_rows(Path(file))
         print(render_page(EXPERIMENTS[header["experiment"]].page(header, rows), "rich"))

@@ -35,12 +35,12 @@ from forgetfree.training.training_options import LocalizationOptions
 
 #: Ranks of LoRA and widths of bottlenecks (B.3).
 SIZES = {"LoRA": (1, 2, 8), "Houlsby": (1, 2, 16, 64), "Pfeiffer": (1, 2, 16, 64)}
-#: Adapters take ten times the rate of a whole model, as the strategy `lora` does.
+#: Adapters are trained at ten times the rate of a whole model, as in the strategy `lora`.
 RATE = {**ADAMW, "learning_rate": 1e-3}
 
 
 class Adapters(Experiment):
-    """Train adapters of several sizes, and graft regions of several sizes; answer the task, and other data sets of its kind."""
+    """Train adapters and graft regions, each of several sizes; predict the task, and other data sets of its kind."""
 
     name: ClassVar = "adapters"
     paper: ClassVar = "tables 6 and 7"
@@ -50,12 +50,12 @@ class Adapters(Experiment):
     setting: ClassVar = replace(SMALL, tasks=("mpqa", "sst2"), seeds=(0,), arms={"adapters": RATE})
 
     def tasks(self, setting: Setting) -> list[tuple[str, ...]]:
-        """Tasks and the targets of those that have some."""
+        """Return the tasks and their targets, if they have any."""
         wanted = [target for task in setting.tasks for target in TARGETS.get(task, ())]
         return list(dict.fromkeys([*((task,) for task in setting.tasks), *wanted]))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Every method at every size, on the task and its targets."""
+        """Measure every method at every size, on the task and its targets."""
         tuned, sparsities = context.tuned(unit), context.setting.sparsities
         tests: dict[str, Examples] = {unit["task"]: tuned.bench.task.test}
         for names in TARGETS.get(unit["task"], ()):
@@ -86,7 +86,7 @@ class Adapters(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """The paper's tables, and ours."""
+        """Return the paper's tables, and ours."""
         own = [{**row, "method": f"{row['method']} {row['size']}"} for row in rows]
         scores: dict[str, tuple[str, dict[str, Any]]] = {}
         for row in own:
@@ -102,7 +102,7 @@ class Adapters(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The smallest graft against adapters, mean over sizes and tasks."""
+        """Return claims on the smallest graft against adapters, mean over sizes and tasks."""
         inside = [row for row in rows if row["target"] == row["task"]]
         outside = [row for row in rows if row["target"] != row["task"]]
         grafts, found = [size for size in distinct(select(rows, method="graft"), "size") if size != share_of(1.0)], []
@@ -125,7 +125,7 @@ class Adapters(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """ECE over score, a point for each size."""
+        """Draw ECE over score, with a point for each size."""
         tasks = distinct(rows, "task")
         figure, (axes,) = panels(tasks, share_y=False)
         for ax, task in zip(axes, tasks, strict=True):
@@ -144,7 +144,7 @@ class Adapters(Experiment):
 def adapted(
     bench: SingleTask, method: str, size: int, options: LocalizationOptions, tests: Mapping[str, Examples]
 ) -> dict[str, LabelAnswers]:
-    """The answers on each set of rows after training adapters and readout."""
+    """Train adapters and readout, and return the answers on each set of rows."""
     seed = derive_seed(bench.seed, "adapters", bench.task.name)
     steps = bench.task.full_steps(options)
     with bench.holding(bench.pre), _adapters(bench, method, size, seed) as parameters:

@@ -35,13 +35,13 @@ class Bottleneck(nn.Module):
             nn.init.zeros_(zero)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return h and what is added, in the shape of h."""
+        """Return h plus the adapter's output, in the shape of h."""
         added: Tensor = self.up(torch.relu(self.down(hidden)))
         return hidden + added
 
 
 def _after(adapter: Bottleneck, _layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Return what goes on in place of a layer's output."""
+    """Return the replacement of a layer's output."""
     adapted: Tensor = adapter(output)
     return adapted
 
@@ -51,7 +51,7 @@ def bottlenecks(backbone: nn.Module, kind: str, size: int, seed: int) -> Iterato
     """Put adapters into the backbone inside the block, and yield their parameters; its own tensors stay as they are.
 
     Raises:
-        ModelError: it has none of the layers after which they stand.
+        ModelError: the backbone has none of the layers that adapters follow.
     """
     layers = [module for name, module in backbone.named_modules() if re.search(PLACES[kind], name)]
     if not layers:

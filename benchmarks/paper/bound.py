@@ -1,21 +1,21 @@
-"""How far the error on new rows can lie above that on training rows. Section 4.3 and appendix D of the paper.
+"""Upper bounds on the error on new rows, from the error on training rows. Section 4.3 and appendix D of the paper.
 
-A bound says something if few bits say which model was learned:
+A bound is useful if few bits describe the learned model:
 
 1. which s of N entries its region holds: ln C(N, s) nats;
-2. their values as θ_pre + scale · g, with g one of q even steps from −1 to 1: s·ln q, and 16·ln 2 for the scale;
-3. its readout relative to the first label's: for n labels and H features (n − 1)·(H + 1) values of q′ steps, with a
-   scale a tensor;
+2. its values as θ_pre + scale · g, with g one of q even steps from −1 to 1: s·ln q, and 16·ln 2 for the scale;
+3. its readout relative to the first label's: for n labels and H features (n − 1)·(H + 1) values of q′ steps, with one scale per
+   tensor;
 4. which sparsity, q and q′ were chosen from lists that were fixed before.
 
-Let L be the sum. Give each model δ·e^(−L) of the allowed failures, which sum to at most δ (Occam's razor: Blumer et
-al., 1987; McAllester, 1999). The errors of one model on n independent rows are binomial. So with k errors, each share
-p is excluded for which k errors or fewer have a probability below δ·e^(−L); the largest p that is left is the
-certificate (Langford, 2005, section 3). The union bound makes it hold however the model was found. ``--shots`` draws
-as many rows of each label: the lower tail of such a sum is no heavier than that of a binomial with its mean
-(Hoeffding, 1956, theorem 4), so the error is that on new rows with the labels' shares among the training rows. Of
-rows that took no part in training, ``certified_error(k, m, 0.0, 0.05)`` gives a tighter limit. docs/experiments.md,
-"Certificates", has what this rests on. The bounds stand below the experiment; all logarithms are natural.
+Let L be the sum. Give each model the failure probability δ·e^(−L); these sum to at most δ (Occam's razor: Blumer et
+al., 1987; McAllester, 1999). The errors of one model on n independent rows are binomial. So k errors exclude each error rate p
+at which k errors or fewer have a probability below δ·e^(−L); the largest remaining p is the certificate (Langford, 2005,
+section 3). By the union bound, it holds for any way to find the model. ``--shots`` draws equally many rows of each label: the
+lower tail of such a sum is no heavier than the tail of a binomial with its mean (Hoeffding, 1956, theorem 4), so the
+certificate holds for new rows with the label shares of the training rows. On rows without a part in training,
+``certified_error(k, m, 0.0, 0.05)`` gives a tighter limit. docs/experiments.md, "Certificates", lists the assumptions. The
+bounds are defined below the experiment; all logarithms are natural.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from forgetfree.training.single_task import VALIDATION_ROWS
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05
-#: How many values an entry of the region, or of the readout, may take.
+#: The number of values that an entry of the region, or of the readout, may take.
 LEVELS = (2, 4, 16)
-#: Values that a float32 can take, as the paper counts them.
+#: The number of values of a float32, as the paper counts them.
 FLOAT32_LEVELS = 2.0**32
-#: What a described scale costs: it is a float16.
+#: The cost of describing a scale, which is a float16.
 SCALE_NATS = 16 * math.log(2)
 # The paper's search; in float32: bounds are small differences.
 _RECIPE = {
@@ -77,7 +77,7 @@ class Bound(Experiment):
         tasks=("ag_news", "mpqa"),
         seeds=(0,),
         sparsities=(3e-6, 1e-5, 1e-4),
-        # Few entries must go far: AdamW's steps are as long for all of them.
+        # Few entries must move far: AdamW's steps have the same length for all of them.
         options={**_RECIPE, "steps": 200, "precision": "bf16"},
         optimizer={},
         test_limit=1000,
@@ -85,20 +85,20 @@ class Bound(Experiment):
     )
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """The fine-tuned model, re-trained regions, and the same rounded to few values."""
+        """Measure the fine-tuned model, re-trained regions, and these regions rounded to few values."""
         tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [self._row(tuned, tuned.fine_tuned, len(tuned.bench.space), model="fine-tuned", sparsity=1.0)]
         for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
             state = tuned.bench.retrained(tuned.pre, region, tuned.options)
             rows.append(self._row(tuned, state, len(region), model="re-trained", sparsity=sparsity))
-            # Which sparsity and levels were taken, and how many entries a region has, which depends on the data.
+            # The choices of sparsity and levels, and of the number of entries in a region, which depends on the data.
             choices = len(sparsities) * len(LEVELS) ** 2 * (1 + budget(len(tuned.bench.space), sparsity))
             rows += self._certified(tuned, state, region, sparsity, math.log(choices))
         return rows
 
     @staticmethod
     def _row(tuned: TunedTask, state: ModelState, entries: int, **what: object) -> Row:
-        """Errors on as many training rows as test rows, and the paper's bound for all training rows."""
+        """Measure errors on as many training rows as test rows, and the paper's bound for all training rows."""
         train = tuned.bench.task.train
         some = train.subset(representative(train.targets, len(tuned.bench.task.test)))
         return {
@@ -112,7 +112,7 @@ class Bound(Experiment):
 
     @staticmethod
     def _certified(tuned: TunedTask, state: ModelState, region: Region, sparsity: float, choices: float) -> list[Row]:
-        """The certificate of the rounding that promises most on validation rows; none if it would be 1/2 at best."""
+        """Return the certificate of the rounding with the best limit on validation rows; empty if no limit is below 1/2."""
         train, validation = tuned.bench.task.train, tuned.bench.task.validation
         validation = validation.subset(representative(validation.targets, VALIDATION_ROWS))
         best = 0.5, 0, 0
@@ -144,7 +144,7 @@ class Bound(Experiment):
         ]
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Errors and bounds by task, model and entries."""
+        """Return errors and bounds by task, model and entries."""
         errors: dict[str, tuple[str, dict[str, Any]]] = {
             "training rows": ("train_error", {}),
             "test rows": ("test_error", {}),
@@ -160,7 +160,7 @@ class Bound(Experiment):
         return tables
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The gaps, the bound as printed, and the best certificate of each task."""
+        """Return claims on the gaps, the printed bound, and the best certificate of each task."""
         found = []
         for task in distinct(rows, "task"):
             those = select(rows, task=task)
@@ -200,7 +200,7 @@ class Bound(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Errors and certificates over the number of entries."""
+        """Draw errors and certificates over the number of entries."""
         tasks = distinct(rows, "task")
         figure, (axes,) = panels(tasks)
         lines = (
@@ -225,7 +225,7 @@ class Bound(Experiment):
 
 
 def error(tuned: TunedTask, answers: Answers) -> float:
-    """The share of wrong answers, each label weighted as it is among the training rows."""
+    """Return the share of wrong answers, with labels weighted by their shares among the training rows."""
     given = label_answers(answers)
     wrong = torch.from_numpy(given.logits.argmax(1) != given.labels).double()
     labels, shares = torch.from_numpy(given.labels), Counter(tuned.bench.task.train.targets)
@@ -234,7 +234,7 @@ def error(tuned: TunedTask, answers: Answers) -> float:
 
 
 def tested(tuned: TunedTask, state: ModelState) -> Row:
-    """The error on test rows, and what a constant answer gets right there."""
+    """Return the error on test rows, and the accuracy of a constant answer there."""
     answers = tuned.answers_of(state)
     return {
         "test_rows": len(answers.labels),
@@ -246,9 +246,9 @@ def tested(tuned: TunedTask, state: ModelState) -> Row:
 def described(
     tuned: TunedTask, state: ModelState, region: Region, levels: int, readout_levels: int
 ) -> tuple[ModelState, float]:
-    """The model that is left when region and readout are rounded, and the length of its description in nats.
+    """Return the model with rounded region and readout, and the length of its description in nats.
 
-    The readout is described relative to that of the first label, which changes no answer.
+    The readout is described relative to the first label's, which changes no prediction.
     """
     at, pre = region.indices, tuned.pre.theta
     theta = pre.clone()
@@ -275,17 +275,18 @@ def printed_bound(
     7.4
 
     Args:
-        entries: s, of the region.
-        rows: n, of the training set.
+        entries: s, the number of entries of the region.
+        rows: n, the number of rows of the training set.
         delta: δ, the probability that the bound fails.
-        levels: q, the values that an entry can take.
-        log_regions: ln Θ, of the number of regions that the training set could lead to; 0 for a region that is fixed before.
+        levels: q, the number of values of an entry.
+        log_regions: ln Θ, with Θ the number of regions that the training set could lead to; 0 for a region that is fixed
+            before.
     """
     return 2 * math.sqrt((entries * math.log(levels) + log_regions + math.log(1 / delta)) / rows)
 
 
 def region_nats(space_size: int, entries: int) -> float:
-    """Return ``ln C(N, s)``: what it costs to say which s of N entries a region holds.
+    """Return ``ln C(N, s)``: the cost in nats of describing which s of N entries a region holds.
 
     >>> round(math.exp(region_nats(5, 2)))
     10
@@ -294,15 +295,15 @@ def region_nats(space_size: int, entries: int) -> float:
 
 
 def certified_error(errors: int, rows: int, nats: float, delta: float) -> float:
-    """Return the largest error rate under which so few errors on training rows have probability δ·e^(−nats) or more.
+    """Return the largest error rate at which so few errors on training rows have a probability of at least δ·e^(−nats).
 
-    With probability ≥ 1 − δ over the training rows no model that has a description of this length errs more often on new
-    rows, however it was found: binomial tail inversion (Langford, 2005, section 3) in the union bound that gives each
+    With probability ≥ 1 − δ over the training rows no model with a description of this length has a higher error rate on new
+    rows, for any way to find it: binomial tail inversion (Langford, 2005, section 3) with a union bound that gives each
     description its share of δ (Occam's razor, McAllester, 1999).
 
     Args:
-        errors: training rows that the model answers wrongly.
-        rows: all training rows.
+        errors: the number of wrongly predicted training rows.
+        rows: the number of training rows.
         nats: the length of the model's description, so that e^(−nats) sums to at most 1 over all models.
         delta: δ.
     """
@@ -313,7 +314,7 @@ def certified_error(errors: int, rows: int, nats: float, delta: float) -> float:
     allowed = math.log(delta) - nats
 
     def excess(rate: float) -> float:
-        """How far the log-probability of at most so many errors lies above what is allowed."""
+        """Return the log-probability of at most so many errors, minus the allowed one."""
         return float(logsumexp(choices + k * math.log(rate) + (rows - k) * math.log1p(-rate))) - allowed
 
     low, high = max(errors / rows, 1e-12), 1 - 1e-12
@@ -323,7 +324,7 @@ def certified_error(errors: int, rows: int, nats: float, delta: float) -> float:
 def on_grid(values: Tensor, levels: int) -> Tensor:
     """Return the values rounded to ``scale · {−1, …, 1}`` in ``levels`` even steps; the scale is a float16.
 
-    Of 32 scales the one with the smallest squared error is taken: with two levels about the mean magnitude.
+    The scale is the one of 32 with the smallest squared error; with two levels, it is about the mean magnitude.
 
     >>> on_grid(torch.tensor([4.0, -4.0, 2.0, -2.0]), 2).tolist()
     [3.0, -3.0, 3.0, -3.0]

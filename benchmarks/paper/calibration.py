@@ -1,4 +1,4 @@
-"""What a confidence is worth: fine-tuning, grafts, re-trained regions and BitFit. Table 1 and figure 6 of the paper."""
+"""Calibration of fine-tuning, grafts, re-trained regions and BitFit. Table 1 and figure 6 of the paper."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region r
 
 
 class Calibration(Experiment):
-    """Four ways to learn a task, and how well each knows what it knows."""
+    """Compare the calibration of four ways to learn a task."""
 
     name: ClassVar = "calibration"
     paper: ClassVar = "table 1, figure 6"
@@ -44,7 +44,7 @@ class Calibration(Experiment):
     setting: ClassVar = replace(SMALL, sparsities=(1e-3,))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Accuracy, ECE and the reliability diagram of each."""
+        """Measure accuracy, ECE and the reliability diagram of each."""
         tuned = context.tuned(unit)
         (region,) = tuned.learned(context.setting.sparsity)
         models = {"fine-tuned": tuned.fine_tuned, "grafted": tuned.graft(region)}
@@ -61,13 +61,13 @@ class Calibration(Experiment):
             "model": name,
             **tuned.measures(answers),
             "counts": diagram.counts.tolist(),
-            # Sums, so that seeds can be added up.
+            # Sums, so that they can be added over seeds.
             "right": np.where(held, diagram.counts * diagram.accuracy, 0.0).round(3).tolist(),
             "confidence": np.where(held, diagram.counts * diagram.confidence, 0.0).round(3).tolist(),
         }
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy and ECE by task."""
+        """Return accuracy and ECE by task."""
         scores, eces = ({name: (key, {"model": name}) for name in MODELS} for key in ("score", "ece"))
         return [
             pivot(SCORE, rows, "task", with_constant(rows, scores)),
@@ -75,7 +75,7 @@ class Calibration(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """By task."""
+        """Return the claims on each task."""
         found = []
         for task in distinct(rows, "task"):
             ece = {name: mean(rows, "ece", task=task, model=name) for name in MODELS}
@@ -98,7 +98,7 @@ class Calibration(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Reliability diagrams above, histograms of confidence below; all tasks and seeds together."""
+        """Draw reliability diagrams above, histograms of confidence below; all tasks and seeds together."""
         models = distinct(rows, "model")
         figure, axes = panels([MODELS[name] for name in models], rows=2, width=2.4, height=2.3)
         edges = np.linspace(0, 1, len(rows[0]["counts"]) + 1)

@@ -1,4 +1,4 @@
-"""What units are measured with: tasks, models, options, and a task that is fine-tuned."""
+"""The context of units: tasks, models, options, and a fine-tuned task."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Context:
     """Tasks, models and options of a setting, and the fine-tuned models made so far.
 
     Args:
-        setting: what is asked for.
+        setting: the requested setting.
         data: as ``--data``.
-        device: where to train.
+        device: the device to train on.
         out: the directory of the experiment.
-        cache: of fine-tuned models, which experiments share.
+        cache: the directory of fine-tuned models, which experiments share.
     """
 
     def __init__(self, setting: Setting, data: str, device: str, out: Path, cache: Path) -> None:
@@ -49,11 +49,11 @@ class Context:
 
     @cached_property
     def definitions(self) -> list[TaskDefinition]:
-        """The tasks of the setting that there are rows of."""
+        """The tasks of the setting that have rows."""
         return [self.rows(task).task for task in self.setting.tasks if not self.missing([task])]
 
     def missing(self, names: Sequence[str]) -> str:
-        """Say why a task has no data under any of its names; an empty text where it has some."""
+        """Return why a task has no data under any of its names; an empty text if it has some."""
         reason = ""
         for i, name in enumerate(names):
             try:
@@ -68,7 +68,7 @@ class Context:
         return reason
 
     def first_available(self, names: Sequence[str]) -> str:
-        """Return the first of several names of a task under which there is data."""
+        """Return the first of several names of a task that has data."""
         return next(name for name in names if not self.missing([name]))
 
     def model(self) -> LoadedModel:
@@ -79,11 +79,11 @@ class Context:
         return load_model(setting.model, readout, tasks=self.definitions, **arguments)
 
     def bench(self, unit: Unit, loaded: LoadedModel | None = None) -> SingleTask:
-        """Return the single task of a unit; of a label with fewer rows than ``shots``, all are taken.
+        """Return the single task of a unit; a label with fewer rows than ``shots`` gets all of them.
 
         Args:
-            unit: which task, how many shots, which seed.
-            loaded: the model, where several tasks share one; default: its own.
+            unit: the task, the number of shots and the seed.
+            loaded: the model, if several tasks share one; default: its own.
         """
         bench = SingleTask.of(
             loaded or self.model(),
@@ -109,7 +109,7 @@ class Context:
         """Return the unit's task with its fine-tuned model.
 
         Args:
-            unit: which task, how many shots, which seed.
+            unit: the task, the number of shots and the seed.
             optimizer: options of fine-tuning; default: the setting's.
         """
         bench, options = self.bench(unit), self.options(**(optimizer or self.setting.optimizer))
@@ -117,23 +117,23 @@ class Context:
 
 
 class TunedTask:
-    """One task, fine-tuned: what experiments measure around.
+    """One fine-tuned task, with the measurements of experiments.
 
     Args:
         bench: the task on its model.
         fine_tuned: θ_ft.
-        options: those it was made with.
+        options: the options of fine-tuning.
     """
 
     def __init__(self, bench: SingleTask, fine_tuned: ModelState, options: LocalizationOptions) -> None:
         self.bench, self.fine_tuned, self.options = bench, fine_tuned, options
         self.pre = bench.pre
-        #: The model without a graft: θ_pre, under the fine-tuned readout where that was trained.
+        #: The model without a graft: θ_pre with the fine-tuned readout, if it was trained.
         self.readout_alone = replace(fine_tuned, theta=bench.pre.theta)
 
     @cached_property
     def answers(self) -> LabelAnswers:
-        """Return the fine-tuned model's answers on the test rows."""
+        """The fine-tuned model's answers on the test rows."""
         return label_answers(self.bench.answers(self.fine_tuned, options=self.options))
 
     def answers_of(self, state: ModelState) -> LabelAnswers:
@@ -143,11 +143,11 @@ class TunedTask:
         return label_answers(self.bench.answers(state, options=self.options))
 
     def row(self, state: ModelState, **what: Any) -> Row:
-        """Return ``what`` was measured with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
+        """Return ``what`` with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
         return {**what, **self.measures(self.answers_of(state))}
 
     def measures(self, answers: LabelAnswers) -> Row:
-        """Score, that of a constant answer, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
+        """Return score, constant score, ECE and agreement, in [0, 1]; numbers of rows; and the optimizer of fine-tuning."""
         return {
             "train_rows": len(self.bench.task.train),
             "test_rows": len(self.bench.task.test),
@@ -159,7 +159,7 @@ class TunedTask:
         }
 
     def learned(self, *sparsities: float) -> list[Region]:
-        """Return γ by eqs. 3 and 4, or as ``region_from`` says, one for each sparsity."""
+        """Return γ by eqs. 3 and 4, or by ``region_from``, one for each sparsity."""
         return [
             self.bench.region(self.fine_tuned, self.options.model_copy(update={"sparsity": each}))
             for each in sparsities
@@ -172,7 +172,7 @@ class TunedTask:
         )
 
     def biases(self) -> list[Region]:
-        """Return all biases as one region, in a list; an empty list where the model has none."""
+        """Return all biases as one region, in a list; an empty list if the model has none."""
         try:
             return [biases(self.bench.space)]
         except ModelError:

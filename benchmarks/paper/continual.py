@@ -32,7 +32,7 @@ PAPER_ACCURACY = {
 
 
 class Continual(Experiment):
-    """The main job, one seed a unit."""
+    """The main job, with one seed per unit."""
 
     name: ClassVar = "continual"
     paper: ClassVar = "table 4"
@@ -50,11 +50,11 @@ class Continual(Experiment):
     )
 
     def units(self, setting: Setting) -> list[Unit]:
-        """The whole stream with every seed."""
+        """Return the whole stream with every number of shots and seed."""
         return [{"shots": shots, "seed": seed} for shots in setting.shots for seed in setting.seeds]
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """The last row of each strategy's matrix, and what was forgotten."""
+        """Measure the last row of each strategy's matrix, and the scores right after learning."""
         setting, out = context.setting, context.out / "streams" / f"seed-{unit['seed']}-shots-{unit['shots']}"
         shots = min(
             [unit["shots"], *(min(Counter(context.rows(task).train.labels).values()) for task in setting.tasks)]
@@ -98,7 +98,7 @@ class Continual(Experiment):
         ]
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy after the last task, the paper's and ours."""
+        """Return accuracy after the last task, the paper's and ours."""
         tasks = distinct(rows, "task")
         fewer = [row["train_shots"] for row in rows if row.get("train_shots", row["shots"]) < row["shots"]]
         here = f"here (with {min(fewer)} shots: a label has no more rows)" if fewer else "here"
@@ -124,7 +124,7 @@ class Continual(Experiment):
         return [theirs, ours, ece]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The first task is forgotten by naive fine-tuning, and by grafting not at all."""
+        """Return claims that naive fine-tuning forgets the first task, and grafting does not."""
         first = distinct(rows, "task")[0]
         fine, naive, graft = (mean(rows, "score", task=first, strategy=name) for name in DEFAULT_STRATEGIES)
         grafts = select(rows, strategy="grafting-continual")
@@ -147,14 +147,14 @@ class Continual(Experiment):
             ),
             Claim(
                 "grafting forgets nothing (the most that any task lost or gained)",
-                NULL,  # the paper prints scores at the end alone
+                NULL,  # the paper has only final scores
                 percent(lost),
                 verdict(lost == 0, lost),
             ),
         ]
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Accuracy after the last task, by task; bars for the paper's."""
+        """Draw accuracy after the last task, by task, with bars for the paper's."""
         tasks = distinct(rows, "task")
         figure, (axes,) = panels(tasks, width=2.4)
         for i, (ax, task) in enumerate(zip(axes, tasks, strict=True)):

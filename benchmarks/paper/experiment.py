@@ -1,11 +1,11 @@
-"""An experiment of the paper as a script: units that are measured one by one, and what follows from all their rows.
+"""An experiment of the paper as a script: it measures units one by one, and reports on all their rows.
 
     python -m benchmarks.paper.calibration --data DIR --out runs/calibration
 
-OUT/setting.json         what is measured with what; it must be the same when the command is given again
-OUT/units/NAME.json      the rows of a unit that has ended: they are not measured again
-OUT/calibration.csv      all rows, below a line that says what they were measured with
-OUT/report.md            the paper's claims beside ours, and tables
+OUT/setting.json         the setting; it must be the same when the command is repeated
+OUT/units/NAME.json      the rows of a finished unit; they are not measured again
+OUT/calibration.csv      all rows, below a line with the setting
+OUT/report.md            the paper's claims with our measurements, and tables
 OUT/calibration.png      the paper's figure
 """
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, what it measured, what we measure, and whether the claim holds here.
+    """A claim of the paper, the paper's measurement, ours, and whether the claim holds here.
 
     Attributes:
         text: the claim.
-        paper: its number there; a dash where only the claim is at hand.
-        ours: ours.
-        holds: ``None`` where the rows do not tell.
+        paper: the paper's number; a dash if only the claim is available.
+        ours: our number.
+        holds: whether the claim holds here; ``None`` if the rows do not decide it.
     """
 
     text: str
@@ -54,23 +54,23 @@ class Claim:
 
 
 class Experiment(ABC):
-    """Base of all experiments. Subclasses say what they measure and what follows."""
+    """Base class of all experiments. Subclasses define measurements, tables, claims and a figure."""
 
     name: ClassVar[str]
-    #: What of the paper it repeats.
+    #: The part of the paper that it repeats.
     paper: ClassVar[str]
-    #: What it asks, in one sentence.
+    #: Its question, in one sentence.
     question: ClassVar[str]
     setting: ClassVar[Setting]
-    #: What it looks at one of: several numbers of shots, or sparsities, would be taken for seeds.
+    #: Settings that may have only one value: several numbers of shots, or sparsities, would be mistaken for seeds.
     single: ClassVar[tuple[str, ...]] = ("shots",)
 
     def tasks(self, setting: Setting) -> list[tuple[str, ...]]:
-        """Return the tasks whose data it needs, each under one name or several; the first name that has data counts."""
+        """Return the tasks whose data it needs, each with one name or several; the first name with data is used."""
         return [(task,) for task in setting.tasks]
 
     def units(self, setting: Setting) -> list[Unit]:
-        """Return what is measured one by one: by default every task, number of shots, and seed."""
+        """Return the units: by default every task with every number of shots and seed."""
         return [
             {"task": task, "shots": shots, "seed": seed}
             for task, shots, seed in product(setting.tasks, setting.shots, setting.seeds)
@@ -78,7 +78,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Measure one unit, and return tidy rows; what names the unit is added to them."""
+        """Measure one unit, and return tidy rows; the keys of the unit are added to them."""
 
     @abstractmethod
     def tables(self, rows: Sequence[Row]) -> list[Table]:
@@ -86,18 +86,18 @@ class Experiment(ABC):
 
     @abstractmethod
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Return the paper's claims, each beside what was measured here."""
+        """Return the paper's claims, each with our measurement."""
 
     @abstractmethod
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Draw the paper's figure from rows that were measured here."""
+        """Draw the paper's figure from our rows."""
 
     def page(self, header: Mapping[str, Any], rows: Sequence[Row]) -> Page:
         """Return the report: claims, then tables.
 
         Args:
-            header: what the rows were measured with, as the first line of their file says.
-            rows: all.
+            header: the setting of the rows, from the first line of their file.
+            rows: all rows.
         """
         setting, seeds = header["setting"], len({row["seed"] for row in rows})
         notes = [
@@ -119,7 +119,7 @@ class Experiment(ABC):
 
 
 def read_rows(file: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Return what the rows of a CSV file were measured with, and the rows."""
+    """Return the setting of the rows of a CSV file, and the rows."""
     header, rows = rows_of_csv(file.read_text(encoding="utf-8"))
     return header, rows
 
@@ -128,7 +128,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> int:
-    """Measure what is asked for and not there yet, write files and print the report; return the exit code."""
+    """Measure the requested units that are missing, write files and print the report; return the exit code."""
     asked = _parser(experiment).parse_args(arguments)
     out = Path(asked.out)
     quiet_libraries()
@@ -170,10 +170,10 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
 
 
 def setting_of(experiment: Experiment, asked: argparse.Namespace) -> Setting:
-    """Return the experiment's setting with what is asked for instead.
+    """Return the experiment's setting with the requested changes.
 
     Raises:
-        UsageError: the experiment does not look at it.
+        UsageError: the experiment does not support a change.
     """
     changes: dict[str, Any] = {
         name: tuple(given) for name in ("tasks", "shots", "seeds", "sparsities") if (given := vars(asked)[name])
@@ -195,10 +195,10 @@ def setting_of(experiment: Experiment, asked: argparse.Namespace) -> Setting:
 
 
 def measure(experiment: Experiment, context: Context) -> Page:
-    """Measure the units whose rows are not in ``context.out`` yet, write what is made of all rows, and return the report.
+    """Measure the units whose rows are not in ``context.out`` yet, write the files of all rows, and return the report.
 
     Raises:
-        DataError: there are no data.
+        DataError: there is no data.
         RunError: the directory was begun with another setting, model or data.
     """
     from benchmarks.paper.plots import save_figure
@@ -239,12 +239,12 @@ def measure(experiment: Experiment, context: Context) -> Page:
 
 
 def check_setting(file: Path, header: Mapping[str, Any], unit: Unit) -> None:
-    """Write what is measured with what; raise ``RunError`` where the file says something else.
+    """Write the setting; raise ``RunError`` if the file has a different one.
 
     Args:
         file: setting.json of the directory.
-        header: what is asked for now.
-        unit: the first one: what names it may be given further values.
+        header: the current header.
+        unit: the first unit: its keys may get further values.
     """
     lists = {"tasks": "task", "shots": "shots", "seeds": "seed"}
     growing = {name for name, part in lists.items() if part in unit}

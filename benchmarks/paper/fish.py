@@ -1,4 +1,4 @@
-"""Learned regions against those of largest Fisher information (FISH masks). Table 8 of the paper."""
+"""Learned regions against regions of largest Fisher information (FISH masks). Table 8 of the paper."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fish(Experiment):
     setting: ClassVar = replace(SMALL, seeds=(0,))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Each kind of region at each sparsity, and how much of both the learned one and it share."""
+        """Measure each kind of region at each sparsity, and its overlap with the learned one."""
         tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0)]
         for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
@@ -49,7 +49,7 @@ class Fish(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """The paper's table, and ours."""
+        """Return the paper's table, and ours."""
         grafts = [row for row in rows if row["region"] != "fine-tuned"]
         by = ("task", "sparsity")
         scores, eces = ({kind: (key, {"region": kind}) for kind in REGIONS} for key in ("score", "ece"))
@@ -62,12 +62,12 @@ class Fish(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """At each sparsity, mean over tasks."""
+        """Return claims at each sparsity, mean over tasks."""
         found = []
         for sparsity in sparsities_of(rows, region="fisher"):
             learned, fisher = (mean(rows, "score", region=kind, sparsity=sparsity) for kind in ("learned", "fisher"))
             shared = mean(rows, "overlap", region="fisher", sparsity=sparsity)
-            told = sparsity == 1e-4  # the size that the paper's text speaks of
+            told = sparsity == 1e-4  # the paper's text has a number for this size
             found += [
                 Claim(
                     f"at {share_of(sparsity)} the learned graft scores higher than the FISH graft",
@@ -85,7 +85,7 @@ class Fish(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Scores over sparsity, by task."""
+        """Draw scores over sparsity, by task."""
         return scores_over_sparsity(
             rows, "region", REGIONS, dashed={"fine-tuned": {"region": "fine-tuned"}}, share="region"
         )

@@ -43,7 +43,7 @@ class Localization(Experiment):
     setting: ClassVar = replace(SMALL, tasks=TASKS, shots=(64, 4096), seeds=(0,))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """θ_pre, θ_ft, and the graft at every sparsity."""
+        """Measure θ_pre, θ_ft, and the graft at every sparsity."""
         tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.pre, model="pre-trained", sparsity=0.0)]
         if tuned.fine_tuned.readouts[unit["task"]]:  # label words have no readout of their own
@@ -54,7 +54,7 @@ class Localization(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy or F1, ECE and agreement, by task and shots."""
+        """Return accuracy or F1, ECE and agreement, by task and shots."""
         models: dict[str, dict[str, Any]] = {
             name: {"model": name} for name in distinct(rows, "model") if name != "grafted"
         }
@@ -75,7 +75,7 @@ class Localization(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """How much of the fine-tuned score is left, on average over tasks."""
+        """Return claims on the kept share of the fine-tuned score, mean over tasks."""
         found = []
         for shots in distinct(rows, "shots"):
             those = _learned(rows, shots)
@@ -86,7 +86,7 @@ class Localization(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Fine-tuned and grafted models side by side, by task."""
+        """Draw fine-tuned and grafted models side by side, by task."""
         shots, tasks, smallest = (
             distinct(rows, "shots"),
             distinct(rows, "task"),
@@ -115,7 +115,7 @@ def _scores(rows: Sequence[Row], shots: int, task: str, model: str, sparsity: fl
 
 
 def _learned(rows: Sequence[Row], shots: int) -> list[Row]:
-    """The rows of tasks that fine-tuning learned: by 5 points at least above the model before."""
+    """Return the rows of tasks on which fine-tuning is at least 5 points above the pre-trained model."""
     those = select(rows, shots=shots)
     return [
         row

@@ -1,4 +1,4 @@
-"""Regions that are learned to give the model's own answers back. Figure 15 of the paper."""
+"""Regions that are learned from the model's own predictions. Figure 15 of the paper."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS = ("true labels", "own labels")
 
 
 class ModelLabels(Experiment):
-    """Localize a model before it has learned its task to the end, by the true labels and by its own."""
+    """Localize a partly trained model, by the true labels and by its own predictions."""
 
     name: ClassVar = "model-labels"
     paper: ClassVar = "figure 15"
@@ -47,7 +47,7 @@ class ModelLabels(Experiment):
     )
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Grafts of regions by either kind of label, at every sparsity."""
+        """Measure grafts of regions by either kind of label, at every sparsity."""
         tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.fine_tuned, labels="fine-tuned", sparsity=1.0)]
         for labels, regions in zip(LABELS, (tuned.learned(*sparsities), own_labels(tuned, sparsities)), strict=True):
@@ -56,7 +56,7 @@ class ModelLabels(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Scores and agreement with the model, by task and labels."""
+        """Return scores and agreement with the model, by task and labels."""
         sizes = sparsities_of([row for row in rows if row["labels"] in LABELS])
         columns: dict[str, tuple[str, dict[str, Any]]] = {
             f"graft {share_of(s)}, {labels}": ("score", {"labels": labels, "sparsity": s})
@@ -71,7 +71,7 @@ class ModelLabels(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """At the largest sparsity."""
+        """Return claims at the largest sparsity."""
         largest = max(sparsities_of([row for row in rows if row["labels"] in LABELS]), default=0.0)
         true, own = (mean(rows, "agreement", labels=labels, sparsity=largest) for labels in LABELS)
         score, full = (
@@ -94,12 +94,12 @@ class ModelLabels(Experiment):
         ]
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Scores over sparsity; dashed: the model itself."""
+        """Draw scores over sparsity; dashed: the model itself."""
         return scores_over_sparsity(rows, "labels", LABELS, dashed={"fine-tuned": {"labels": "fine-tuned"}})
 
 
 def own_labels(tuned: TunedTask, sparsities: Sequence[float]) -> list[Region]:
-    """The regions that are learned with the model's answers in place of the labels."""
+    """Return the regions that are learned with the model's predictions in place of the labels."""
     bench, task = tuned.bench, tuned.bench.task
 
     def relabelled(rows: Examples) -> Examples:

@@ -43,7 +43,7 @@ KINDS = {
 TASKS = ("qnli", "snli", "mnli", "sst2", "cr", "mrpc", "qqp", "ag_news")
 #: Gradient steps on S (figure 8d).
 PURIFYING_STEPS = 10
-#: By how much training must lift a task's score before a share of that is told.
+#: The least gain from training for which a share of the gain is reported.
 LEARNED = 0.05
 
 
@@ -66,7 +66,7 @@ class MultiTask(Experiment):
     )
 
     def units(self, setting: Setting) -> list[Unit]:
-        """All tasks with every seed."""
+        """Return all tasks together, with every number of shots and seed."""
         if len(setting.tasks) < 2:
             raise UsageError(
                 f"multi-task needs two tasks or more, got {', '.join(setting.tasks)}. Give another --task."
@@ -74,7 +74,7 @@ class MultiTask(Experiment):
         return [{"shots": shots, "seed": seed} for shots in setting.shots for seed in setting.seeds]
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """All models on all tasks; of the grafts of one task, the overlaps too."""
+        """Measure all models on all tasks, and the overlaps of grafts of one task."""
         loaded, tasks = context.model(), context.setting.tasks
         benches = {task: context.bench({**unit, "task": task}, loaded) for task in tasks}
         options = context.options(**context.setting.optimizer)
@@ -102,7 +102,7 @@ class MultiTask(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Scores, overlaps, and what grafts and unions keep of the gain."""
+        """Return scores, overlaps, and the kept gain of grafts and unions."""
         tasks, rows = distinct(rows, "task"), with_gains(rows)
         models = {"no graft": "no graft", "graft of its own": "graft", "whole model": "whole model"}
         own = [row for row in rows if row["model"] != "graft" or row["region"] == row["task"]]
@@ -128,7 +128,7 @@ class MultiTask(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Of kin and strangers, of unions, and of the one pair that the text names."""
+        """Return claims on tasks of equal and different kinds, on unions, and on the pair that the text names."""
         rows = with_gains(rows)
         pairs = [row for row in select(rows, model="graft") if row["region"] != row["task"]]
         kin = [row for row in pairs if kind_of(row["region"]) == kind_of(row["task"])]
@@ -177,7 +177,7 @@ class MultiTask(Experiment):
         ]
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Figure 8: overlaps; gains of grafts; gains of unions, before and after."""
+        """Draw figure 8: overlaps; gains of grafts; gains of unions, before and after the steps on S."""
         rows, tasks = with_gains(rows), distinct(rows, "task")
         shown_in = {
             "overlap": ("graft", "overlap"),
@@ -209,21 +209,21 @@ class MultiTask(Experiment):
 
 
 def kind_of(task: str) -> str:
-    """The kind of a task; one that is not known is of a kind of its own."""
+    """Return the kind of a task; an unknown task is its own kind."""
     return next((kind for kind, members in KINDS.items() if task in members), task)
 
 
 def groups(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The tasks whose regions are put together: those of a kind, all pairs of texts, and all; each two at least."""
+    """Return the tasks of each union of regions: each kind, all pairs of texts, and all; at least two tasks each."""
     found = {kind: tuple(task for task in tasks if task in members) for kind, members in KINDS.items()}
     found["NLI + paraphrase"] = found["NLI"] + found["paraphrase"]
     found = {name: members for name, members in found.items() if len(members) > 1 and len(members) < len(tasks)}
-    unions = {members: name for name, members in reversed(found.items())}  # of two with one content, the first
+    unions = {members: name for name, members in reversed(found.items())}  # of equal groups, the first
     return {name: members for members, name in reversed(unions.items())} | {"all": tuple(tasks)}
 
 
 def with_gains(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the share of the gain that each keeps (eq. 5): NaN where training lifts the score by too little."""
+    """Return the rows with the kept share of the gain (eq. 5): NaN if training raises the score by too little."""
     found = []
     for row in rows:
         same = {key: row[key] for key in ("task", "shots", "seed") if key in row}
@@ -234,7 +234,7 @@ def with_gains(rows: Sequence[Row]) -> list[Row]:
 
 
 def known_mean(rows: Sequence[Row]) -> float:
-    """The mean gain of the rows that have one; NaN where none has."""
+    """Return the mean gain of the rows that have one; NaN if none has."""
     return mean([row for row in rows if not math.isnan(row["gain"])], "gain")
 
 
@@ -246,7 +246,7 @@ def train_together(benches: Sequence[SingleTask], options: TrainingOptions) -> M
 
     Args:
         benches: the tasks, on one model.
-        options: how to train.
+        options: the options of training.
 
     Returns:
         The model with the readouts of all tasks.
@@ -289,13 +289,13 @@ def purified(
 
     Args:
         benches: the tasks, on one model.
-        trained: that model after `train_together`.
+        trained: the model after `train_together`.
         region: γ_base, such as the union of the tasks' regions.
-        options: how S is learned.
-        steps: on S.
+        options: the options of learning S.
+        steps: the number of steps on S.
     """
     first = benches[0]
-    rows = min(options.mask_batch_size, *(len(bench.task.train) for bench in benches))  # every task counts the same
+    rows = min(options.mask_batch_size, *(len(bench.task.train) for bench in benches))  # every task has the same weight
     mask = mask_options(options, rows, steps).model_copy(update={"steps": steps, "evaluate_every": steps})
 
     def batches() -> Iterator[list[Batch]]:

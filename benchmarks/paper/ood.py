@@ -1,4 +1,4 @@
-"""Other data sets of the same kind, and weights in between. Table 3 and figure 7 of the paper."""
+"""Other data sets of the same kind, and interpolated weights. Table 3 and figure 7 of the paper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 
-#: Source to targets; of a target's names the first whose data is there.
+#: Source to targets; a target has one name or several, and the first name with data is used.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sst2": (("yelp_polarity", "yelp_polarity_from_full"), ("imdb",)),
     "mpqa": (("sst2",), ("yelp_polarity", "yelp_polarity_from_full")),
@@ -35,9 +35,9 @@ MODELS = ("fine-tuned", "grafted")
 
 
 class OutOfDistribution(Experiment):
-    """Answer other data sets without training on them; interpolate between θ_pre and the model (WiSE-FT, WiSE-graft).
+    """Predict other data sets without training on them; interpolate between θ_pre and the model (WiSE-FT, WiSE-graft).
 
-    Of MNLI and SNLI, the rows of contradiction and entailment alone are answered by QNLI's model (table 3, "0/1").
+    QNLI's model predicts only the contradiction and entailment rows of MNLI and SNLI (table 3, "0/1").
     """
 
     name: ClassVar = "ood"
@@ -47,14 +47,14 @@ class OutOfDistribution(Experiment):
     setting: ClassVar = replace(SMALL, tasks=tuple(TARGETS), sparsities=(1e-3,), seeds=(0,), test_limit=200)
 
     def tasks(self, setting: Setting) -> list[tuple[str, ...]]:
-        """Sources and their targets."""
+        """Return sources and their targets."""
         for source in setting.tasks:
             if source not in TARGETS:
                 raise UnknownNameError("source for ood", source, TARGETS)
         return list(dict.fromkeys([(s,) for s in setting.tasks] + [t for s in setting.tasks for t in TARGETS[s]]))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Both models at every α, on the source and its targets."""
+        """Measure both models at every α, on the source and its targets."""
         tuned = context.tuned(unit)
         tests = {unit["task"]: tuned.bench.task.test}
         for names in TARGETS[unit["task"]]:
@@ -83,7 +83,7 @@ class OutOfDistribution(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy and ECE by source and target."""
+        """Return accuracy and ECE by source and target."""
         whole = [row for row in rows if row["alpha"] == 1.0]
         best = [
             {
@@ -111,7 +111,7 @@ class OutOfDistribution(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """By source and target; of two models below a constant answer neither answers better."""
+        """Return a claim for each source and target; it is undecided if no model is above a constant answer."""
         found = []
         for task in distinct(rows, "task"):
             for target in (name for name in distinct([r for r in rows if r["task"] == task], "target") if name != task):
@@ -131,7 +131,7 @@ class OutOfDistribution(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Accuracy on the target over accuracy on the source, α from θ_pre to the model."""
+        """Draw accuracy on the target over accuracy on the source, with α from θ_pre to the model."""
         pairs = [pair for pair in dict.fromkeys((r["task"], r["target"]) for r in rows) if pair[0] != pair[1]]
         figure, (axes,) = panels(
             [f"{task} →\n{target}" for task, target in pairs], width=2.3, height=2.5, share_y=False
@@ -151,14 +151,14 @@ class OutOfDistribution(Experiment):
 
 
 def _published(pair: str) -> str:
-    """Return what the smallest graft and the fine-tuned model have there."""
+    """Return the paper's scores of the smallest graft and the fine-tuned model."""
     if pair not in TABLE_7.header:
         return NULL
     return f"{cell(TABLE_7, 'graft 0.01 %', pair)} against {cell(TABLE_7, 'graft 100 %', pair)}"
 
 
 def target_rows(context: Context, tuned: TunedTask, name: str) -> EncodedRows:
-    """Test rows of another task, read as the source's, labels matched by name; those without a match are left out."""
+    """Return another task's test rows, encoded for the source; labels are matched by name, rows without a match left out."""
     target = context.rows(name)
     new = matched(target.task.labels, tuned.bench.task.definition.labels, name)
     test = target.test.take([i for i, label in enumerate(target.test.labels) if label in new])
@@ -167,10 +167,10 @@ def target_rows(context: Context, tuned: TunedTask, name: str) -> EncodedRows:
 
 
 def matched(labels: Sequence[str], sources: Sequence[str], name: str) -> dict[int, int]:
-    """The source's label for each of the target's, by name. A contradiction is no entailment; neutral has no match (table 3).
+    """Map each label of the target to the source's, by name; a contradiction is no entailment, neutral has no match (table 3).
 
     Raises:
-        UsageError: a label that the source lacks.
+        UsageError: the source lacks a label.
     """
     known = {label.lower(): i for i, label in enumerate(sources)}
     if "not_entailment" in known:

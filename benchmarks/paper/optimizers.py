@@ -1,4 +1,4 @@
-"""Which optimiser's moves localize: SGD, AdamW, AdamW with an ℓ1 penalty. Figure 5 of the paper."""
+"""Grafts after fine-tuning with SGD, AdamW, and AdamW with an ℓ1 penalty. Figure 5 of the paper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
 
 
 class Optimizers(Experiment):
-    """Fine-tune by each optimiser, graft at several sparsities."""
+    """Fine-tune with each optimiser, and graft at several sparsities."""
 
     name: ClassVar = "optimizers"
     paper: ClassVar = "figure 5"
@@ -37,11 +37,11 @@ class Optimizers(Experiment):
     setting: ClassVar = replace(SMALL, seeds=(0,), arms=dict(zip(OPTIMIZERS, (SGD, ADAMW, ADAMW_L1), strict=True)))
 
     def units(self, setting: Setting) -> list[Unit]:
-        """By optimiser, too."""
+        """Return the units, each with every optimiser."""
         return [{**unit, "optimizer": name} for unit in super().units(setting) for name in setting.arms]
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """The fine-tuned model and its grafts."""
+        """Measure the fine-tuned model and its grafts."""
         tuned = context.tuned(unit, context.setting.arms[unit["optimizer"]])
         rows = [tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0)]
         sparsities = context.setting.sparsities
@@ -50,14 +50,14 @@ class Optimizers(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy by task and optimiser."""
+        """Return accuracy by task and optimiser."""
         columns: dict[str, tuple[str, dict[str, Any]]] = {"fine-tuned": ("score", {"model": "fine-tuned"})}
         for sparsity in sparsities_of(rows, model="grafted"):
             columns[f"graft {share_of(sparsity)}"] = ("score", {"model": "grafted", "sparsity": sparsity})
         return [pivot(SCORE, rows, ("task", "optimizer"), with_constant(rows, columns))]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """What a graft keeps of its own fine-tuned model, mean over tasks."""
+        """Return claims on the share of the fine-tuned score that a graft keeps, mean over tasks."""
         found = []
         for sparsity in sparsities_of(rows, model="grafted"):
             graft, whole = {"model": "grafted", "sparsity": sparsity}, {"model": "fine-tuned"}
@@ -80,7 +80,7 @@ class Optimizers(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Accuracy of grafts over sparsity; dashed: the fine-tuned models."""
+        """Draw accuracy of grafts over sparsity; dashed: the fine-tuned models."""
         whole = {name: {"optimizer": name, "model": "fine-tuned"} for name in OPTIMIZERS}
         return scores_over_sparsity(rows, "optimizer", OPTIMIZERS, dashed=whole)
 

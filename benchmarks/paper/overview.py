@@ -1,4 +1,4 @@
-"""The tables of docs/results/paper.md: what the paper claims and scores, and what was measured here."""
+"""The tables of docs/results/paper.md: the paper's claims and scores, and our measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forgetfree.display import NULL
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
 
-#: All, in the order of the page.
+#: All experiments, in the order of the page.
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
     for each in (
@@ -37,7 +37,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 #: Runs of version 0.2.0.
 OLD = ("localization", "localization-prompt")
 TASKS = ("sst2", "ag_news")
-#: Of the scores: what is trained, where the paper has it (table, row, column), and where we do (run file, which rows).
+#: The lines of scores: the trained parameters, their place in the paper (table, row, column), and ours (run file, selected
+#: rows).
 LINES: tuple[tuple[str, tuple[Table, str, str], tuple[str, dict[str, Any]]], ...] = (
     ("fine-tuned", (TABLE_1, "fine-tuned", "{task}"), ("calibration", {"model": "fine-tuned"})),
     ("graft, 0.01 % there, 0.1 % here", (TABLE_1, "grafted", "{task}"), ("calibration", {"model": "grafted"})),
@@ -55,13 +56,13 @@ LINES: tuple[tuple[str, tuple[Table, str, str], tuple[str, dict[str, Any]]], ...
 
 
 def run_files() -> list[Path]:
-    """Return those at hand, in the order of the page."""
+    """Return the existing run files, in the order of the page."""
     files = [RESULTS / f"{name}.csv" for name in EXPERIMENTS]
     return [each for file in files for each in (file, *sorted(RESULTS.glob(f"{file.stem}-*.csv"))) if each.is_file()]
 
 
 def claims() -> Table:
-    """Return the claims of all experiments, the paper's number beside ours."""
+    """Return the claims of all experiments, with the paper's number and ours."""
     rows: list[tuple[str, ...]] = []
     for file in run_files():
         header, measured = read_rows(file)
@@ -74,7 +75,7 @@ def claims() -> Table:
 
 
 def scores() -> Table:
-    """Return scores and calibration errors with 4096 shots, the paper's beside ours."""
+    """Return scores and calibration errors with 4096 shots, the paper's and ours."""
     header = [f"{task}, {where}" for task in TASKS for where in ("paper", "here")]
     rows = []
     for name, (table, row, column), (file, wanted) in LINES:

@@ -1,4 +1,4 @@
-"""The figures of experiments in files: the same thing has the same colour and mark in each of them."""
+"""The figures of experiments, as files: equal names have equal colours and markers in all figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from forgetfree.display import escaped
 from forgetfree.results.report.figures import COLOURS, STYLE
 
-#: Colour, by name, and mark of what is drawn.
+#: The colour, by name, and the marker of each line.
 LOOK: dict[str, tuple[str, str]] = {
     "fine-tuned": ("text", "s"),
     "fine-tune": ("text", "s"),
@@ -58,7 +58,7 @@ def panels(
 
 
 def look(name: str) -> dict[str, Any]:
-    """Return colour, mark and label of what is drawn."""
+    """Return colour, marker and label of a line."""
     colour, marker = LOOK.get(name, ("text", "o"))
     return {"color": COLOURS[colour][0], "marker": marker, "label": name}
 
@@ -68,7 +68,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     titles = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
     for text in (*titles, *(text for each in figure.legends for text in each.get_texts())):
-        text.set_parse_math(False)  # names of tasks are shown as they are
+        text.set_parse_math(False)  # names of tasks are not math
         text.set_text("\n".join(map(escaped, text.get_text().split("\n"))))
     with matplotlib.rc_context(STYLE):
         figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
@@ -86,7 +86,7 @@ def curves(
         x: the key along the axis.
         y: a fraction.
         line: the key whose values are the lines.
-        lines: which of them, in order.
+        lines: the values to draw, in order.
     """
     titles = list(dict.fromkeys(row[panel] for row in rows))
     figure, (axes,) = panels(titles)

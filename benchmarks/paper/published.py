@@ -1,7 +1,7 @@
-"""Numbers of the paper (arXiv:2302.06600, v2) that stand beside ours, in percent, with 4096 shots if no more is said.
+"""Numbers of the paper (arXiv:2302.06600, v2) for comparison with ours, in percent, with 4096 shots unless noted.
 
 The standard deviations over five data sets are left out. LoRA and bottlenecks are named with their rank or size, grafts with
-their share.
+their sparsity.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from forgetfree.results.report.page import Table
 
 
 def _table(title: str, text: str) -> Table:
-    """One line a row, cells between bars; the first line is the header."""
+    """Parse a table: one line per row, cells between bars; the first line is the header."""
     header, *rows = (tuple(map(str.strip, line.split("|"))) for line in text.strip().splitlines())
     return Table(f"{title}, in the paper", header, tuple(rows))
 
@@ -93,6 +93,6 @@ qqp 1 % | 2.3 | 78.7 | 5.4 | 75.9 | 14.1 | 51.8 | 35.6
 
 
 def cell(table: Table, row: str, column: str, after: int = 0) -> str:
-    """Return what stands in a table, or so many columns to the right of it, where its ECE is."""
+    """Return a cell of a table, or the cell ``after`` columns to its right, which has the ECE."""
     (line,) = (each for each in table.rows if each[0] == row)
     return line[table.header.index(column) + after]

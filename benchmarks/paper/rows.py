@@ -1,4 +1,4 @@
-"""Rows to numbers, tables and figures. Rows are flat and tidy, whatever the experiment."""
+"""Numbers, tables and figures from rows, which are flat and tidy in all experiments."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, cell, percent
 from forgetfree.results.runs import CONSTANT
 
-#: What ``score`` is called.
+#: The title of ``score`` in tables.
 SCORE = "Accuracy, or F1 where the task is measured by it"
-#: What was measured: one number of each kind.
+#: One measurement: a value for each key.
 Row = dict[str, Any]
-#: What is measured at once, and kept at once: e.g. ``{"task": "sst2", "shots": 64, "seed": 0}``.
+#: The keys of a unit, which is measured and stored as a whole: e.g. ``{"task": "sst2", "shots": 64, "seed": 0}``.
 Unit = dict[str, Any]
 
 
@@ -31,12 +31,12 @@ def select(rows: Sequence[Row], **wanted: Any) -> list[Row]:
 
 
 def values(rows: Sequence[Row], key: str, **wanted: Any) -> list[float]:
-    """Return one number of each row that has these values."""
+    """Return the value of ``key`` in each row that has these values."""
     return [float(row[key]) for row in select(rows, **wanted)]
 
 
 def mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
-    """Return the mean of `values`; NaN where there are none."""
+    """Return the mean of `values`; NaN if there are none."""
     numbers = values(rows, key, **wanted)
     return float(np.mean(numbers)) if numbers else float("nan")
 
@@ -47,12 +47,12 @@ def sparsities_of(rows: Sequence[Row], **wanted: Any) -> list[float]:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return ``part / whole``; NaN where ``whole`` is 0."""
+    """Return ``part / whole``; NaN if ``whole`` is 0."""
     return part / whole if whole else math.nan
 
 
 def kept(rows: Sequence[Row], part: Mapping[str, Any], whole: Mapping[str, Any]) -> float:
-    """Return the share of the score of ``whole`` that ``part`` has, mean over tasks; NaN where a task lacks either."""
+    """Return the share of the score of ``whole`` that ``part`` has, mean over tasks; NaN if a task lacks either."""
     shares = [
         ratio(mean(rows, "score", task=task, **part), mean(rows, "score", task=task, **whole))
         for task in distinct(rows, "task")
@@ -61,7 +61,7 @@ def kept(rows: Sequence[Row], part: Mapping[str, Any], whole: Mapping[str, Any])
 
 
 def verdict(holds: bool, *numbers: float) -> bool | None:
-    """Return ``holds``, or ``None`` where one of the numbers it rests on is missing."""
+    """Return ``holds``, or ``None`` if one of its numbers is NaN."""
     return None if any(map(math.isnan, numbers)) else bool(holds)
 
 
@@ -75,14 +75,14 @@ def distinct(rows: Sequence[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows if key in row))
 
 
-#: Header to the key that a column shows and the values that its rows must have.
+#: Maps a header to the key that its column shows, and the values that select the column's rows.
 ScoreColumns = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
 def with_constant(rows: Sequence[Row], columns: ScoreColumns) -> ScoreColumns:
     """Put the score of a constant answer before columns of scores, unless the rows are older and lack it."""
     (_, wanted), *_ = columns.values()
-    if not all("constant" in row for row in rows):  # published results of the experiment before it measured them
+    if not all("constant" in row for row in rows):  # older published results lack it
         return columns
     return {CONSTANT: ("constant", wanted), **columns}
 
@@ -91,10 +91,10 @@ def pivot(title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: S
     """Return a table of mean (std) over seeds, in percent.
 
     Args:
-        title: of the table.
-        rows: all.
+        title: the title of the table.
+        rows: all rows.
         by: the key, or keys, whose values name the rows of the table.
-        columns: of the table, see `ScoreColumns`.
+        columns: the columns of the table, see `ScoreColumns`.
     """
     keys = (by,) if isinstance(by, str) else by
     groups = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
@@ -120,11 +120,11 @@ def scores_over_sparsity(
     Args:
         rows: tidy rows with ``task``, ``sparsity`` and ``score``.
         line: the key whose values are the lines.
-        lines: which of them, in order.
+        lines: the values to draw, in order.
         dashed: name of a level → the columns and values of its rows, such as ``{"fine-tuned": {"model": "fine-tuned"}}``;
-            a level that is named as a line has its colour.
+            a level with the name of a line has its colour.
         dotted: the same.
-        share: what the share along the axis is of, such as ``"region"``.
+        share: the noun in the label of the axis, such as ``"region"``.
     """
     levels = [*dashed.values(), *(dotted or {}).values()]
     points = [row for row in rows if not any(row.items() >= where.items() for where in levels)]
@@ -171,7 +171,7 @@ def _typed(cells: Sequence[str]) -> list[Any]:
 
 
 def rows_of_csv(text: str) -> tuple[dict[str, Any], list[Row]]:
-    """Return the header and the rows of what `rows_to_csv` wrote; a row lacks the columns in which it has nothing."""
+    """Return the header and the rows that `rows_to_csv` wrote; a row has no keys for empty cells."""
     line, _, text = text.removeprefix("# ").partition("\n")
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows = list(table)

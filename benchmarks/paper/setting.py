@@ -1,4 +1,4 @@
-"""What an experiment is measured with: model, tasks, seeds and options; and what most of them take, for two cores."""
+"""The setting of an experiment: model, tasks, seeds and options; and the usual setting, for two cores."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Setting:
     Attributes:
         model: as ``--model`` of ``forgetfree run``.
         readout: as ``--readout``.
-        tasks: names.
-        shots: training rows per label; of a label that has fewer, all.
-        seeds: of sample and training.
-        sparsities: of the regions.
-        options: of `LocalizationOptions`, where they are not the defaults.
-        optimizer: further options, those of fine-tuning.
-        arms: where ways to train are compared, the options of each by its name, in the place of ``optimizer``.
-        fixed: options set by hand, which go before all others.
+        tasks: the names of tasks.
+        shots: training rows per label; all rows of a label that has fewer.
+        seeds: the seeds of sampling and training.
+        sparsities: the sparsities of regions.
+        options: the `LocalizationOptions` that differ from the defaults.
+        optimizer: further options, for fine-tuning.
+        arms: if ways to train are compared, the options of each by its name, in place of ``optimizer``.
+        fixed: options set by the user, which override all others.
         test_limit: test rows per task; all for ``None``.
         validation_limit: validation rows per task, by which masks are chosen; all for ``None``.
-        max_length: tokens a row is read at, at most.
-        evaluate_on: which rows are scored, see `TaskRows.evaluated_on`.
+        max_length: the most tokens per row.
+        evaluate_on: the rows that are scored, see `TaskRows.evaluated_on`.
         graftable: regular expression over names of tensors that may be grafted; all for ``None``.
     """
 
@@ -51,18 +51,18 @@ class Setting:
 
     @property
     def sparsity(self) -> float:
-        """Return the first sparsity, for an experiment that looks at one."""
+        """The first sparsity, for an experiment that has only one."""
         return self.sparsities[0]
 
 
-#: Of a graft on its own, as `forgetfree graft` makes it.
+#: The recipe of a single graft, as in `forgetfree graft`.
 _RECIPE = recipe_of("minilm", strategies=["bare-graft"])
-#: SGD with momentum and clipped gradients learns in hundreds of steps what plain SGD learns in the paper's thousands.
+#: SGD with momentum and clipped gradients learns in hundreds of steps as much as plain SGD in the paper's thousands.
 SGD = {key: _RECIPE[key] for key in ("optimizer", "learning_rate", "readout_learning_rate", "max_gradient_norm")}
-#: AdamW moves everything by little, ℓ1 makes its moves few (§3.2). What other rates on S give: docs/results/paper.md.
+#: AdamW moves all entries a little; with ℓ1, it moves few (§3.2). Results of other rates on S: docs/results/paper.md.
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
 ADAMW_L1 = {**ADAMW, "l1": 1e-4}
-#: The embedded model and half an hour on two cores.
+#: The embedded model, for half an hour on two cores.
 SMALL = Setting(
     model="minilm",
     readout="linear",

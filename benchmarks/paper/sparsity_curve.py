@@ -28,7 +28,7 @@ REGIONS = ("learned", "movement", "random")
 
 
 class SparsityCurve(Experiment):
-    """Graft regions of three kinds, ever larger."""
+    """Graft regions of three kinds, of increasing size."""
 
     name: ClassVar = "sparsity-curve"
     paper: ClassVar = "figure 2"
@@ -36,7 +36,7 @@ class SparsityCurve(Experiment):
     setting: ClassVar = replace(SMALL, sparsities=(1e-4, 1e-3, 1e-2, 1e-1))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Each kind of region at each sparsity."""
+        """Measure each kind of region at each sparsity."""
         tuned = context.tuned(unit)
         rows = [
             tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0),
@@ -52,7 +52,7 @@ class SparsityCurve(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy by task and region."""
+        """Return accuracy by task and region."""
         tables = []
         for region in REGIONS:
             columns: dict[str, tuple[str, dict[str, Any]]] = {"none": ("score", {"region": "none"})}
@@ -62,7 +62,7 @@ class SparsityCurve(Experiment):
         return tables
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """At the two lowest sparsities, and at 1 %."""
+        """Return claims at the two lowest sparsities, and up to 1 %."""
         found = []
         for sparsity in _sparsities(rows)[:2]:
             learned, moved = (mean(rows, "score", region=kind, sparsity=sparsity) for kind in ("learned", "movement"))
@@ -78,7 +78,7 @@ class SparsityCurve(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Accuracy over sparsity, by task."""
+        """Draw accuracy over sparsity, by task."""
         return scores_over_sparsity(
             rows,
             "region",

@@ -1,4 +1,4 @@
-"""What does not localize a skill: biases alone, and lottery tickets. Figure 4 of the paper."""
+"""Regions that fail: biases alone, and lottery tickets. Figure 4 of the paper."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WhatFails(Experiment):
     setting: ClassVar = replace(SMALL, sparsities=(1e-3, 1e-2, 1e-1, 0.5, 0.9))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """The learned graft, all biases, and tickets of the largest weights and of the learned region."""
+        """Measure the learned graft, all biases, and tickets of the largest weights and of the learned region."""
         tuned = context.tuned(unit)
         (tiny,) = tuned.learned(context.setting.sparsity)
         rows = [
@@ -61,12 +61,12 @@ class WhatFails(Experiment):
 
     @staticmethod
     def _ticket(tuned: TunedTask, region: Region) -> ModelState:
-        """The fine-tuned model with everything outside the region set to 0."""
+        """Return the fine-tuned model with everything outside the region set to 0."""
         theta = tuned.fine_tuned.theta
         return replace(tuned.fine_tuned, theta=graft_theta(torch.zeros_like(theta), theta, region))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Accuracy by task."""
+        """Return accuracy by task."""
         (tiny,) = sparsities_of(rows, model="grafted")
         columns: dict[str, tuple[str, dict[str, Any]]] = {
             "no graft": ("score", {"model": "no graft"}),
@@ -84,7 +84,7 @@ class WhatFails(Experiment):
         return [pivot(title, rows, "task", with_constant(rows, columns))]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Both fail where a learned graft does not."""
+        """Return claims that both fail, unlike a learned graft."""
         none, grafted, bias, full = (
             mean(rows, "score", model=model) for model in ("no graft", "grafted", "biases", "fine-tuned")
         )
@@ -117,7 +117,7 @@ class WhatFails(Experiment):
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Tickets over sparsity; the graft and the biases where they are."""
+        """Draw tickets over sparsity, with the graft and the biases at their sparsities."""
         return scores_over_sparsity(
             rows,
             "model",

@@ -22,7 +22,7 @@ from forgetfree.results.report.figures import legend, styles
 from forgetfree.results.report.page import Table, percent
 
 BY = {"layer": layer_of, "kind": role_of}
-#: What figure 10 finds most of.
+#: The most frequent kinds in figure 10.
 KINDS_OF_CLAIM = ("value", "first feed-forward", "LayerNorm")
 
 
@@ -36,7 +36,7 @@ class Where(Experiment):
     setting: ClassVar = replace(SMALL, sparsities=(1e-3,))
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:
-        """Shares of the learned region, beside those of the whole parameter space."""
+        """Measure the shares of the learned region and of the whole parameter space."""
         tuned = context.tuned(unit)
         (region,), space = tuned.learned(context.setting.sparsity), tuned.bench.space
         whole = Region(torch.arange(len(space)))
@@ -50,7 +50,7 @@ class Where(Experiment):
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Shares by layer and by kind, one column a task."""
+        """Return shares by layer and by kind, with one column per task."""
         return [
             pivot(
                 f"Share of the region by {by}",
@@ -65,10 +65,10 @@ class Where(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Value, first feed-forward layer and LayerNorm together; and the middle layers."""
+        """Return claims on value, first feed-forward layer and LayerNorm together, and on the middle layers."""
         groups = distinct([row for row in rows if row["by"] == "kind"], "group")
         kinds = [[group for group in groups if group.startswith(kind)] for kind in KINDS_OF_CLAIM]
-        held, size = (  # GPT-2 has no tensor of values alone: nothing is told
+        held, size = (  # GPT-2 has no separate tensor of values: undecided
             sum(mean(rows, key, by="kind", group=group) for each in kinds for group in each) if all(kinds) else math.nan
             for key in ("share", "of_model")
         )
@@ -93,7 +93,7 @@ class Where(Experiment):
         ]
 
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """Shares by layer (figure 9) and by kind (figure 10), a line a task."""
+        """Draw shares by layer (figure 9) and by kind (figure 10), with one line per task."""
         figure, (axes,) = panels(["by layer", "by kind of parameter"], width=4.2, height=3.4, share_y=False)
         for ax, by in zip(axes, BY, strict=True):
             those = [row for row in rows if row["by"] == by]

@@ -21,7 +21,7 @@ import torch
 from benchmarks import speed
 from benchmarks.speed.measurement import Figure, measured
 
-#: The scripts: each has a function ``figures(turns) -> list[Figure]`` and says in its first line what it measures.
+#: The scripts: each has a function ``figures(turns) -> list[Figure]`` and a docstring whose first line is its title.
 SCRIPTS = tuple(found.name for found in iter_modules(speed.__path__) if found.name not in ("__main__", "measurement"))
 
 

@@ -44,7 +44,7 @@ def stream_of(count: int) -> Stream:
 
 
 def evaluate_stream() -> dict[str, np.ndarray]:
-    """Learn a stream in a few steps, and return the seconds that evaluating took after each task, in three ways."""
+    """Learn a stream in a few steps, and return the seconds of evaluation after each task, in three ways."""
     cls = registry.strategy("grafting-continual")
     how = {"steps": 1, "sparsity": 1e-3, "region_from": "random"}
     strategy = cls(stream=stream_of(TASKS), options=build(cls.Options, how, "the script"))
@@ -67,7 +67,7 @@ def evaluate_stream() -> dict[str, np.ndarray]:
 
 
 def figures(turns: int = 9) -> list[Figure]:
-    """Measure with GraftingContinual: unions, so that what is not learned yet changes with every task."""
+    """Measure GraftingContinual with unions, so that answers on tasks not learned yet change with every task."""
     evaluate_stream()
     rows = [evaluate_stream() for _ in range(turns)]
     whole = {name: np.array([each[name].sum() for each in rows]) for name in rows[0]}

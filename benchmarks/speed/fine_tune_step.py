@@ -1,4 +1,4 @@
-"""A step of fine-tuning all of minilm, beside the same step with PyTorch's optimizers as they come.
+"""A step of fine-tuning all of minilm, compared with the same step with PyTorch's default optimizers.
 
 python -m benchmarks.speed fine_tune_step
 """

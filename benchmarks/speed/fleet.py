@@ -1,4 +1,4 @@
-"""A fleet of 1,024 grafts of one model in memory: requests of random tasks, beside requests of a single task.
+"""A fleet of 1,024 grafts of one model in memory: requests of random tasks, compared with requests of a single task.
 
 python -m benchmarks.speed fleet
 """
@@ -21,7 +21,7 @@ ROWS = 8
 
 
 def resident() -> float:
-    """Return the memory that the process holds, in megabytes; NaN where the system does not tell."""
+    """Return the memory that the process holds, in megabytes; NaN if the system does not report it."""
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * 4096 / 1e6 if status.exists() else float("nan")
 
@@ -31,12 +31,12 @@ def figures(turns: int = 9) -> list[Figure]:
     loaded = load_model("minilm", "linear")
     loaded.model.eval()
     rows = demo_rows(loaded, ROWS)
-    # Before memory is measured: the first passes, and the tensors of θ_pre where the switch wants them.
+    # Before memory is measured: the first passes, which also move the tensors of θ_pre for the switch.
     mixed_model(loaded, ROWS, "alone", "first ").answer(rows, [f"first {i}" for i in range(ROWS)])
     before = resident()
     mixed = mixed_model(loaded, FLEET, "alone")
     every = [str(task) for task in range(FLEET)]
-    for first in range(0, FLEET, 64):  # what is kept of a task is made when it is first asked for
+    for first in range(0, FLEET, 64):  # the tensors of a task are made at its first request
         mixed.answer([row[:4] for row in rows] * 8, every[first : first + 64])
     held = resident() - before
     took: dict[int, list[float]] = {}

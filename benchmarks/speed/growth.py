@@ -2,8 +2,8 @@
 
 python -m benchmarks.speed growth
 
-An exponent p says that the time grows as size^p: 0 not at all, 1 in proportion. It is the slope of the line through the
-logarithms. Steps of 1 and 8 billion parameters follow from those of smaller models: as much time a parameter.
+An exponent p means that the time grows as size^p: 0 not at all, 1 in proportion. It is the slope of the line through the
+logarithms. Times of steps with 1 and 8 billion parameters are extrapolated from smaller models, with equal time per parameter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from forgetfree.training.training_options import TrainingOptions
 
 TASKS = (10, 100, 1_000, 10_000)
 ROWS = (1_000, 10_000, 100_000, 1_000_000)
-#: More rows than a run encodes of a task.
+#: The most rows that are encoded here; a run encodes fewer of a task.
 MOST_ENCODED = 100_000
 MODELS = ("minilm", "smollm2")
 LARGE = (1_000_000_000, 8_000_000_000)
@@ -96,7 +96,7 @@ def _to_the_next_and_back(switch: LedgerSwitch) -> None:
 
 
 def by_parameters(turns: int) -> list[Figure]:
-    """Measure a step of 8 rows; a model that has not been fetched is left out."""
+    """Measure a step of 8 rows; models that have not been fetched are left out."""
     whole, region = dict[int, float](), dict[int, float]()
     for name in MODELS:
         try:
@@ -124,7 +124,7 @@ def by_parameters(turns: int) -> list[Figure]:
 
 
 def _scaled(seconds: Mapping[int, float], size: int) -> float:
-    """Return the time at a size, in proportion to the largest that was measured."""
+    """Return the time at a size, in proportion to the largest measured size."""
     largest = max(seconds)
     return seconds[largest] * size / largest
 

@@ -1,4 +1,4 @@
-"""The hard region of 10 million scores, by the mask and by how far entries moved.
+"""The hard region of 10 million scores, by the mask and by the movement of entries.
 
 python -m benchmarks.speed hard_region
 """
@@ -17,7 +17,7 @@ ENTRIES = 10_000_000
 
 
 def figures(turns: int = 9) -> list[Figure]:
-    """Measure on normally distributed scores; to read them once is the least that it takes."""
+    """Measure on normally distributed scores; reading them once is the lower limit."""
     generator = torch.Generator().manual_seed(0)
     shift, pre = torch.randn(2, ENTRIES, generator=generator)
     ft = pre + shift

@@ -60,7 +60,7 @@ def ledger_of(space: ParameterSpace, tasks: int, entries: int, stands_on: Stands
 
 
 def next_records(ledger: Ledger, count: int) -> Iterator[Record]:
-    """Give records of as many entries each, which nobody owns."""
+    """Yield records of `ENTRIES` entries each, which no task owns."""
     generator = torch.Generator().manual_seed(0)
     free = (~ledger.owned().mask(len(ledger.space))).nonzero().squeeze(1)
     chosen: Tensor = free[torch.randperm(len(free), generator=generator)[: count * ENTRIES]]
@@ -70,7 +70,7 @@ def next_records(ledger: Ledger, count: int) -> Iterator[Record]:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds, or 0 where the system does not tell."""
+    """Return the bytes of memory that this process holds, or 0 if the system does not report it."""
     gc.collect()
     file = Path("/proc/self/statm")
     return int(file.read_text().split()[1]) * 4096 if file.exists() else 0

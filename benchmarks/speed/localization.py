@@ -1,4 +1,4 @@
-"""Localizing a task, all of it, beside fine-tuning it; and the memory that the search takes.
+"""Localizing a whole task, compared with fine-tuning it; and the memory of the search.
 
 python -m benchmarks.speed localization
 """
@@ -11,9 +11,9 @@ from forgetfree.models.loading import load_model
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions
 
-#: Steps of fine-tuning that are timed; more take as much longer as they are more.
+#: Steps of fine-tuning that are timed; the time is proportional to their number.
 STEPS = 20
-#: Steps of fine-tuning, and the most that localizing may take of their time.
+#: Steps of fine-tuning, and the largest accepted share of their time for localizing.
 RATIOS = {60: None, 400: 0.25}
 
 

@@ -1,4 +1,4 @@
-"""A stream of 50 tasks, run as ``forgetfree run`` does: the time of a task does not grow with those before it.
+"""A stream of 50 tasks, run as ``forgetfree run`` does: the time of a task does not grow with the number of earlier tasks.
 
 python -m benchmarks.speed long_stream
 """
@@ -29,7 +29,7 @@ TASKS, STEPS = 50, 60
 
 @contextmanager
 def small_run(strategy: str) -> Iterator[UnitWork]:
-    """Give a run of 50 small tasks on a tiny BERT into a directory that is gone afterwards."""
+    """Yield the work of a run of 50 small tasks on a tiny BERT, in a temporary directory."""
     with tempfile.TemporaryDirectory() as out:
         settings: dict[str, Any] = {"steps": STEPS, "upper_triangle": False, "evaluation_batch_size": 32}
         if strategy == "grafting-continual":
@@ -42,7 +42,7 @@ def small_run(strategy: str) -> Iterator[UnitWork]:
 
 
 def seconds_per_task(strategy: str) -> np.ndarray:
-    """Return how long each task took: training, evaluation, saving, and what is written after it."""
+    """Return the seconds of each task: training, evaluation, saving, and writing its files."""
     times: list[float] = []
     with small_run(strategy) as work:
         unit = Unit({"strategy": strategy, "seed": 0}, Path(work.loader.config.out) / strategy / "seed-0")

@@ -1,4 +1,4 @@
-"""A step of the mask search (eqs. 3 and 4), beside a plain forward and backward pass and the inner loops of peers.
+"""A step of the mask search (eqs. 3 and 4), compared with a plain forward and backward pass and the inner loops of peers.
 
 python -m benchmarks.speed mask_step
 """
@@ -66,7 +66,7 @@ class ComposableSFT:
         self.optimizer = torch.optim.AdamW(parameters, lr=1e-6)
 
     def step(self, model: ReadoutModel, batch: list[Batch]) -> None:
-        """Train what the mask leaves."""
+        """Train the entries of the mask."""
         gradients(model, batch)
         for parameter, mask in self.tensors:
             if parameter.grad is not None:
@@ -76,7 +76,7 @@ class ComposableSFT:
 
 
 def lines(stream: Stream, size: int, at_most: float, turns: int, peers: bool) -> list[Figure]:
-    """Return the lines of one number of rows, in the pieces in which a search reads them."""
+    """Return the figures for a number of rows, in micro-batches as in a search."""
     model: Any = stream.model
     rows: Any = stream.tasks[0].train
     space = model.space()
@@ -91,7 +91,7 @@ def lines(stream: Stream, size: int, at_most: float, turns: int, peers: bool) ->
     )
 
     def ours() -> None:
-        search.in_model = True  # whatever the others left there, its gradients cost as much
+        search.in_model = True  # the other contenders' values there do not change the cost
         search.step_(batch, 1)
 
     contenders: dict[str, Callable[[], object]] = {"ours": ours, "forward and backward": lambda: plain(model, batch)}

@@ -1,4 +1,4 @@
-"""What the speed scripts share: contenders are timed in turns, and compared by the ratios of each turn."""
+"""Shared by the speed scripts: contenders are timed in turns, and compared by the ratios of each turn."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Figure:
     """One line of the table.
 
     Attributes:
-        what: what was measured, such as ``region step / dense step, s = 1e-3, fp32``.
+        what: the name of the measurement, such as ``region step / dense step, s = 1e-3, fp32``.
         value: the median, in ``unit``.
-        low: the first quartile of the turns; None where nothing was repeated.
+        low: the first quartile of the turns; None if nothing was repeated.
         high: the third quartile.
-        at_most: the most that the project accepts; None where it only reports.
-        limit: the least that is possible, where it is known.
-        unit: of the value; a ratio has none.
-        seconds: the median times of the two that are compared, in seconds.
+        at_most: the most that the project accepts; None for a figure without a goal.
+        limit: the least possible value, if known.
+        unit: the unit of the value; a ratio has none.
+        seconds: the median times of the two compared contenders, in seconds.
     """
 
     what: str
@@ -51,14 +51,14 @@ class Figure:
 def alternate(
     contenders: Mapping[str, Callable[[], object]], *, turns: int = 9, warm_up: int = 1, repeats: int = 1
 ) -> dict[str, np.ndarray]:
-    """Time each contender once a turn, so that a slow moment of the machine meets all of them.
+    """Time each contender once a turn, so that a slow moment of the machine affects all of them.
 
-    Where there is an accelerator, a time ends when it has nothing more to do.
+    With an accelerator, a time ends when all its work is done.
 
     Args:
         contenders: functions by name; each must do the same work at every call.
         turns: the number of turns that count.
-        warm_up: turns before these.
+        warm_up: the number of turns before these.
         repeats: calls of a contender in one turn; the times are of one call.
 
     Returns:
@@ -98,11 +98,11 @@ def ratio(
 
     Args:
         what: the name of the line.
-        seconds: what `alternate` returned.
+        seconds: the result of `alternate`.
         ours: the contender above the line.
         other: the contender below it.
         at_most: the most that the project accepts.
-        limit: the least that is possible.
+        limit: the least possible value.
     """
     low, median, high = np.quantile(seconds[ours] / seconds[other], [0.25, 0.5, 0.75])
     medians = {name: float(np.median(seconds[name])) for name in (ours, other)}
@@ -110,35 +110,35 @@ def ratio(
 
 
 def measured(name: str, turns: int, threads: int) -> tuple[str, list[Figure]]:
-    """Return what a script measures, in words, and its figures."""
+    """Return the title of a script and its figures."""
     torch.set_num_threads(threads)
     script = import_module(f"benchmarks.speed.{name}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PEFT, among peers
+        warnings.simplefilter("ignore")  # e.g. warnings of PEFT
         return (script.__doc__ or name).splitlines()[0], script.figures(turns)
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Measure the most bytes that tensors made inside held at one time: activations and gradients included.
 
-    What an operation needs only while it runs is not seen, nor is memory that the allocator keeps.
+    Temporary memory inside an operation is not counted, nor is memory that the allocator caches.
 
     Args:
-        there: tensors that do not count, though they may be written to.
+        there: tensors that do not count, even if they are written to.
     """
 
     def __init__(self, *there: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._there = {tensor.untyped_storage()._cdata for tensor in there}
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._made = 0  # bytes of what lives, and of what has gone since that was last looked at
+        self._made = 0  # bytes of live tensors, and of tensors freed since the last check
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and count what it made."""
+        """Run the operation, and count its new tensors."""
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
-            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:  # a sparse one's parts are made apart
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:  # sparse parts count themselves
                 continue
             self.count(tensor)
         if self._made > self.bytes:

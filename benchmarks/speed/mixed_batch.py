@@ -1,4 +1,4 @@
-"""A batch with rows of eight tasks, beside one pass of the base model over the same rows.
+"""A batch with rows of eight tasks, compared with one pass of the base model over the same rows.
 
 python -m benchmarks.speed mixed_batch
 """
@@ -30,13 +30,13 @@ SPARSITY = 1e-4
 
 
 def mixed_model(loaded: LoadedModel, tasks: int, stands_on: StandsOn, prefix: str = "") -> MixedBatchModel:
-    """Return the model that answers for tasks ``0`` … of random regions: the worst case, for learned ones lie in few rows.
+    """Return a model for tasks ``0`` … with random regions: the worst case, because learned regions lie in few rows.
 
     Args:
         loaded: the base model; it gets a readout for each task.
-        tasks: how many.
-        stands_on: what its tasks stand on.
-        prefix: what the names begin with.
+        tasks: the number of tasks.
+        stands_on: ``union`` (all earlier tasks) or ``alone`` (θ_pre).
+        prefix: the prefix of task names.
     """
     model, space = loaded.model, loaded.model.space()
     generator = torch.Generator().manual_seed(0)
@@ -93,8 +93,8 @@ def measured(stands_on: StandsOn, sizes: Mapping[int, float], turns: int) -> lis
     """Return the ratios for one kind of ledger.
 
     Args:
-        stands_on: what the tasks stand on.
-        sizes: rows a task, and the ratio that the project accepts.
+        stands_on: as in `mixed_model`.
+        sizes: rows per task, and the ratio that the project accepts.
         turns: see `figures`.
     """
     loaded = load_model("minilm", "linear")

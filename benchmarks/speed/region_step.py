@@ -1,4 +1,4 @@
-"""A training step of a region of minilm, its time and memory, beside steps of the whole model, of LoRA and of SHiRA in PEFT.
+"""Time and memory of a training step of a region of minilm, compared with the whole model, LoRA and SHiRA in PEFT.
 
 python -m benchmarks.speed region_step
 """
@@ -27,7 +27,7 @@ from forgetfree.training.training_options import TrainingOptions
 
 SPARSITY = 1e-3
 STEPS = 2
-#: The matrices that PEFT adapts: all of a layer's.
+#: The matrices that PEFT adapts: all matrices of a layer.
 MATRICES = r".*layer\.\d+\..*(query|key|value|dense)"
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -105,18 +105,18 @@ def all_of(step: Callable[[Batch], None], batches: list[Batch]) -> None:
 
 
 def whole(model: Any) -> list[nn.Parameter]:
-    """Return all that a task may train: graftable tensors and its readout."""
+    """Return all parameters that a task may train: graftable tensors and its readout."""
     return [*model.space().parameters(model.backbone), *model.readout_module(0).parameters()]
 
 
-#: Makes the step of a model, which has it until the stack is left.
+#: Makes the step of a model; it is valid until the stack is left.
 Step = Callable[[ExitStack, Any], Callable[[Batch], None]]
 
 
 def step_memory(base: Any, batch: Batch, step: Step) -> float:
-    """Return the most bytes that steps hold beside model and activations, as multiples of all graftable entries'.
+    """Return the peak bytes of steps besides model and activations, as multiples of all graftable entries' bytes.
 
-    They are steps on one row of 4 tokens, whose activations take next to nothing.
+    The steps use one row of 4 tokens, with negligible activations.
     """
     model = copy.deepcopy(base)
     entries = len(base.space())
@@ -134,7 +134,7 @@ def input_gradients(stack: ExitStack, model: Any) -> Callable[[Batch], None]:
 
 
 def adapted(model: Any, config: Any) -> tuple[Any, list[nn.Parameter]]:
-    """Return a copy of the model with PEFT's adapter, and what is trained of it."""
+    """Return a copy of the model with PEFT's adapter, and its trained parameters."""
     model = copy.deepcopy(model)
     model.backbone = get_peft_model(model.backbone, config)
     training_mode(model, dropout=False)

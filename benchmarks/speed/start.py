@@ -1,4 +1,4 @@
-"""The start of ``forgetfree predict``: the whole command, beside transformers alone on the same model and text.
+"""The start of ``forgetfree predict``: the whole command, compared with transformers alone on the same model and text.
 
 python -m benchmarks.speed start
 """
@@ -24,12 +24,12 @@ with torch.no_grad():
 
 
 def process(*arguments: str) -> None:
-    """Run Python in a process of its own, and wait for it."""
+    """Run Python in its own process, and wait for it."""
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
 
 def figures(turns: int = 9) -> list[Figure]:
-    """Measure on a run of one step; at most five turns, for each takes seconds."""
+    """Measure on a run of one step; at most five turns, because each takes seconds."""
     with TemporaryDirectory() as directory:
         run = str(Path(directory) / "run")
         few = ("--steps", "1", "--set", "mask_steps=1", "--test-limit", "2")
@@ -39,6 +39,6 @@ def figures(turns: int = 9) -> list[Figure]:
             "transformers": lambda: process("-c", PLAIN),
         }
         seconds = alternate(contenders, turns=min(turns, 5))
-    # 3.5 s to reach, where transformers alone took 2.7 s.
+    # The goal was 3.5 s, when transformers alone took 2.7 s.
     what = "forgetfree predict, one text / transformers, the same text"
     return [ratio(what, seconds, "forgetfree predict", "transformers", at_most=1.3, limit=1)]

@@ -2,8 +2,8 @@
 
 python -m benchmarks.speed switch
 
-Where tasks stand alone, a switch restores θ_pre at one region and writes another; in a ledger of unions it does one of the two.
-The limit are these writes by themselves. PEFT's `set_adapter` changes no weights: its model computes the adapter at every
+If tasks stand alone, a switch restores θ_pre at one region and writes another; in a ledger of unions it does one of the two.
+The limit is the time of these writes alone. PEFT's `set_adapter` changes no weights: its model computes the adapter at every
 forward pass.
 """
 
@@ -39,7 +39,7 @@ def with_adapters(model: nn.Module) -> nn.Module:
 
 
 def tensor_by_tensor(model: nn.Module, ledger: Ledger) -> None:
-    """Go to one task and to the next as plain PyTorch would: index every tensor."""
+    """Switch to one task and to the next as plain PyTorch would: index every tensor."""
     for record in ledger.records[:2]:
         owned = record.owned
         before = ledger.space.gather(model, owned.region.indices)

@@ -1,9 +1,9 @@
-"""Steps of `learning` in trainers of others, beside those of our own loop and of LoRA in the same trainer.
+"""Steps of `learning` in other trainers, compared with steps of our own loop and of LoRA in the same trainer.
 
 python -m benchmarks.speed trainers
 
-It is CPU time, which a busy machine changes least. In trainers, a turn is a whole training, of which all steps but the first
-count. SmolLM2 takes part where it has been fetched.
+Times are CPU times, which a busy machine changes least. In trainers, a turn is a whole training, and all steps but the first
+count. SmolLM2 is measured if it has been fetched.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from forgetfree.models.location import locate
 from forgetfree.trainers.attachment import AttachedRegion
 
 ROWS, TOKENS, STEPS = 8, 48, 3
-#: What trainers are given apart from where they write.
+#: The arguments of trainers besides the output directory.
 ARGUMENTS: Mapping[str, Any] = {
     "max_steps": STEPS,
     "per_device_train_batch_size": ROWS,
@@ -56,7 +56,7 @@ ARGUMENTS: Mapping[str, Any] = {
     "logging_strategy": "no",
     "disable_tqdm": True,
 }
-#: Takes some steps, and tells the clock of each.
+#: Takes some steps, and notifies the clock after each.
 Steps = Callable[[Any, "Clock"], None]
 
 
@@ -72,7 +72,7 @@ class Clock(TrainerCallback):
 
 
 def rows_of(model: Any, rows: int = ROWS, tokens: int = TOKENS) -> dict[str, Tensor]:
-    """Return rows of random tokens with their labels: the tokens, or one of two."""
+    """Return rows of random tokens with their labels: the tokens, or one of two classes."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1000, 20_000, (rows, tokens), generator=generator)
     labels = ids if model.get_output_embeddings() else torch.randint(2, (rows,), generator=generator)
@@ -80,7 +80,7 @@ def rows_of(model: Any, rows: int = ROWS, tokens: int = TOKENS) -> dict[str, Ten
 
 
 def plain_step(model: Any, batch: dict[str, Tensor]) -> Callable[[], None]:
-    """Return a step of AdamW on what is trainable, as anybody writes it."""
+    """Return a plain PyTorch step of AdamW on the trainable parameters."""
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
 
     def step() -> None:
@@ -117,7 +117,7 @@ def in_trainer(out: str, model: Any, clock: Clock) -> None:
 
 
 def in_sft_trainer(out: str, tokenizer: Any, model: Any, clock: Clock) -> None:
-    """Take steps in TRL's SFTTrainer, which keeps checkpoints of gradients by default."""
+    """Take steps in TRL's SFTTrainer, which uses gradient checkpointing by default."""
     rows = Dataset.from_dict({"input_ids": rows_of(model, ROWS * STEPS)["input_ids"].tolist()})
     arguments = SFTConfig(out, **ARGUMENTS)
     SFTTrainer(model, arguments, train_dataset=rows, callbacks=[clock], processing_class=tokenizer).train()
@@ -143,9 +143,9 @@ def within(steps: Steps, region: Region, model: Any, clock: Clock) -> None:
 
 
 def memory_of(space: ParameterSpace, region: Region, model: Any) -> float:
-    """Return the most bytes that steps of a region hold beside model and activations, as multiples of all entries'.
+    """Return the peak bytes of region steps besides model and activations, as multiples of all entries' bytes.
 
-    They are steps on one row of 4 tokens, whose activations take next to nothing; the model keeps what they trained.
+    The steps use one row of 4 tokens, with negligible activations; the trained values stay in the model.
     """
     with PeakMemory(*model.parameters()) as peak:
         attached = AttachedRegion(model, body_of(model), space, region)
@@ -167,7 +167,7 @@ def seconds_of(contenders: Mapping[str, Callable[[Clock], None]], turns: int) ->
 
 
 def compared(name: str, model: Any, trainer: str, steps: Steps, turns: int) -> Iterator[Figure]:
-    """Yield the figures of a model, and of a trainer that takes such steps."""
+    """Yield the figures of a model in plain loops and in a trainer."""
     space = Ledger.of_model(model).space
     region = found_region(space)
     what = f"{name}, a step of learning in {{}}"

@@ -1,9 +1,9 @@
-"""Threads of PyTorch that wait asleep, as the command line lets them (OMP_WAIT_POLICY), beside threads that spin.
+"""PyTorch threads that sleep while waiting, as the command line sets them (OMP_WAIT_POLICY), compared with threads that spin.
 
 python -m benchmarks.speed waiting --threads 2
 
-The policy is read when OpenMP is loaded, so each contender is a process of its own, and they take turns. What else a machine
-does meets them all. The least times of all turns are nearest to those of an idle machine.
+The policy is read when OpenMP is loaded, so each contender is a process of its own, and they take turns. Other load of the
+machine affects all of them. The least times of all turns are nearest to the times of an idle machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.speed.measurement import Figure, alternate, ratio
 
-#: What is done in one turn, and how many times.
+#: The work of one turn, and its repetitions.
 WORK = {"a step of training": 1, "steps of a tiny model": 10, "one text": 2, "eight texts": 1}
 CONTENDERS: dict[str, dict[str, str]] = {"asleep": {"OMP_WAIT_POLICY": "PASSIVE"}, "spinning": {}}
 CONTEXT = get_context("spawn")
@@ -56,7 +56,7 @@ def work() -> dict[str, Callable[[], Any]]:
 
 
 def contender(calls: Connection, threads: int) -> None:
-    """Do what is asked for, until there is nothing more to do."""
+    """Do the requested work, until an empty request."""
     torch.set_num_threads(threads)
     known = work()
     while kind := calls.recv():
@@ -73,7 +73,7 @@ def spin() -> None:
 
 @contextmanager
 def process(target: Callable[..., None], *arguments: Any, **variables: str) -> Iterator[None]:
-    """Have a process beside the block, with these variables alone of how its threads wait."""
+    """Run a process beside the block; these are its only variables on waiting threads."""
     before = dict(os.environ)
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         os.environ.pop(name, None)

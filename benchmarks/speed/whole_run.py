@@ -1,9 +1,9 @@
-"""A run from its start to its report, floors included, beside plain PyTorch: the CPU time of whole processes.
+"""A run from its start to its report, floors included, compared with plain PyTorch: the CPU time of whole processes.
 
 python -m benchmarks.speed whole_run
 
-Both fine-tune minilm on one task, 200 steps of 8 rows in fp32 on one thread, and answer 1,000 test rows. The plain one takes
-AdamW and its batches as they come.
+Both fine-tune minilm on one task, 200 steps of 8 rows in fp32 on one thread, and predict 1,000 test rows. The plain one uses
+AdamW with its defaults and random batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ print(right / {TEST_ROWS})
 
 
 def write_rows(directory: Path) -> None:
-    """Write the demo's film reviews as CSV files: its test rows several times over, told apart by a number."""
+    """Write the demo's film reviews as CSV files: its test rows repeated, each with a number."""
     rows = demo.load("sst2")
     labels = ("negative", "positive")
     test = ((f"{text} ({turn})", labels[label == 1]) for turn in count(1) for text, _, label in rows["test"])
@@ -69,7 +69,7 @@ def write_rows(directory: Path) -> None:
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """Run Python in a process of its own, and return the seconds of CPU time that it took."""
+    """Run Python in its own process, and return its seconds of CPU time."""
 
     def used() -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -83,7 +83,7 @@ def cpu_seconds(*arguments: str) -> float:
 
 
 def figures(turns: int = 9) -> list[Figure]:
-    """Measure at most three turns, for each takes a minute."""
+    """Measure at most three turns, because each takes a minute."""
     with TemporaryDirectory() as place:
         data = Path(place) / "reviews"
         data.mkdir()

@@ -4,18 +4,18 @@
 
 ``permuted`` (domain-incremental): 5 tasks of all 10 digits, each with its own order of pixels. ``split-task``
 (task-incremental) and ``split-class`` (class-incremental): 5 tasks of 2 digits each, in order. The network is Avalanche's
-SimpleMLP with 100 hidden units, from random weights, which are θ_pre; its weights and the batches depend on the seed.
+SimpleMLP with 100 hidden units, with random weights as θ_pre; its weights and the batches depend on the seed.
 
-Of each digit, a fifth of the rows is for testing and a fifth for validation. `CHOSEN` was chosen on the latter by
-``--tune``, on another seed; the test rows had no part in it. Strategies that keep rows keep 200 in all.
+A fifth of each digit's rows is for testing, another fifth for validation. ``--tune`` chose `CHOSEN` on validation rows, with
+another seed and without test rows. Strategies that store rows store 200 in all.
 
-What to expect (van de Ven & Tolias, 2019; Hsu et al., 2018): ``continual-ft`` forgets; where the task is known or the
-labels are shared, regularisation and rehearsal forget less; in ``split-class`` regularisation is known to fail (no
-row ever shows labels of two tasks side by side) and rehearsal to work. ``joint`` knows all tasks from the start, but it is
-no upper bound: on ``permuted`` it is below ``der`` at equal updates, because it learns all five tasks in one network, and
-rehearsal reads 32 rows per update where ``joint`` reads 16. With 600 steps instead of 150 it reaches 93 %.
+What to expect (van de Ven & Tolias, 2019; Hsu et al., 2018): ``continual-ft`` forgets; if the task is known or the labels are
+shared, regularisation and rehearsal forget less; in ``split-class`` regularisation is known to fail (no row ever shows labels
+of two tasks side by side) and rehearsal to work. ``joint`` knows all tasks from the start, but it is no upper bound: on
+``permuted`` it is below ``der`` at equal updates, because it learns all five tasks in one network, and rehearsal reads 32 rows
+per update where ``joint`` reads 16. With 600 steps instead of 150 it reaches 93 %.
 
-With the task given, a network learns among all its outputs; where the task is found (``router``, ``lda``), among its own.
+Without task inference, training uses all outputs of the network; with it (``router``, ``lda``), the task's own outputs.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from forgetfree.results.runs import CONSTANT
 STREAMS = ("permuted", "split-task", "split-class")
 TASKS = 5
 
-#: Every strategy that needs no linear layer below the head; baselines first, those with all data last.
+#: Every strategy that needs no linear layer below the head; baselines first, strategies with all data last.
 NAMES = (
     *("continual-ft", "replay", "agem", "gem", "gdumb", "der", "ewc", "online-ewc", "si", "mas", "rwalk", "lwf"),
     *("fine-tune", "bitfit", "grafting-continual", "graft-retrain", "packnet", "wsn"),
     *("cumulative", "joint"),
 )
 
-#: For all: plain SGD, no decay.
+#: Options of all strategies: plain SGD, no decay.
 COMMON: dict[str, Any] = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 0.0, "schedule": "constant"}
 #: Options that are not tuned, by strategy. Memories hold 200 rows in all.
 FIXED: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "agem": {"patterns_per_experience": 40, "sample_size": 40},
     "gem": {"patterns_per_experience": 40},
 }
-#: What ``--tune`` tries, by strategy.
+#: The values that ``--tune`` tries, by strategy.
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "gem": {"memory_strength": (0.0, 0.5)},
     "der": {"alpha": (0.03, 0.1, 0.3)},
@@ -78,7 +78,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "packnet": {"keep": (0.2, 0.5)},
     "wsn": {"capacity": (0.1, 0.3, 0.5)},
 }
-#: What ``--tune`` chose: strategy, stream, options.
+#: The choices of ``--tune``: strategy, stream, options.
 CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
     strategy: dict(zip(STREAMS, ({name: value} for value in values), strict=True))
     for strategy, name, values in (
@@ -98,7 +98,7 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
     )
 }
 
-#: Ways of finding the task that each have a line where it is withheld, beside that of the last task's model.
+#: Methods of task inference, with a line each if the task is withheld, beside the line of the last task's model.
 INFERENCE = ("router", "lda")
 
 
@@ -182,7 +182,7 @@ def learn(strategy: str, stream: Stream, seed: int, steps: int, options: dict[st
 
 
 def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the lines of the table that a strategy has for a stream, with its options."""
+    """Yield the lines of the table that a strategy has for a stream, with its options."""
     options = FIXED.get(strategy, {}) | CHOSEN.get(strategy, {}).get(stream, {})
     yield strategy, options
     if stream != "split-task" and registry.strategy(strategy).taskwise:
@@ -193,7 +193,7 @@ def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]
 def measure(
     strategies: Sequence[str], seeds: Sequence[int], steps: int, streams: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row for each line of the table, stream and seed, with average accuracy and forgetting."""
+    """Return one row for each line of the table, stream and seed, with average accuracy and forgetting."""
     rows = []
     for stream in streams:
         tasks = make_stream(stream, seeds[0]).tasks
@@ -223,7 +223,7 @@ def measure(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Average accuracy and forgetting in percent, mean (standard deviation) over seeds, as markdown."""
+    """Return average accuracy and forgetting in percent, mean (standard deviation) over seeds, as markdown."""
     found = pandas.DataFrame(rows)
     cells = found.groupby(["strategy", "stream"], sort=False)[["average", "forgetting"]].agg(list)
     streams = list(found["stream"].unique())

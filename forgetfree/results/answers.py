@@ -22,22 +22,22 @@ from forgetfree.results.metrics import Metric, agreement, expected_calibration_e
 if TYPE_CHECKING:
     import pandas as pd
 
-#: How many of the commonest right texts are tried as an answer to all rows.
+#: The number of most frequent right texts that are tried as an answer to all rows.
 _CONSTANTS = 20
-#: The arrays of answers, and those of closed answers alone.
+#: The arrays of all text answers, and the further arrays of closed answers.
 _OF_ALL, _OF_CLOSED = ("ids", "lengths", "losses", "counts"), ("logits", "labels")
 
 
 def pack_rows(right: npt.NDArray[np.bool_]) -> str:
-    """Return which rows are right ``(n,)`` as a text: a bit a row, in base64."""
+    """Return the mask of right rows ``(n,)`` as a text: one bit per row, in base64."""
     return base64.b64encode(np.packbits(right).tobytes()).decode()
 
 
 def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
-    """Return which of so many rows are right ``(count,)``: undoes `pack_rows`.
+    """Return the mask of right rows ``(count,)``: the inverse of `pack_rows`.
 
     Raises:
-        ValueError: the text is not that of so many rows.
+        ValueError: the text does not belong to ``count`` rows.
     """
     packed = base64.b64decode(text, validate=True)
     if len(packed) != -(-count // 8):
@@ -46,9 +46,9 @@ def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
 
 
 class Answers(ABC):
-    """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept.
+    """A model's answers on one task's rows, in order; they are scored, compared to the bit, and stored.
 
-    A kind of tasks says which subclass its answers are.
+    Each kind of tasks defines the subclass of its answers.
     """
 
     @abstractmethod
@@ -61,49 +61,49 @@ class Answers(ABC):
         return registered
 
     def more_scores(self) -> dict[str, float]:
-        """Return what stands beside the score, by name."""
+        """Return further metrics besides the score, by name."""
         return {} if (ece := self.ece) is None else {"ece": ece}
 
     @abstractmethod
     def constant_score(self, metric: str) -> float:
-        """Return the score of one and the same answer to all rows, of labels the best one: what a model must beat."""
+        """Return the score of the same answer to all rows, for labels of the best one: a model must beat it."""
 
     @abstractmethod
     def same_as(self, other: Self) -> bool:
-        """Return whether nothing in both differs, to the last bit."""
+        """Return whether both are equal, to the last bit."""
 
     @abstractmethod
     def agreement(self, other: Self) -> float:
-        """Return the share of rows to which both say the same, in [0, 1]."""
+        """Return the share of rows with the same answer in both, in [0, 1]."""
 
     @abstractmethod
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all of it as arrays, by name: what a file keeps."""
+        """Return the content as arrays, by name, for a file."""
 
     @property
     def ece(self) -> float | None:
-        """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
+        """Expected calibration error, in [0, 1]; ``None`` if answers have no probabilities."""
         return None if self.choices is None else expected_calibration_error(*self.choices)
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """Logits of all that could be answered ``(n, n_choices)``, and the numbers of right ones ``(n,)``, if any."""
+        """Logits of all choices ``(n, n_choices)``, and the numbers of the right ones ``(n,)``; ``None`` if there are none."""
         return None
 
     @property
     def reference(self) -> object:
-        """The right answers, by which rows are told apart; ``None`` where they are not known."""
+        """The right answers, which identify the rows; ``None`` if unknown."""
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class LabelAnswers(Answers):
-    """Labels, read from logits.
+    """Labels, predicted by logits.
 
     Attributes:
         logits: ``(n, n_labels)``.
         labels: the right ones ``(n,)``.
-        kind: of the task, or the form of its rows: whose metrics there are.
+        kind: the kind of the task, or the form of its rows; it defines the metrics.
     """
 
     logits: npt.NDArray[Any]
@@ -131,12 +131,12 @@ class LabelAnswers(Answers):
 
     @property
     def compared(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The right labels and the answered ones ``(n,)``, as scikit-learn's metrics take them."""
+        """The right and the predicted labels ``(n,)``, as scikit-learn's metrics take them."""
         return self.labels, self.logits.argmax(axis=1)
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
-        """Which rows have the right label ``(n,)``."""
+        """The mask of rows with the right label ``(n,)``."""
         right: npt.NDArray[np.bool_] = self.logits.argmax(axis=1) == self.labels
         return right
 
@@ -167,16 +167,16 @@ class LabelAnswers(Answers):
 
     @classmethod
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None, **more: Any) -> Self:
-        """Return answers from what `tensors` gave.
+        """Return answers from the result of `tensors`.
 
         Args:
-            arrays: what it gave.
-            rows: how many labels there are to be, if that is known.
+            arrays: the result of `tensors`.
+            rows: the expected number of labels, if known.
             more: the other fields.
 
         Raises:
-            KeyError: one is missing.
-            ValueError: they are no finite logits with a label each.
+            KeyError: an array is missing.
+            ValueError: the arrays are not finite logits with one label per row.
         """
         logits, labels = arrays["logits"], arrays["labels"]
         count = len(labels) if labels.ndim == 1 and rows is None else rows
@@ -195,8 +195,8 @@ def label_scores(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFram
     The last line is their ``macro average``, over the labels that some row has.
 
     Args:
-        answers: to the rows of one task.
-        names: of the labels, by their numbers in the answers.
+        answers: the answers on the rows of one task.
+        names: the names of labels, by their numbers in the answers.
     """
     import pandas as pd
     from sklearn.metrics import precision_recall_fscore_support
@@ -210,9 +210,9 @@ def label_scores(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFram
 
 
 def confusion(answers: LabelAnswers, names: Mapping[int, str]) -> pd.DataFrame:
-    """Return how many rows of the label of a line are answered with that of a column; arguments as `label_scores` has them.
+    """Return the number of rows by right label (row) and predicted label (column); arguments as for `label_scores`.
 
-    Where the task is withheld, a last column counts the rows that are answered with another task's label.
+    If the task is withheld, a last column counts predictions of another task's labels.
     """
     import pandas as pd
     from sklearn.metrics import confusion_matrix
@@ -242,24 +242,24 @@ def array_of(content: Any) -> npt.NDArray[np.uint8]:
 
 
 def json_of(array: npt.NDArray[Any]) -> Any:
-    """Return what `array_of` kept; raise ``ValueError`` where it is no JSON."""
+    """Return the content of `array_of`; raise ``ValueError`` if it is not JSON."""
     return parse_json(array.astype(np.uint8).tobytes().decode())
 
 
 @dataclass(frozen=True, eq=False)
 class TextAnswers(Answers):
-    """Texts that a model wrote, and its losses on the right ones.
+    """Texts that a model generated, and its losses on the right ones.
 
     Attributes:
         ids: the token ids of all texts, one after another: int64 ``(n,)``.
-        lengths: how many of them each text has: int64 ``(rows,)``.
-        losses: the cross-entropy of each token of the right texts, with that which ends them, in nats: float32 ``(m,)``.
-        counts: how many of those each row has: int64 ``(rows,)``.
-        texts: what was written.
-        right: of each row the texts that are right.
-        prompts: what each row asks, as far as a report shows it.
-        logits: of a task with closed answers the log-probability of each of them ``(rows, answers)``; their softmax is the
-            probability of an answer, given that it is one of them.
+        lengths: the number of tokens of each text: int64 ``(rows,)``.
+        losses: the cross-entropy of each token of the right texts, including the end token, in nats: float32 ``(m,)``.
+        counts: the number of losses of each row: int64 ``(rows,)``.
+        texts: the generated texts.
+        right: the right texts of each row.
+        prompts: the prompts of rows, as a report shows them.
+        logits: for a task with closed answers, their log-probabilities ``(rows, answers)``; the softmax is the probability of
+            an answer, given that it is one of them.
         labels: the numbers of right answers among them ``(rows,)``.
     """
 
@@ -275,7 +275,7 @@ class TextAnswers(Answers):
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """Log-probabilities of closed answers and the numbers of right ones; ``None`` where texts are free."""
+        """Log-probabilities of closed answers and the numbers of right ones; ``None`` for free texts."""
         return None if self.logits is None or self.labels is None else (self.logits, self.labels)
 
     @property
@@ -287,7 +287,7 @@ class TextAnswers(Answers):
         """Return the score by a registered metric.
 
         Raises:
-            MetricError: there are no texts, because a plugin put the rows together.
+            MetricError: there are no texts, because a plugin made the rows.
         """
         if not self.texts or len(self.texts) != len(self.right):
             raise MetricError(
@@ -297,17 +297,17 @@ class TextAnswers(Answers):
         return measured(metric, self.metric(metric).score, self)
 
     def more_scores(self) -> dict[str, float]:
-        """Return an ECE, if any, the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""
+        """Return the ECE, if any, the mean loss per token of the right texts, in nats, and its exponential, the perplexity."""
         loss = float(self.losses.astype(np.float64).mean())
         return super().more_scores() | {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
 
     def constant_score(self, metric: str) -> float:
-        """Return the score where all rows have the commonest of the texts, as where a strategy is not asked at all."""
+        """Return the score if all rows have the most frequent of the texts: for placeholder answers, the constant floor."""
         ((text, _),) = Counter(self.texts).most_common(1)
         return replace(self, texts=[text] * len(self.texts)).score(metric)
 
     def best_constant(self, metric: str) -> str:
-        """Return the text that scores best as the answer to all rows, among the commonest right ones; 20 are tried."""
+        """Return the best-scoring single answer to all rows, among the 20 most frequent right texts."""
         common = [text for text, _ in Counter(texts[0] for texts in self.right).most_common(_CONSTANTS)]
         scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
         return common[int(np.argmax(scores))]
@@ -333,7 +333,7 @@ class TextAnswers(Answers):
 
     @classmethod
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
+        """Return answers from the result of `tensors`; raise ``ValueError`` if the arrays do not belong together."""
         content = json_of(arrays["texts"])
         texts, right, prompts = content["texts"], content["right"], content.get("prompts", [])
         ids, lengths, losses, counts = (arrays[name] for name in _OF_ALL)
@@ -345,7 +345,7 @@ class TextAnswers(Answers):
 
 
 def same_rows(one: Answers, other: Answers) -> bool:
-    """Return whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
+    """Return whether two answers have equal right answers, and so the same rows; false if these are unknown."""
     return one.reference is not None and one.reference == other.reference
 
 
@@ -353,10 +353,10 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
     """Return the constant score of each task of a stream.
 
     Args:
-        answers: any answers on each task, whose labels are numbered as the readout numbers them.
-        metrics: of each task.
-        task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
-            of which lower is better counts as its negative. Answers that are no labels have none in common.
+        answers: any answers on each task, with labels numbered as in the readout.
+        metrics: the metric of each task.
+        task_known: whether the answer may depend on the task. If not, one label answers all tasks, the one with the best mean
+            score; a score for which lower is better counts negatively. Without labels, each task has its own constant.
     """
     labelled = [each for each in answers if isinstance(each, LabelAnswers)]
     if task_known or len(labelled) < len(answers):

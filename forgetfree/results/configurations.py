@@ -1,4 +1,4 @@
-"""Configurations of strategies: which runs may stand side by side, what tells them apart, what they are measured against."""
+"""Configurations of strategies: comparable runs, the options that distinguish them, and their references."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from forgetfree.options import typed
 from forgetfree.results.runs import REFERENCE, Run, RunRecord
 
 Json = dict[str, Any]
-#: By name, what makes a configuration of a strategy, its options and what else differs between directories, and by rising seed
-#: its runs, each with the record that it stands in.
+#: By name: the options of a configuration, with the settings that differ between directories; and by ascending seed its runs,
+#: each with its record.
 Configurations = Mapping[str, tuple[Json, Mapping[int, tuple[Run, RunRecord]]]]
-#: What goes without saying in a report.
+#: Settings that a report does not mention.
 _USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
-#: What of the set-up may differ between runs that stand side by side; their rows say it.
+#: Settings that may differ between compared runs; their labels include them.
 _MAY_DIFFER = ("model", "fingerprint", "graftable", "readout", "shots", "steps", "max_length")
 
 
 def check_comparable(ours: RunRecord, theirs: RunRecord) -> None:
-    """Raise ``RunError`` where two runs cannot be compared task by task; it names what differs first."""
+    """Raise ``RunError`` if two runs cannot be compared task by task; it names the first difference."""
     one, other = map(_measured, (ours, theirs))
     for what in one | other:
         a, b = one.get(what), other.get(what)
@@ -34,7 +34,7 @@ def check_comparable(ours: RunRecord, theirs: RunRecord) -> None:
 
 
 def _measured(record: RunRecord) -> Json:
-    """Return what was measured, in the user's words: the tasks, and each task's metric and rows."""
+    """Return the measured tasks, and each task's metric and rows, by the user's names for them."""
     about = record.about
     whole = {"the list of tasks": about.tasks, "scenario": about.scenario, "evaluated_on": about.evaluated_on}
     rows = about.data.get("fingerprints") or {}
@@ -50,7 +50,7 @@ def _measured(record: RunRecord) -> Json:
 
 
 def _stated(record: RunRecord, key: str) -> Any:
-    """Return what a run says of its set-up, wherever it says it; of a fingerprint the first eight digits."""
+    """Return a setting of a run, from whichever part of the record has it; for a fingerprint the first eight digits."""
     about = record.about
     if key == "model":
         return about.model.get("name")
@@ -60,13 +60,13 @@ def _stated(record: RunRecord, key: str) -> Any:
 
 
 def differing_settings(records: Sequence[RunRecord]) -> list[str]:
-    """Return what of the set-up differs between runs; of models of other names, nothing is said of their entries."""
+    """Return the settings that differ between runs; fingerprint and size only if the model's name is the same."""
     keys = [key for key in _MAY_DIFFER if len({_stated(record, key) for record in records}) > 1]
     return [key for key in keys if key not in ("fingerprint", "graftable") or "model" not in keys]
 
 
 def shared_settings(records: Sequence[RunRecord]) -> Json:
-    """Return what all runs say alike of the set-up, as far as it is no default."""
+    """Return the settings that all runs share and that are not defaults."""
     settings = []
     for record in records:
         keys = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
@@ -79,10 +79,10 @@ def configurations_of(records: Sequence[RunRecord]) -> Configurations:
     """Return the configurations of each strategy.
 
     Raises:
-        RunError: one strategy and seed has two outcomes.
+        RunError: one strategy and seed has two different outcomes.
     """
     telling = differing_settings(records)
-    # strategy → what makes a configuration, as JSON → seed → run
+    # strategy → options as JSON → seed → run
     found: dict[str, dict[str, dict[int, tuple[Run, RunRecord]]]] = {}
     for record in records:
         setup = {key: _stated(record, key) for key in telling}
@@ -105,9 +105,9 @@ def configurations_of(records: Sequence[RunRecord]) -> Configurations:
 
 
 def references_of(configurations: Configurations) -> dict[tuple[str, int], str]:
-    """Return for each configuration and seed which fine-tuned models it is measured against.
+    """Return, for each configuration and seed, the label of the fine-tuned models that are its reference.
 
-    They are those of its own directory, or of another with equal options.
+    They come from its own directory, or from another one with equal options.
     """
     references = {}
     for label, (options, units) in configurations.items():
@@ -124,9 +124,9 @@ def references_of(configurations: Configurations) -> dict[tuple[str, int], str]:
 
 
 def _labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str]) -> Iterator[str]:
-    """Yield for each configuration the strategy's name, with the options that are not the same in all, or always told.
+    """Yield for each configuration the strategy's name, with the options that differ or are in ``always``.
 
-    An option that is set to nothing goes without saying, unless that is all there is to tell.
+    An option that is ``None`` is left out, unless all of these options are.
     """
     keys = dict.fromkeys(key for variant in variants for key in variant)
     for options in variants:

@@ -1,19 +1,20 @@
-"""The uncertainty of scores: one 95 % interval for all, over seeds and test rows.
+"""The uncertainty of scores: one 95 % interval over both seeds and test rows.
 
-What is shown of several seeds, an average or a difference in pairs, is x̄ = μ + seeds + rows. Seeds are drawn anew for each run,
-so their variance is s²/S with n − 1. All seeds share the test rows; what rows add alike to every seed does not become less with
-more seeds, and s² does not show it: it is the covariance between seeds of what a row adds. Both add up:
+An average over seeds, or a paired difference, is x̄ = μ + the error from seeds + the error from rows. Seeds are independent, so
+the variance of their error is s²/S, with n − 1. All seeds share the test rows: the row error that is common to all seeds does
+not shrink with more seeds, and s² does not contain it. Its variance is c/n, where c is the covariance between seeds of a row's
+contribution. Both variances add up:
 
     v = s²/S + c/n        x̄ ± √v · (s²/S · t(S − 1) + c/n · z) / v
 
 The quantile is the mean of Student's and the normal one, weighted by the variances (Cochran and Cox, Experimental Designs,
-1957). ``python -m benchmarks.coverage`` simulates how often such intervals hold the truth.
+1957). ``python -m benchmarks.coverage`` simulates how often such intervals contain the true value.
 
-No interval goes beyond what a score can be: an average ends at the bounds of its metrics, a difference at their distance.
+Intervals are clipped to possible values: an average to the bounds of its metrics, a difference to ± their distance.
 
-A CSV file says which rows were right, and no more of the answers to single rows. So a bound stands in for c of an ECE, and of
-an accuracy in older files: the whole variance of a row's part, and strategies as if their rows had nothing in common. Such
-intervals are mostly wider than need be. F1 alone bounds nothing: those intervals are over seeds, on the same rows.
+A CSV file stores only which rows were right. For an ECE, and for an accuracy in older files, an upper bound therefore replaces
+c: the whole variance of a row's contribution, with strategies treated as independent. Such intervals are mostly wider than
+necessary. F1 alone gives no bound: its intervals are over seeds, on the same rows.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from forgetfree.display import PERCENT
 from forgetfree.results.answers import Answers
 from forgetfree.results.metrics import BINS, Floats, forgetting_per_task, limits_of, mean_of, reliability, sign
 
-#: The chance that an interval misses.
+#: The probability that an interval does not contain the true value.
 ALPHA = 0.05
-#: Of less than this, shares are not told.
+#: Shares of a gain below this are not reported.
 LEAST_SHARED = 0.03
 
 
@@ -47,9 +48,9 @@ class Interval:
 
     Attributes:
         value: the mean over seeds.
-        low: NaN where there is one seed, or nothing varies: neither says what others would give.
-        high: as ``low``.
-        p: returns the two-sided p-value of a threshold, that the truth is there; below 0.05 outside the interval.
+        low: the lower end; NaN with one seed, or if nothing varies: neither shows how other seeds would score.
+        high: the upper end; as ``low``.
+        p: returns the two-sided p-value for a true value at a threshold; below 0.05 outside the interval.
     """
 
     value: float
@@ -58,17 +59,17 @@ class Interval:
     p: Callable[[float], float] = field(default=lambda threshold: math.nan, compare=False, repr=False)
 
     def within(self, low: float, high: float) -> Interval:
-        """Return the same with no end beyond what the value can be."""
+        """Return the interval, clipped to the possible values."""
         return replace(self, low=max(self.low, low), high=min(self.high, high))  # in this order NaN stays
 
     @property
     def verdict(self) -> str:
-        """Say of a difference whether it is ``higher``, ``lower``, or ``undecided`` because the interval holds 0."""
+        """Whether a difference is ``higher``, ``lower``, or ``undecided`` because the interval contains 0 or is NaN."""
         return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
 
     @property
     def text(self) -> str:
-        """The value of shares and its interval, in %; the value alone where there is no interval."""
+        """The value, a share, and its interval in %; the value alone if there is no interval."""
         value, low, high = map(PERCENT.text, (self.value, self.low, self.high))
         return value if math.isnan(self.low) else f"{value} [{low}, {high}]"
 
@@ -77,9 +78,9 @@ def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Int
     """Return the mean over seeds and its interval.
 
     Args:
-        values: one for each seed, taken as independent and nearly normal.
-        row_variance: what test rows that all seeds share add to the variance of the mean, c/n, as estimated: below 0 is 0.
-            Without it, this is Student's interval, and says what other seeds would give on the same rows.
+        values: one per seed, assumed independent and nearly normal.
+        row_variance: the estimated variance c/n of the mean from the test rows that all seeds share; below 0 counts as 0.
+            Without it, this is Student's interval, for other seeds on the same rows.
     """
     numbers = np.asarray(values, dtype=float)
     mean, spread = float(numbers.mean()), _Spread(_seed_variance(numbers), max(0.0, row_variance), len(numbers))
@@ -90,12 +91,12 @@ def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Int
 def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) -> Interval | None:
     """Return the ratio of two means over the same seeds, with Fieller's interval (1954): each r for which n̄ − r·d̄ may be 0.
 
-    ``None`` where the denominator is not above 0 for certain.
+    ``None`` if the denominator is not significantly above 0.
 
     Args:
-        numerator: of each seed.
-        denominator: of each seed.
-        rows: the covariance of both that test rows add ``(2, 2)``.
+        numerator: one value per seed.
+        denominator: one value per seed.
+        rows: the covariance of both means from the shared test rows ``(2, 2)``.
     """
     from scipy.optimize import brentq
 
@@ -109,12 +110,12 @@ def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) ->
     both = np.cov(numerator, denominator) / seeds
 
     def gap(r: float) -> tuple[float, _Spread]:
-        """Return how far n̄ − r·d̄ is from 0, and what it varies by."""
+        """Return the distance of n̄ − r·d̄ from 0, and its spread."""
         of_seeds, of_rows = (float(v[0, 0] - 2 * r * v[0, 1] + r * r * v[1, 1]) for v in (both, shared))
         return abs(top - r * bottom), _Spread(of_seeds if of_seeds > 1e-16 else 0.0, max(0.0, of_rows), seeds)
 
     def beyond(r: float) -> float:
-        """Return how far r is beyond the interval; below 0 within."""
+        """Return how far r is outside the interval; below 0 inside."""
         distance, spread = gap(r)
         return distance - spread.half()
 
@@ -135,14 +136,14 @@ def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) ->
 
 
 def _seed_variance(values: Floats) -> float:
-    """Return the variance of the mean over seeds: NaN of one seed, 0 where decimals differ in their last bits."""
+    """Return the variance of the mean over seeds: NaN for one seed, 0 if values differ only by rounding."""
     if len(values) == 1:
         return math.nan
     return 0.0 if float(np.ptp(values)) <= 1e-12 else float(values.var(ddof=1) / len(values))
 
 
 class _Spread(NamedTuple):
-    """The variation of a mean over seeds: the variance of seeds, that of rows, and how many seeds there are."""
+    """The variance of a mean over seeds, from seeds and from rows, and the number of seeds."""
 
     of_seeds: float
     of_rows: float
@@ -157,7 +158,7 @@ class _Spread(NamedTuple):
         return (self.of_seeds * student + self.of_rows * normal) / math.sqrt(variance)
 
     def p(self, distance: float) -> float:
-        """Return the chance at which an interval would just reach as far."""
+        """Return the p-value: the alpha whose interval would just reach this far."""
         from scipy.optimize import brentq
 
         if not self.of_seeds + self.of_rows > 0:
@@ -179,7 +180,7 @@ def _quantiles(alpha: float, seeds: int) -> tuple[float, float]:
     return float(t.isf(alpha / 2, seeds - 1)), float(norm.isf(alpha / 2))
 
 
-# ---- what rows add --------------------------------------------------------------------------------------
+# ---- the contribution of rows ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +189,10 @@ class RowScore:
 
     Attributes:
         value: the score.
-        rows: how many are scored; 0 where it is not known, so that nothing is said of other rows.
-        variance: of what a row adds, at most.
-        influence: what each row adds to the score, times their number, less the mean ``(rows,)``; ``None``: not kept.
-        limits: the lowest and the highest score there can be.
+        rows: the number of rows scored; 0 if unknown: then intervals ignore the variance of rows.
+        variance: the variance of a row's contribution, or an upper bound.
+        influence: the contribution of each row, times the number of rows, minus the mean ``(rows,)``; ``None`` if unknown.
+        limits: the lowest and the highest possible score.
     """
 
     value: float
@@ -202,19 +203,19 @@ class RowScore:
 
     @classmethod
     def of_value(cls, value: float, metric: str, rows: int, accuracy: float | None = None) -> Self:
-        """Return a score of which no more is known.
+        """Return a score from its value alone.
 
-        The mean m of numbers in [0, 1], such as accuracy, has rows of a variance of at most m·(1 − m). A row adds
-        ± (right − confidence) to the ECE e. Within a bin, ``right`` varies as accuracy does and confidence by no more than half
-        the bin's width w; between bins, their gaps in [0, 1] have the mean e. With accuracy a, 1/2 where it is not
-        known, the variance is at most (√(a·(1 − a)) + w/2)² + e·(1 − e). Of F1 and other scores, which are no means over
-        rows, a value alone bounds nothing: nothing is said of rows.
+        If the score is the mean m of numbers in [0, 1], such as accuracy, the variance over rows is at most m·(1 − m). A row
+        adds ± (right − confidence) to the ECE e. Within a bin, ``right`` varies as accuracy does and confidence by no more than
+        half the bin's width w; between bins, their gaps in [0, 1] have the mean e. With accuracy a, or 1/2 if unknown, the
+        variance is at most (√(a·(1 − a)) + w/2)² + e·(1 − e). For F1 and other scores that are not means over rows, the value
+        alone gives no bound: the variance is 0.
 
         Args:
             value: the score.
             metric: its name.
-            rows: that are scored.
-            accuracy: where the metric is ``ece``, on the same rows.
+            rows: the number of rows scored.
+            accuracy: for ``ece``, the accuracy on the same rows.
         """
         if metric == "ece":
             of_right = 0.5 if accuracy is None else math.sqrt(max(0.0, accuracy * (1 - accuracy)))
@@ -227,13 +228,13 @@ class RowScore:
 
     @classmethod
     def of_answers(cls, answers: Answers, metric: str) -> Self | None:
-        """Return a score that says what single rows add: a mean over rows, or F1, macro F1 or ECE of labels; else ``None``."""
+        """Return a score with its rows' contributions: a mean over rows, or F1, macro F1 or ECE of labels; else ``None``."""
         its = answers.metric(metric) if metric in registry.metrics() else None
         if its and its.rows:
             return cls.of_rows(its.rows(answers), metric)
         if answers.choices is None or metric not in ("f1", "macro_f1", "ece"):
             return None
-        if its and its is not registry.metric(metric):  # a kind's own, which counts something else
+        if its and its is not registry.metric(metric):  # the kind's own metric, which counts something else
             return None
         logits, labels = answers.choices
         predicted = logits.argmax(axis=1)
@@ -261,17 +262,17 @@ class RowScore:
 
 
 def _f1(predicted: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_]) -> tuple[float, Floats]:
-    """Return the F1 of a label, 2·TP / ((TP + FP) + (TP + FN)), and what each row adds, times their number ``(rows,)``."""
+    """Return the F1 of a label, 2·TP / ((TP + FP) + (TP + FN)), and the contributions of rows, times n ``(n,)``."""
     numerator, denominator = 2.0 * (predicted & right), predicted.astype(np.float64) + right
     score = float(numerator.sum() / max(denominator.sum(), 1.0))
     return score, (numerator - score * denominator) / max(float(denominator.mean()), 1e-9)
 
 
 def shared_variance(scores: Sequence[Sequence[RowScore]]) -> Floats:
-    """Return what the rows that seeds share add to the covariance of means over seeds ``(k, k)``.
+    """Return the part of the covariance of means over seeds that comes from the shared rows ``(k, k)``.
 
     Args:
-        scores: of k strategies, on one task, for the same S seeds ``(k, S)``.
+        scores: the scores of k strategies on one task, for the same S seeds ``(k, S)``.
     """
     k, n = len(scores), scores[0][0].rows
     if not n:
@@ -291,10 +292,10 @@ def shared_variance(scores: Sequence[Sequence[RowScore]]) -> Floats:
 
 
 class Evidence:
-    """Scores of strategies on the same test rows, with what other rows and seeds might have given.
+    """Scores of strategies on the same test rows, and their uncertainty over rows and seeds.
 
     Args:
-        scores: by strategy, seed and task.
+        scores: the scores by strategy, seed and task.
     """
 
     def __init__(self, scores: dict[str, dict[int, dict[str, RowScore]]]) -> None:
@@ -306,7 +307,7 @@ class Evidence:
         return interval(values[0], float(rows[0, 0])).within(*limits)
 
     def difference(self, strategy: str, other: str, task: str | None = None) -> Interval | None:
-        """Return how much higher the score of a strategy is than that of another; ``None`` if they share no seed."""
+        """Return the score of a strategy minus the score of another; ``None`` if they share no seed."""
         if not (seeds := self._seeds(strategy, other)):
             return None
         values, rows, (low, high) = self._measured((strategy, other), seeds, task)
@@ -314,10 +315,10 @@ class Evidence:
         return found.within(low - high, high - low)
 
     def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
-        """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
+        """Return (score − floor) / (the other's − floor): the kept share of the other's gain over a floor.
 
-        ``None`` if they share no seed, or the other is not above the floor for certain, or by less than `LEAST_SHARED`: a
-        share of so little is noise. The floor, of the task or of the average, counts as exact.
+        ``None`` if they share no seed, or if the other's gain over the floor is not significant or below `LEAST_SHARED`: such a
+        share is noise. The floor, of the task or of the average, counts as exact.
         """
         if not (seeds := self._seeds(strategy, other)):
             return None
@@ -332,9 +333,9 @@ class Evidence:
     def _measured(
         self, strategies: Sequence[str], seeds: Sequence[int], task: str | None
     ) -> tuple[Floats, Floats, tuple[float, float]]:
-        """Return the scores of strategies ``(k, S)``, the means of all tasks or of one; what rows add ``(k, k)``; bounds."""
+        """Return the scores ``(k, S)`` on one task or averaged over all, their covariance from rows ``(k, k)``, and bounds."""
         tasks = list(self.scores[strategies[0]][seeds[0]]) if task is None else [task]
-        names = list(dict.fromkeys(strategies))  # one beside itself has the same rows
+        names = list(dict.fromkeys(strategies))  # a strategy compared with itself counts once
         values, rows = np.zeros((len(names), len(seeds))), np.zeros((len(names), len(names)))
         low = high = 0.0
         for each in tasks:
@@ -347,14 +348,14 @@ class Evidence:
 
 
 def forgetting(matrices: Floats, metrics: Sequence[str], rows: Sequence[int]) -> Interval:
-    """Return how far tasks but the last are below their best score since they were learned, the mean.
+    """Return the mean drop from the best score since a task was learned to its last score, over all tasks but the last.
 
-    The answers of the past are not kept: rows then and at the end are taken as independent, where a seed lost anything.
+    Earlier answers are not kept: if any seed lost anything, the row errors then and at the end are treated as independent.
 
     Args:
         matrices: the learning matrices of all seeds ``(S, T+1, T)``.
-        metrics: of each task.
-        rows: how many each task is scored on; 0 where it is not known.
+        metrics: the metric of each task.
+        rows: the number of test rows of each task; 0 if unknown.
     """
     forgotten = np.array([forgetting_per_task(matrix, metrics) for matrix in matrices])
     variance = 0.0

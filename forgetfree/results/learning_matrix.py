@@ -1,4 +1,4 @@
-"""Scores that a trainer of one's own measures, as the learning matrix of a run."""
+"""The learning matrix of a run, from scores that the user's own trainer measures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class LearningMatrix:
     """Scores of tasks after each task that was learned, in the order of learning.
 
-    Add a score whenever there is one, such as ``trainer.evaluate()["eval_accuracy"]``. The numbers need, of each task that
-    was learned, a score after each task from its own on.
+    Add a score whenever it is measured, such as ``trainer.evaluate()["eval_accuracy"]``. `summary` needs the score of each
+    learned task after its own training and after each later task.
 
     >>> matrix = LearningMatrix()
     >>> for after, task, value in [("a", "a", 0.9), ("b", "a", 0.7), ("b", "b", 0.8)]:
@@ -33,7 +33,7 @@ class LearningMatrix:
     0.2
 
     Args:
-        metric: the registered metric that the values are of, which says whether more is better and what its bounds are.
+        metric: the registered metric of the values; it defines their bounds and whether higher is better.
 
     Raises:
         UnknownNameError: there is no such metric.
@@ -49,13 +49,13 @@ class LearningMatrix:
         """Add a score.
 
         Args:
-            after: the task that was learned last; none: before any.
+            after: the task that was learned last; ``None`` before any training.
             task: the task that was scored.
             value: the score.
 
         Raises:
-            MetricError: it is no finite number, or beyond the bounds of the metric.
-            UsageError: there is such a score already.
+            MetricError: the value is not a finite number within the bounds of the metric.
+            UsageError: this score is already set.
         """
         number = float(value) if isinstance(value, int | float | np.number) else math.nan
         low, high = limits_of(self.metric)
@@ -89,7 +89,7 @@ class LearningMatrix:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The learning matrix with names: a row for what was learned last, a column a task."""
+        """The learning matrix as a frame: one row per last learned task, one column per task."""
         import pandas as pd
 
         return pd.DataFrame(self.values, pd.Index(["before", *self._learned], name="after"), self._learned)
@@ -97,10 +97,11 @@ class LearningMatrix:
     def summary(self) -> dict[str, float | None]:
         """Return ``average``, ``forgetting``, ``bwt`` and ``zero_shot_gain``, which is ``None`` without scores before learning.
 
-        They are those of runs: Chaudhry et al. (2018) and Lopez-Paz & Ranzato (2017), see docs/results-format.md.
+        The definitions are the same as for runs: Chaudhry et al. (2018) and Lopez-Paz & Ranzato (2017), see
+        docs/results-format.md.
 
         Raises:
-            MetricError: a score that they need is missing.
+            MetricError: a required score is missing.
         """
         values = self.values
         for i, after in enumerate(self._learned, 1):
@@ -117,7 +118,7 @@ class LearningMatrix:
 
     @property
     def results(self) -> Results:
-        """The scores as those of a run: its tables, figures and report; errors as those of `summary`."""
+        """The scores as the results of a run, with its tables, figures and report; raises the errors of `summary`."""
         from forgetfree.results.run_folder import Score
         from forgetfree.results.runs import of_scores
         from forgetfree.results.table import Results
@@ -133,7 +134,7 @@ class LearningMatrix:
         return Results([of_scores(scores)])
 
     def save(self, path: StrPath) -> None:
-        """Write the report with tables and figures as one HTML file, which needs no other and no network."""
+        """Write the report with tables and figures as one self-contained HTML file."""
         from forgetfree.results.report.run_report import render
 
         write_atomically(Path(path), render(self.results, "html").encode())

@@ -1,6 +1,6 @@
-"""Metrics of predicted labels, calibration, and what a learning matrix says of a run.
+"""Metrics of predicted labels, calibration, and the summary of a learning matrix.
 
-Metrics of labels read logits and labels of n examples. All arithmetic is in float64.
+Metrics of labels take the logits and labels of n examples. All arithmetic is in float64.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of answers. Packages add theirs by entry points, see `forgetfree.registry`.
+    """A score of answers. Packages add their own through entry points, see `forgetfree.registry`.
 
     Attributes:
         score: returns the score of a model's `forgetfree.results.answers.Answers` on one task's rows.
-        higher_is_better: else lower.
-        bounds: the lowest and the highest score there can be; ``None``: there is none.
-        constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
-        rows: returns the value of each row ``(n,)``, where the score is their mean; none: it is no mean of rows.
-        scale: how scores are shown; default: as percentages where the bounds lie in [0, 1], else as plain numbers.
-        title: what tables call it; default: its name, in capitals.
+        higher_is_better: whether higher scores are better; else lower.
+        bounds: the lowest and the highest possible score; ``None``: unbounded.
+        constant: returns the best score of one answer given to all rows; ``None``: every label is tried.
+        rows: returns the value of each row ``(n,)`` if the score is their mean; else ``None``.
+        scale: the display scale of scores; default: percentages if the bounds lie in [0, 1], else plain numbers.
+        title: its name in tables; default: the registered name in capitals.
     """
 
     score: Callable[[Any], float]
@@ -53,16 +53,16 @@ class Metric:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The bounds, infinite where there is none."""
+        """The bounds, with infinity for ``None``."""
         low, high = self.bounds
         return (-np.inf if low is None else low), (np.inf if high is None else high)
 
 
 def measured(metric: str, function: Callable[[Any], float], answers: Any) -> float:
-    """Return what a metric's ``score`` or ``constant`` says of answers.
+    """Return the value of a metric's ``score`` or ``constant`` for answers.
 
     Raises:
-        MetricError: it fails; a metric may be somebody's own.
+        MetricError: the function fails; a plugin may define it.
     """
     try:
         return function(answers)
@@ -77,23 +77,23 @@ def measured(metric: str, function: Callable[[Any], float], answers: Any) -> flo
 
 
 def sign(*metrics: str) -> int:
-    """Return 1 where higher scores are better by all of these metrics, -1 where lower are, 0 where they differ in that."""
+    """Return 1 where higher scores are better by all of these metrics, -1 where lower are, 0 where they disagree."""
     signs = {1 if registry.metric(name).higher_is_better else -1 for name in metrics}
     return signs.pop() if len(signs) == 1 else 0
 
 
 def scale_of(*metrics: str) -> Scale:
-    """Return how scores by any of these metrics are shown, and means over them: as plain numbers where they differ in that."""
+    """Return the scale of scores by these metrics and of means over them: plain numbers if their scales differ."""
     scales = {registry.metric(name).shown_as for name in metrics}
     return scales.pop() if len(scales) == 1 else PLAIN
 
 
-#: Measured beside scores: shares, and amounts without an upper bound.
+#: Measured besides scores: shares, and amounts without an upper bound.
 _SHARES, _AMOUNTS = ("ece", "agreement", "word_accuracy", "union_accuracy", "union_ece"), ("loss", "perplexity")
 
 
 def limits_of(metric: str) -> tuple[float, float]:
-    """Return the lowest and the highest value there can be of a metric, or of what is measured beside it."""
+    """Return the lowest and the highest possible value of a metric, or of another measured number such as ECE."""
     if metric in registry.metrics():
         limits: tuple[float, float] = registry.metric(metric).limits
         return limits
@@ -101,7 +101,7 @@ def limits_of(metric: str) -> tuple[float, float]:
 
 
 def title_of(metric: str) -> str:
-    """Return what tables call a metric."""
+    """Return the name of a metric in tables."""
     return registry.metric(metric).title or metric.upper()
 
 
@@ -159,7 +159,7 @@ def _constant_accuracy(answers: Any) -> float:
 
 
 def _constant_f1(answers: Any) -> float:
-    """Return F1 where all rows are answered 1: 2p / (p + n) for p rows of label 1 among n."""
+    """Return F1 if label 1 is predicted for all rows: 2p / (p + n) for p rows of label 1 among n."""
     positive = int((answers.labels == 1).sum())
     return float(2 * positive / (positive + len(answers.labels)))
 
@@ -175,18 +175,18 @@ MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), titl
 
 # ---- calibration ----------------------------------------------------------------------------------------
 
-#: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
+#: The number of bins of confidences in (0, 1], of equal width (Guo et al., ICML 2017).
 BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
+    """A reliability diagram (Guo et al., ICML 2017, fig. 1): accuracy and confidence, bin by bin.
 
     Attributes:
-        right: which examples are answered rightly, shape (n,).
-        sure: their largest softmax probability, shape (n,).
-        places: the bin of each, shape (n,).
+        right: which examples are predicted correctly, shape (n,).
+        sure: the largest softmax probability of each example, shape (n,).
+        places: the bin of each example, shape (n,).
         counts: examples per bin, shape (bins,).
         accuracy: share of them that are right; NaN in an empty bin.
         confidence: mean of their largest softmax probability; NaN in an empty bin.
@@ -208,7 +208,7 @@ class Reliability:
 
     @property
     def gaps(self) -> Floats:
-        """The part of each example in the expected calibration error, times their number ``(n,)``: their mean is the error.
+        """The contribution of each example to the expected calibration error, times n ``(n,)``: the mean is the error.
 
         It is ± (right − confidence), with the sign of the bin's mean, which other rows would change only near 0.
         """
@@ -252,8 +252,8 @@ def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bin
 def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> list[float]:
     """Return how far each task has fallen from its best: max over the earlier rows since it was learned − last row.
 
-    Chaudhry et al. (ECCV 2018, eq. 2) take the maximum over all earlier rows. We take only those from the
-    learning of the task on: what was never learned cannot be forgotten.
+    Chaudhry et al. (ECCV 2018, eq. 2) take the maximum over all earlier rows. We take only the rows since the task was learned:
+    a task cannot be forgotten before.
 
     Args:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
@@ -270,25 +270,26 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
 def summarize(
     matrix: npt.ArrayLike, reference: npt.ArrayLike | None = None, metrics: Sequence[str] | None = None
 ) -> dict[str, float | None]:
-    """Return what a learning matrix says of a run.
+    """Return the summary of a learning matrix.
 
     The average is the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
     Forgetting is the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3), backward
-    transfer that of last row − row right after learning (Lopez-Paz & Ranzato, 2017). Forward transfer is the mean over tasks
-    but the first of row right after learning − reference, the model fine-tuned on the task alone: a new task has a head of its
-    own, so what earlier ones left shows once that is trained (Chaudhry et al., ECCV 2018, eq. 4, with the other sign and this
-    reference). The gain of zero-shot answers is the mean over tasks but the first of row just before learning − row 0, the
-    pre-trained model (Lopez-Paz & Ranzato, 2017, with a random one). All are 0 for a stream of one task.
+    transfer the mean of last row − row right after learning (Lopez-Paz & Ranzato, 2017). Forward transfer is the mean over
+    tasks but the first of row right after learning − reference, the model fine-tuned on the task alone: a new task has its own
+    head, so the effect of earlier tasks shows only after the head is trained (Chaudhry et al., ECCV 2018, eq. 4, with the other
+    sign and this reference). The gain of zero-shot answers is the mean over tasks but the first of row just before learning −
+    row 0, the scores of the pre-trained model (Lopez-Paz & Ranzato, 2017, with a random one). All are 0 for a stream of one
+    task.
 
     Args:
         matrix: learning matrix, shape (T+1, T).
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
-        metrics: the name of each task's; default: any of which higher is better, in [0, 1].
+        metrics: the metric of each task; default: any in [0, 1] for which higher is better.
 
     Returns:
         Numbers under `average`, `forgetting`, `bwt`, `fwt` (None without reference) and `zero_shot_gain` (None where scores are
-        missing). Where of a task's metric lower is better, its column counts with the other sign, so that to forget is above 0
-        and to gain is, too; the average is that of the scores as they are.
+        missing). If lower is better for a task's metric, its column counts with the opposite sign, so that forgetting and gains
+        are still positive; the average is over the scores as they are.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
     gains = signs * scores
@@ -312,7 +313,7 @@ def summarize(
 
 
 def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
-    """Return the checked matrix, NaN for what is missing before a task is learned, and each column's sign: more is better."""
+    """Return the checked matrix, with NaN for missing scores before learning, and the sign of each column: see `sign`."""
     scores = floats_of(matrix, "matrix")
     _check_numbers(scores[~np.triu(np.isnan(scores))] if scores.ndim == 2 else scores, "matrix", metrics is None)
     if scores.ndim != 2 or scores.size == 0 or scores.shape[0] != scores.shape[1] + 1:
@@ -332,7 +333,7 @@ def _check_numbers(array: Floats, name: str, fractions: bool) -> None:
         raise MetricError(f"{name} must hold {what}; got {outside[0]}.")
 
 
-# ---- arrays of the right shape, with numbers that can be ------------------------------------------------
+# ---- checked arrays -------------------------------------------------------------------------------------
 
 
 def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:
@@ -350,7 +351,7 @@ def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:
 
 
 def labels_of(values: npt.ArrayLike, logits: Floats) -> Integers:
-    """Return the checked labels of the examples that `logits` (n, n_labels) belong to."""
+    """Return the checked labels of the examples with these `logits` (n, n_labels)."""
     labels = np.asarray(values)
     n, n_labels = logits.shape
     right = labels.shape == (n,) and np.issubdtype(labels.dtype, np.integer)
@@ -371,6 +372,6 @@ def floats_of(values: npt.ArrayLike, name: str) -> Floats:
 
 
 def mean_of(values: npt.ArrayLike) -> float:
-    """Return the mean; 0.0 of no numbers, which is what a stream of one task transfers and forgets."""
+    """Return the mean; 0.0 for no numbers, such as the forgetting of a stream of one task."""
     array = np.asarray(values, dtype=np.float64)
     return float(array.mean()) if array.size else 0.0

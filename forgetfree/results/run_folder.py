@@ -39,7 +39,7 @@ CONFIG, RECORD, OUTCOME, SCORES_FILE, HISTORY = (
 )
 #: The folder of checkpoints, until the unit has ended.
 CHECKPOINT = ".checkpoint"
-#: Features that tell tasks apart, for units with task inference.
+#: Features for task inference, if the unit infers tasks.
 FEATURES = "task-features.safetensors"
 #: The ledger.
 LEDGER = "ledger.safetensors"
@@ -276,7 +276,7 @@ def read_scores(path: Path, remedy: str = "Restore it from a copy, or continue w
 
 #: Options that may name a file or a directory.
 _PLACES = ("model", "data", "fine_tuned", "held_out")
-#: How a file names the data of the environment variable, which lie elsewhere on every machine.
+#: The name in files of the data directory from the environment variable, which differs between machines.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 #: The strategy that forward transfer and agreement are measured against.
 REFERENCE = "fine-tune"
-#: What the best constant answer scores, as tables call it.
+#: The name in tables of the best constant answer's score.
 CONSTANT = "a constant answer"
 #: Floors that are fitted to training rows: their names in files, and in tables.
 LEARNED_FLOORS = {
@@ -54,11 +54,11 @@ LEARNED_FLOORS = {
     "linear_probe": "a linear probe",
     "mean_probe": "a linear probe at the mean",
 }
-#: What tables call the floor of a language model that answers before training.
+#: The name in tables of the floor of an untrained language model.
 UNTRAINED = "the model before training"
-#: What the metrics of the one final union begin with.
+#: The prefix of metrics under the one final union.
 UNION = "union_"
-#: What says which unit a score is of.
+#: The columns that identify the unit of a score.
 UNIT = ["strategy", "seed"]
 _REMEDY = "Restore it from a copy, or continue with --resume, which writes it again."
 _DIRECTORY = "Give the directory that `forgetfree run --out` wrote, or a CSV file of `forgetfree report --format csv`."
@@ -66,7 +66,7 @@ Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-# ---- what is known beside the scores --------------------------------------------------------------------
+# ---- facts besides the scores ---------------------------------------------------------------------------
 
 
 class _Facts(BaseModel):
@@ -84,7 +84,7 @@ class HeldOut(_Facts):
 
 
 class UnitFacts(_Facts):
-    """Facts about a unit beside its scores; see docs/results-format.md."""
+    """Facts about a unit besides its scores; see docs/results-format.md."""
 
     strategy: str
     seed: int
@@ -125,19 +125,18 @@ class About(_Facts):
     unfinished: list[Json] = Field(default_factory=list)
 
 
-# ---- what was read --------------------------------------------------------------------------------------
+# ---- a run ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A strategy with one seed, and what is known about it beside its scores.
+    """A strategy with one seed, and the facts about it besides its scores.
 
     Attributes:
-        facts: what its unit says.
-        source: where it was read.
-        answers: the last ones on every task, where they are kept: labels or texts.
-        labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
-            labelled.
+        facts: the facts of its unit.
+        source: the path that it was read from.
+        answers: its last answers on every task, labels or texts, if they are kept.
+        labels: for each task, the label names by their numbers in the answers; missing if words are labelled.
     """
 
     facts: UnitFacts
@@ -147,17 +146,17 @@ class Run:
 
     @property
     def strategy(self) -> str:
-        """Its name."""
+        """The name of the strategy."""
         return self.facts.strategy
 
     @property
     def seed(self) -> int:
-        """That of its unit."""
+        """The seed of the unit."""
         return self.facts.seed
 
     @property
     def probabilities(self) -> dict[str, Any]:
-        """The answers with logits and labels: of labels, and of texts that are closed."""
+        """The answers with logits and labels: label answers, and texts of tasks with closed answers."""
         return {task: each for task, each in self.answers.items() if each.choices and each.ece is not None}
 
     @property
@@ -171,10 +170,10 @@ class RunRecord:
     """Everything read from one run.
 
     Attributes:
-        about: what is known of the whole.
+        about: facts about the whole run.
         scores: one measured number a row, see `forgetfree.results.run_folder`.
-        runs: those of its units that have ended well.
-        source: where it was read; empty where it was read from nowhere.
+        runs: its units that ended without failure.
+        source: the path that it was read from; empty for scores in memory.
     """
 
     about: About
@@ -187,14 +186,14 @@ class RunRecord:
         return self.scores[(self.scores["strategy"] == run.strategy) & (self.scores["seed"] == run.seed)]
 
     def outcome(self, run: Run) -> Json:
-        """Return what is the same whenever the same command runs on the same machine."""
+        """Return the facts and scores that are equal whenever the same command runs on the same machine."""
         facts = run.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
         numbers = self.scores_of(run)[["task", "after", "metric", "value"]]
         return {**facts, "scores": frozenset(numbers.itertuples(index=False, name=None))}
 
     @property
     def test_rows(self) -> dict[str, int]:
-        """The number of rows that each task is scored on, as far as it is known."""
+        """The number of rows that each task is scored on, if known."""
         counts = {**self.about.data.get("test_rows", {})}
         if not counts and self.runs:
             scores = self.scores_of(self.runs[0])
@@ -261,10 +260,10 @@ def whole_run(
     files: Sequence[Json] = (),
     remedy: str = "Restore it from a copy.",
 ) -> RunRecord:
-    """Check the parts of a run and return it: `About`, the frame, and for each unit `UnitFacts` and what was read from files.
+    """Check the parts of a run and return it: `About`, the frame, and for each unit `UnitFacts` and the data from its files.
 
     Raises:
-        RunError: they do not.
+        RunError: a part is invalid, or the parts do not belong together.
     """
     place = f"{source}: " if source else ""
     try:
@@ -310,9 +309,9 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
 
 
 def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) -> None:
-    """Raise ``ValueError`` where a score of a learned task is missing, or lists are not of the tasks of the stream.
+    """Raise ``ValueError`` if a score of a learned task is missing, or if a list does not have one number per task.
 
-    ``stages`` says by strategy, seed, task and metric after how many tasks there is a score. Answers may have no ECE at all.
+    ``stages`` maps strategy, seed, task and metric to the numbers of learned tasks with a score. ECE may be missing entirely.
     """
     count = len(about.tasks)
     for name, metric in (("scores", about.metric), ("ece", dict.fromkeys(about.tasks, "ece"))):
@@ -329,7 +328,7 @@ def _check_unit(facts: UnitFacts, about: About, stages: Mapping[Any, set[int]]) 
 
 
 class RunReader:
-    """Reads a run directory repeatedly while its units end, and the files of each ended unit once.
+    """Reads a run directory, repeatedly while the run goes on; reads the files of each ended unit once.
 
     Args:
         out: the directory.
@@ -402,7 +401,7 @@ class RunReader:
 
 @dataclass(frozen=True, eq=False)
 class _Ended:
-    """A unit that has ended, as it was read; a failed unit has an ``error`` and was last scored ``after`` so many tasks."""
+    """A unit that has ended; a failed unit has an ``error`` and was last scored ``after`` this many tasks."""
 
     floors: Json
     scores: Sequence[Score] = ()
@@ -426,7 +425,7 @@ def _of_unit(record: Json, tasks: Sequence[TaskDefinition], rows: Mapping[str, i
     said = ("options", "ledger", "kept_bytes", "held_out", "seconds", "seconds_per_task")
     known = {name: details[name] for name in said if name in details}
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
-    # The name of the system tells no bit.
+    # The name of the system does not affect results.
     made["machine"] = {name: its for name, its in record.get("machine", {}).items() if name != "system"}
     return scores, {**unit, **known, **extra, "made": made}
 
@@ -440,25 +439,25 @@ def _last_row(folder: Path) -> int:
 
 
 def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[int, str]]:
-    """Return the names of the labels of each task whose rows have one, as its answers number them."""
+    """Return the label names of each task with labels of rows, by their numbers in the answers."""
     named, first = dict[str, dict[int, str]](), 0
     for task in tasks:
         names = registry.kind(task.kind).choices(task)
         if names:
             named[task.name] = dict(enumerate(names, first))
-        first += len(names) if scenario == "class" else 0  # of all tasks, each has its own numbers
+        first += len(names) if scenario == "class" else 0  # with withheld tasks, labels are numbered across tasks
     return named
 
 
 def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> dict[str, Answers]:
-    """Return the last answers of a unit on every task, as its kind keeps them.
+    """Return the last answers of a unit on every task, as the task's kind stores them.
 
     Args:
-        folder: of the unit; where it keeps no answers there are none.
-        tasks: of the stream.
+        folder: the folder of the unit; without a file of answers the result is empty.
+        tasks: the tasks of the stream.
 
     Raises:
-        RunError: the file is not the one that the unit made, or holds no answers on these tasks.
+        RunError: the file is not the one that the unit wrote, or lacks answers on these tasks.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file

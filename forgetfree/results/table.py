@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from forgetfree.ledger.ledger import Ledger
 
 Json = dict[str, Any]
-#: The metric of a task's own, such as accuracy or F1.
+#: The task's own metric, such as accuracy or F1.
 SCORE = "score"
 #: The first row of a learning matrix.
 BEFORE = "before training"
-#: What a unit may keep in a file of that name.
+#: The objects that a unit may store in a file of that name.
 _KEPT = ("ledger", "graft")
 
 
@@ -85,7 +85,7 @@ class Results:
     >>> results.compare("grafting-continual", "continual-ft")  # doctest: +SKIP
 
     Args:
-        records: what `read_run` returned.
+        records: the results of `read_run`.
 
     Raises:
         RunError: the runs are not comparable, or a strategy and seed occurs twice with different outcomes.
@@ -96,17 +96,17 @@ class Results:
             computed from it. If runs of a strategy differ in options or set-up, its name includes the differences.
         units: further facts about each run, by strategy, as in ``scores``, and ascending seed.
         records: each run as it was read.
-        stream: its name.
-        tasks: in the order of learning.
+        stream: the name of the stream.
+        tasks: the tasks in the order of learning.
         metric: the metric of each task.
-        signs: of each task, 1 where higher scores are better, else -1.
-        sign: that of averages over tasks; 0 where tasks differ in it.
-        scales: how the scores of each task are shown.
-        scale: how averages over tasks are shown.
-        settings: what all runs say alike of the set-up, for display.
+        signs: for each task, 1 if higher scores are better, else -1.
+        sign: the sign of averages over tasks; 0 if the tasks' signs differ.
+        scales: the display scale of each task's scores.
+        scale: the display scale of averages over tasks.
+        settings: the settings that all runs share, for display.
         constant: per task, the best score of a constant answer; None if unknown.
         learned_floors: baselines that are fitted without fine-tuning, by their names in tables: per task, means over seeds.
-        test_rows: per task, how many rows are scored, as far as it is known.
+        test_rows: per task, the number of rows scored, if known.
     """
 
     def __init__(self, records: Sequence[RunRecord]) -> None:
@@ -136,9 +136,9 @@ class Results:
         self._held: dict[tuple[str, str, int], Any] = {}
 
     def _with_agreement(self, label: str, run: Run, scores: pd.DataFrame) -> pd.DataFrame:
-        """Return the scores of a run under its label, with its agreement with the fine-tuned models, where both keep answers.
+        """Return the scores of a run under its label, with its agreement with the fine-tuned models, if both keep answers.
 
-        Agreement is the share of test rows of each task that are answered alike.
+        Agreement is the share of test rows of each task with equal answers.
         """
         scores = scores.assign(strategy=label)
         if (place := self._references.get((label, run.seed))) is None or (scores["metric"] == "agreement").any():
@@ -160,7 +160,7 @@ class Results:
 
     @cached_property
     def _matrices(self) -> dict[Any, Floats]:
-        """The values by strategy, seed and metric, each (T+1, T); those of the tasks' own metrics stand as `SCORE`, too."""
+        """The values by strategy, seed and metric, each (T+1, T); the tasks' own metrics also under `SCORE`."""
         own = self.scores[self.scores["metric"] == self.scores["task"].map(self.records[0].about.metric)]
         matrices, places = {}, {task: place for place, task in enumerate(self.tasks)}
         for key, its in pd.concat([self.scores, own.assign(metric=SCORE)]).groupby([*UNIT, "metric"], sort=False):
@@ -169,7 +169,7 @@ class Results:
         return matrices
 
     def values(self, strategy: str, seed: int, metric: str = SCORE) -> Floats:
-        """Return the values of a run by a metric, by default its learning matrix: (T+1, T), NaN where nothing was measured."""
+        """Return the values of a run by a metric, by default its learning matrix: (T+1, T), NaN if not measured."""
         none = np.full((len(self.tasks) + 1, len(self.tasks)), np.nan)
         return self._matrices.get((strategy, seed, metric), none)
 
@@ -178,7 +178,7 @@ class Results:
         return np.stack([self.values(strategy, seed, metric) for seed in self.units[strategy]])
 
     def summary_of(self, strategy: str, seed: int) -> dict[str, float | None]:
-        """Return the six numbers of `summary` for one run; None where a part is missing."""
+        """Return the six numbers of `summary` for one run; None if a part is missing."""
         tuned = self._references.get((strategy, seed))
         learned = np.diagonal(self.values(tuned, seed), -1) if tuned else None
         errors = self.values(strategy, seed, "ece")[-1]
@@ -186,11 +186,11 @@ class Results:
         six = summarize(self.values(strategy, seed), learned, self.metric)
         return six | {"ece": float(known.mean()) if len(known) else None}
 
-    # ---- what a report reads ------------------------------------------------------------------------------
+    # ---- for reports --------------------------------------------------------------------------------------
 
     @property
     def strategies(self) -> list[str]:
-        """The strategies, in the order given, with the options that tell one's configurations apart."""
+        """The strategies, in the order given, with the options that distinguish configurations."""
         return list(self.units)
 
     @property
@@ -199,14 +199,14 @@ class Results:
         return [run for runs in self.units.values() for run in runs.values()]
 
     def first_of(self, strategy: str) -> str | None:
-        """Return the first configuration of a strategy, by the name that it has here; none where there is none."""
+        """Return the label of a strategy's first configuration, or ``None``."""
         return next(
             (label for label, runs in self.units.items() if next(iter(runs.values())).strategy == strategy), None
         )
 
     @property
     def best_floors(self) -> list[tuple[str, float]]:
-        """Of each task the name of its best floor, and its score; nothing where they are not known."""
+        """The name and score of each task's best floor; empty if floors are unknown."""
         if self.constant is None:
             return []
         named = {CONSTANT: self.constant, **self.learned_floors}
@@ -217,10 +217,10 @@ class Results:
         return floors
 
     def evidence(self, metric: str | None = None) -> Evidence:
-        """Return the scores at the end of the stream with how each depends on its rows, as far as the answers are kept.
+        """Return the final scores, with the contributions of their rows if the answers are kept.
 
         Args:
-            metric: ``ece``, or what else was measured; default: that of each task.
+            metric: ``ece`` or another measured metric; default: the metric of each task.
         """
         kept = [run.answers for run in self.runs if run.answers]
         alike = all(
@@ -229,7 +229,7 @@ class Results:
         )
 
         def scores(label: str, run: Run) -> Iterator[tuple[str, RowScore]]:
-            """Yield each task that has such a score, with it."""
+            """Yield each task that has such a score, with the score."""
             at_end = self.values(label, run.seed, metric or SCORE)[-1]
             accuracies = self.values(label, run.seed, "accuracy")[-1]
             for task, own, value, accuracy in zip(self.tasks, self.metric, at_end, accuracies, strict=True):
@@ -252,20 +252,20 @@ class Results:
         )
 
     def _learned_floors(self) -> dict[str, tuple[float | None, ...]]:
-        """Return floors that some task has, by their names in tables: of each task the mean over seeds, where all have it."""
+        """Return the floors by their names in tables: for each task the mean over seeds, or None if a seed has none."""
         floors = {
             LEARNED_FLOORS[name]: tuple(map(mean_of_known, zip(*its.values(), strict=True)))
             for name, its in floors_by_seed(self.records).items()
         }
         if self.records[0].about.model.get("readout") == "generate" and len(self.scores):
-            # A model that writes texts may know the tasks already.
+            # A model that generates texts may solve the tasks already.
             rows = np.concatenate([self.matrices(label)[:, 0] for label in self.units])
             if not np.isnan(rows).any():
                 floors[UNTRAINED] = tuple(fmean(scores) for scores in zip(*rows, strict=True))
         return {name: scores for name, scores in floors.items() if any(score is not None for score in scores)}
 
     def forgetting(self, strategy: str) -> Interval:
-        """Return how far the tasks of a strategy are below their best score since they were learned, with its interval."""
+        """Return the forgetting of a strategy with its interval, see `forgetfree.results.evidence.forgetting`."""
         return forgetting(self.matrices(strategy), self.metric, [self.test_rows.get(task, 0) for task in self.tasks])
 
     # ---- for users ----------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Results:
         Args:
             strategy: its name, including the options that distinguish several configurations.
             seed: seed of the run.
-            metric: ``score`` (of the task's own metric, such as accuracy or F1), ``ece``, or what else was measured, such as
+            metric: ``score`` (of the task's own metric, such as accuracy or F1), ``ece``, or another measured metric, such as
                 the ``loss`` on right texts.
 
         Returns:
@@ -307,9 +307,9 @@ class Results:
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
         """Compare the final scores of two strategies, paired by task and seed.
 
-        The interval is that of `forgetfree.results.evidence`, and the same as in a report: over seeds with n − 1, and over test
-        rows, as far as the answers to them are there; a table of scores alone knows their number. In the last row, the
-        difference of a seed is its mean over all tasks, because tasks of one seed are not independent.
+        The interval is computed by `forgetfree.results.evidence`, as in a report: over seeds with n − 1, and over test rows, by
+        the answers if they are kept; a table of scores has only the number of rows. In the last row, the difference of a seed
+        is its mean over all tasks, because tasks of one seed are not independent.
 
         Args:
             a: a strategy.
@@ -318,9 +318,9 @@ class Results:
 
         Returns:
             A row for each task and one for ``all tasks``: the means ``a`` and ``b``, ``difference`` a − b, ``low`` and ``high``
-            of its 95 % interval (NaN where there is one seed, or where nothing varies, which says nothing of other seeds),
-            ``pairs`` (the number of seeds), and the ``verdict``: ``higher``, ``lower``, or ``undecided``
-            where the interval holds 0 or is NaN.
+            of its 95 % interval (NaN with one seed, or if nothing varies, which is no evidence about other seeds),
+            ``pairs`` (the number of seeds), and the ``verdict``: ``higher``, ``lower``, or ``undecided`` if the interval
+            contains 0 or is NaN.
 
         Raises:
             UnknownNameError: no such strategy or metric.
@@ -356,11 +356,11 @@ class Results:
 
         Returns:
             A row for each label, and one for ``macro average``, the mean of the labels that some test row has: ``precision``,
-            ``recall`` and ``f1``, fractions, and ``rows``, how many test rows have it.
+            ``recall`` and ``f1``, fractions, and ``rows``, the number of test rows with the label.
 
         Raises:
             UnknownNameError: no such strategy or task.
-            RunError: there is no such seed; answers are not there, as in a table of scores; or they are no labels.
+            RunError: there is no such seed; there are no answers, as in a table of scores; or they are not labels.
         """
         return label_scores(*self._labelled(strategy, task, seed))
 
@@ -488,7 +488,7 @@ def _file(run: Run, kind: str) -> Path:
 
 
 def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[float | None]]]:
-    """Return the floors that were fitted to training rows: by name and seed, those of each task."""
+    """Return the floors that were fitted to training rows: by name and seed, one per task."""
     floors: dict[str, dict[str, list[float | None]]] = {}
     for name in LEARNED_FLOORS:
         for record in records:
@@ -498,5 +498,5 @@ def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[flo
 
 
 def mean_of_known(scores: Sequence[float | None]) -> float | None:
-    """Return the mean; ``None`` where one is missing."""
+    """Return the mean; ``None`` if a score is missing."""
     return None if None in scores else fmean(score for score in scores if score is not None)

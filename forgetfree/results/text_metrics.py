@@ -1,14 +1,14 @@
-"""Nearness of texts to the right ones: exact match, token F1, ROUGE-L, BLEU and numbers.
+"""Metrics of texts against right texts: exact match, token F1, ROUGE-L, BLEU and numbers.
 
-Every function takes the texts of n rows and, for each row, the texts that are right. Those in `ROWS` return one value a row,
+Every function takes the texts of n rows and the right texts of each row. The functions in `ROWS` return one value per row,
 shape (n,) in [0, 1], the best over the row's right texts; the metric is their mean. BLEU is one number for all rows. An empty
 text is an answer like any other.
 
-Libraries compute what they define, ``rouge-score`` and ``sacrebleu``. Each is imported when it is first used. On texts in
-Latin letters we agree with them to the bit. They say little about some other texts: ``rouge-score`` drops every letter but a
-to z, and without blanks a sentence is one word. There we take the *words of any script*: runs of letters, marks and digits, in
-lower case, and each character of a script that is written without blanks (Chinese, Japanese, Thai, Lao, Khmer, Burmese) as a
-word of its own. The docstrings say where.
+``rouge-score`` and ``sacrebleu`` compute ROUGE-L and BLEU; each is imported at first use. On texts in Latin letters our values
+equal theirs to the bit. On some other texts theirs are not useful: ``rouge-score`` drops every letter but a to z, and a
+sentence without blanks is one word. There we take the *words of any script*: runs of letters, marks and digits, in lower case,
+and each character of a script that is written without blanks (Chinese, Japanese, Thai, Lao, Khmer, Burmese) as a word of its
+own. The docstrings say where.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forgetfree.errors import MetricError
 from forgetfree.results.metrics import Floats, Metric
 
 Texts = Sequence[str]
-#: For each row the texts that are right, at least one.
+#: The right texts of each row, at least one.
 Targets = Sequence[Sequence[str]]
 
 
@@ -46,7 +46,7 @@ def exact_match(texts: Texts, targets: Targets) -> Floats:
 def token_f1(texts: Texts, targets: Targets) -> Floats:
     """Return the F1 of the words that a text shares with a right one, both `normalized` (Rajpurkar et al., SQuAD, 2016).
 
-    A word counts as often as it stands in both. Where one of the two has no words, F1 is 1 if the other has none, too, else 0,
+    A word counts as often as it occurs in both. If one of the two has no words, F1 is 1 if the other has none, too, else 0,
     as in SQuAD 2.0.
     """
     return _best(texts, targets, lambda text, target: _f1(normalized(text).split(), normalized(target).split()))
@@ -55,9 +55,9 @@ def token_f1(texts: Texts, targets: Targets) -> Floats:
 def rouge_l(texts: Texts, targets: Targets) -> Floats:
     """Return ROUGE-L, the F-measure of the longest common subsequence of words (Lin, 2004).
 
-    As ``rouge-score`` computes it with its stemmer, which is how Super-NaturalInstructions is evaluated. Its words are runs of
-    a to z and digits. A right text with letters of another script, or without any such run, is compared by the words of any
-    script, without a stemmer; if it has no words at all, such as an emoji, by what stands between blanks. If it is empty, the
+    The value is that of ``rouge-score`` with its stemmer, as in the evaluation of Super-NaturalInstructions. Its words are runs
+    of a to z and digits. A right text with letters of another script, or without any such run, is compared by the words of any
+    script, without a stemmer; if it has no words at all, such as an emoji, by its parts between blanks. If it is empty, the
     value is 1 for an empty text, else 0.
     """
     return _best(texts, targets, _longest_common)
@@ -68,7 +68,7 @@ def numeric_answer(texts: Texts, targets: Targets) -> Floats:
 
     ``1,250.50``, ``+1250.5`` and ``$1'250.500`` are one number: commas, apostrophes and no-break blanks between groups of three
     digits do not count, nor zeros at the end. A sign counts unless a letter, digit or bracket stands before it, as in ``7-3``.
-    Fractions, powers and units are not read. A right text without a number is met as in `exact_match`.
+    Fractions, powers and units are ignored. A right text without a number is compared as in `exact_match`.
     """
     return _best(texts, targets, _same_number)
 
@@ -104,7 +104,7 @@ def _of_rows(title: str, value: Callable[[Texts, Targets], Floats]) -> Metric:
     return Metric(lambda answers: float(rows(answers).mean()), rows=rows, title=title)
 
 
-#: As they are registered: they score answers with ``texts`` and ``right``, the right texts of each row.
+#: The registered metrics: they score answers with ``texts`` and ``right``, the right texts of each row.
 EXACT_MATCH, TOKEN_F1 = _of_rows("exact match", exact_match), _of_rows("token F1", token_f1)
 ROUGE_L, NUMERIC_ANSWER = _of_rows("ROUGE-L", rouge_l), _of_rows("numeric answer", numeric_answer)
 BLEU = Metric(lambda answers: bleu(answers.texts, answers.right), title="BLEU")
@@ -114,16 +114,16 @@ BLEU = Metric(lambda answers: bleu(answers.texts, answers.right), title="BLEU")
 
 _PUNCTUATION = frozenset(string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-#: How the Unicode names of letters begin in scripts that are written without blanks.
+#: Prefixes of the Unicode names of letters in scripts that are written without blanks.
 _WITHOUT_BLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "HALFWIDTH KATAKANA")
 
 
 def normalized(text: str) -> str:
-    """Return a text in lower case without punctuation and English articles, its words apart by one blank, as SQuAD does.
+    """Return a text in lower case without punctuation and English articles, with one blank between words, as SQuAD does.
 
-    Where articles are all there is, they stay: the answer "A" of five letters is no empty text. Beyond SQuAD, as MLQA extends
-    it (Lewis et al., 2020): punctuation of every script is left out, and each character of a script that is written without
-    blanks is a word. Letters that Unicode writes in several ways are one (NFC).
+    If the text has only articles, they stay: the answer "A" of multiple choice is not an empty text. Beyond SQuAD, as MLQA
+    extends it (Lewis et al., 2020): punctuation of every script is left out, and each character of a script that is written
+    without blanks is a word. Unicode variants of one letter are equal (NFC).
     """
     lower = nfc(text).lower()
     bare = "".join(char for char in lower if char not in _PUNCTUATION and unicodedata.category(char)[0] != "P")
@@ -132,7 +132,7 @@ def normalized(text: str) -> str:
 
 
 def words_of_any_script(text: str) -> list[str]:
-    """Return the words of a text in lower case; of a text without words, what stands between blanks. See the file's head."""
+    """Return the words of a text in lower case; without words, its parts between blanks. See the module docstring."""
     lower = unicodedata.normalize("NFKC", text).lower()
     # Marks belong to words: in Hindi they are the vowels, and a pattern's \w leaves them out.
     words = "".join(char if unicodedata.category(char)[0] in "LMN" else " " for char in _spaced(lower)).split()
@@ -168,17 +168,17 @@ def _f1(words: Sequence[str], right: Sequence[str]) -> float:
 
 @lru_cache(maxsize=2)
 def _splitter(any_script: bool) -> Callable[[str], list[str]]:
-    """Return the function that gives the words of a text, stems of Latin letters or those of any script."""
+    """Return the function that splits a text: into stems of Latin words, or into words of any script."""
     from rouge_score.tokenize import tokenize
     from rouge_score.tokenizers import porter
 
-    # The same words come again and again, and a right text meets many.
+    # Cached: words recur, and a right text is compared with many texts.
     stemmer = SimpleNamespace(stem=lru_cache(maxsize=2**16)(porter.PorterStemmer().stem))
     return lru_cache(maxsize=2**14)(words_of_any_script if any_script else partial(tokenize, stemmer=stemmer))
 
 
 def _longest_common(text: str, target: str) -> float:
-    from rapidfuzz.distance import LCSseq  # that of rouge-score takes a second for a few long texts
+    from rapidfuzz.distance import LCSseq  # rouge-score's own takes a second for a few long texts
     from rouge_score.scoring import fmeasure
 
     if not target.strip():
@@ -190,7 +190,7 @@ def _longest_common(text: str, target: str) -> float:
 
 
 def _needs_any_script(target: str) -> bool:
-    """Return whether words of a to z and digits miss what a right text says: the text's scorer hangs on nothing else."""
+    """Return whether words of a to z and digits are not enough for a right text; it alone decides the splitter."""
     if target.isascii():
         return not any(char.isalnum() for char in target)
     # Letters up to U+024F, with few exceptions, are Latin.
@@ -223,7 +223,7 @@ def _same_number(text: str, target: str) -> float:
     return float(last_number(text) == right)
 
 
-# ---- what is given --------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------
 
 
 def _best(texts: Texts, targets: Targets, value: Callable[[str, str], float]) -> Floats:

@@ -1,1 +1,1 @@
-"""The report of results: tables, figures, sentences and the page. Cells are text; no number is computed here alone."""
+"""The report of results: tables, figures, sentences and the page. Cells are text; no number originates here."""

@@ -1,4 +1,4 @@
-"""Figures in one look: legible for the colour-blind and in print, the same bytes from the same numbers.
+"""Figures in one style: legible for the colour-blind and in print, and byte-identical for equal numbers.
 
 A figure is drawn with the colours of the light scheme; in the SVG of a page each of them becomes a variable of its style sheet,
 which follows the reader's light or dark scheme.
@@ -23,7 +23,8 @@ from forgetfree.display import PLAIN, Scale, escaped
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import WIDE
 
-#: Colours by name, in the light scheme and in the dark one. Lines have a contrast of at least 3 with the page, text of 4.5.
+#: Colours by name, in the light scheme and in the dark one. The contrast with the page is at least 3 for lines and 4.5 for
+#: text.
 COLOURS: dict[str, tuple[str, str]] = {
     "text": ("#1b1f24", "#e6e9ee"),
     "faint": ("#59616b", "#a3abb5"),
@@ -36,7 +37,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "cyan": ("#1d7f96", "#67d0e4"),
 }
 TEXT, FAINT, LINE, *LINES = (light for light, _ in COLOURS.values())
-#: Of every figure, as matplotlib takes it. Names of tasks are shown as they are, and text in SVG is text.
+#: The matplotlib settings of every figure. Task names are not parsed as math, and text in SVG stays text.
 STYLE: Any = {
     **{"font.size": 9, "axes.titlesize": 10, "svg.hashsalt": "forgetfree"},
     **{"text.color": TEXT, "axes.labelcolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT},
@@ -46,7 +47,7 @@ STYLE: Any = {
     **{"xtick.labelsize": 8, "ytick.labelsize": 8, "axes.labelsize": 9, "path.simplify_threshold": 0.3},
     **{"svg.fonttype": "none", "text.parse_math": False},
 }
-#: Panels that stand beside each other in the figure of a run.
+#: The most panels in one row of a figure.
 _BESIDE = 4
 
 
@@ -79,14 +80,14 @@ def curves(
 ) -> Figure:
     """Return a figure of a metric over the number of tasks that were learned: the mean of seeds, and their range.
 
-    It has a panel for each task; of a long stream one for the first task, and one for the mean of all tasks so far.
+    It has a panel for each task; for a long stream, one for the first task and one for the mean of all tasks so far.
 
     Args:
         tasks: their names.
-        values: by strategy ``(S, T+1, T)``.
-        scales: how the values of each task are shown.
+        values: the learning matrices by strategy ``(S, T+1, T)``.
+        scales: the display scale of each task.
         metric: its name.
-        levels: of each task what the best constant answer scores, a dotted line.
+        levels: for each task the score of the best constant answer, a dotted line.
     """
     titles, long, shared = list(tasks), len(tasks) > WIDE, len({*scales}) == 1
     if long:
@@ -117,7 +118,7 @@ def curves(
 
 
 def _draw(ax: Axes, values: Floats, style: dict[str, Any]) -> None:
-    """Draw the mean of seeds over the stages of a stream ``(S, T+1)``, and their range, from where all of them are known."""
+    """Draw the mean and range of seeds over the stages of a stream ``(S, T+1)``, at the stages that all seeds have."""
     x = np.flatnonzero(~np.isnan(values).any(axis=0))
     known = values[:, x]
     if len(known) > 1 and len(x):
@@ -126,7 +127,7 @@ def _draw(ax: Axes, values: Floats, style: dict[str, Any]) -> None:
 
 
 def _so_far(runs: Floats) -> Floats:
-    """Return the mean over the tasks learned so far, per run and stage; before the first it is unknown."""
+    """Return the mean over the tasks learned so far, per run and stage; NaN before the first."""
     means = [np.full(len(runs), np.nan), *(runs[:, stage, :stage].mean(1) for stage in range(1, runs.shape[1]))]
     return np.stack(means, axis=1)
 
@@ -140,7 +141,7 @@ def short(name: str, most: int) -> str:
 
 
 def style_sheet() -> str:
-    """Return the colours as CSS: variables of the light scheme, and of the dark one where the reader prefers it."""
+    """Return the colours as CSS variables, of the light scheme and of the dark one for readers who prefer it."""
 
     def variables(scheme: int) -> str:
         return ";".join(f"--{name}:{colours[scheme]}" for name, colours in COLOURS.items())
@@ -149,7 +150,7 @@ def style_sheet() -> str:
 
 
 def inlined(figure: Figure, name: str) -> str:
-    """Return a figure as an ``<svg>`` element in the page's colours and font; ``name`` is for those who do not see it."""
+    """Return a figure as an ``<svg>`` element in the page's colours and font; ``name`` is for screen readers."""
     svg = drawn(figure)
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r"(font: [^;\"]*?)?([\d.]+px) '[^;\"]*", r"font-size: \2", svg)
@@ -166,7 +167,7 @@ def drawn(figure: Figure) -> str:
     """Return a figure as the text of an SVG file."""
     text = io.StringIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # Text stays text: the reader's font has the characters, or its own sign for none.
+        # Text stays text: the reader's font provides the glyphs, so matplotlib need not.
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return text.getvalue()

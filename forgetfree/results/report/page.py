@@ -1,6 +1,6 @@
-"""Pages of tables, and their formats: the form between what was measured and what is printed.
+"""Pages of tables, and their formats: the step between measured numbers and printed text.
 
-Cells are text already, so that a format is one small function that knows nothing of results.
+Cells are text already, so that each format is one small function that does not depend on results.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import rich.text
 from forgetfree.display import NULL, PERCENT, escaped
 from forgetfree.errors import UnknownNameError
 
-#: Longer cells are no numbers.
+#: Longer cells are sentences.
 _PROSE = 40
-#: In tables of streams longer than this, tasks are rows: no page is as wide as fifty of them.
+#: In tables of streams longer than this, tasks are rows, because fifty columns fit on no page.
 WIDE = 10
 
 
@@ -33,10 +33,10 @@ class Table:
     """A table of text; the first column names the row, the others hold numbers.
 
     Attributes:
-        title: what it shows, with the unit.
+        title: the content of the table, with the unit.
         header: a name for each column.
-        rows: as many cells as the header has.
-        tints: of each cell but the first of its row, from 0 for none to 1; ``None`` where there is no number.
+        rows: the rows, each with as many cells as the header.
+        tints: the tint of each cell but the first of its row, from 0 for none to 1; ``None`` if the cell has no number.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Table:
 
     @property
     def is_prose(self) -> bool:
-        """Say whether cells hold sentences, which must be broken into lines."""
+        """Whether cells hold sentences, which must be broken into lines."""
         return any(len(cell) > _PROSE for row in self.rows for cell in row[1:])
 
 
@@ -55,11 +55,11 @@ class Page:
     """A whole report, ready to be written in any format.
 
     Attributes:
-        title: what it is on.
-        notes: what must be known to read the tables.
-        tables: in the order in which they are read.
-        headline: the outcome in a few sentences; empty where there is none.
-        words: what names of columns and rows mean, for readers of a file.
+        title: the title of the report.
+        notes: sentences that explain the tables.
+        tables: the tables in reading order.
+        headline: the outcome in a few sentences, or empty.
+        words: the names of columns and rows with their meanings, for the glossary of a file.
     """
 
     title: str
@@ -70,7 +70,7 @@ class Page:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The notes of what did not go as it was asked for."""
+        """The notes on broken claims and on failed or unfinished units."""
         return tuple(note for note in self.notes if note.startswith(("Broken", "Failed", "Unfinished")))
 
 
@@ -82,12 +82,12 @@ def render_page(page: Page, format: str) -> str:
 
 
 def brief_page(page: Page) -> Page:
-    """Return the outcome alone: headline, what went wrong, and the first table; without a headline, all notes stay."""
+    """Return the outcome alone: headline, warnings and the first table; without a headline, all notes stay."""
     return replace(page, notes=page.warnings if page.headline else page.notes, tables=page.tables[:1])
 
 
 def shown(page: Page) -> Page:
-    """Return the page without characters that act on a terminal: users choose the names of tasks and labels."""
+    """Return the page without terminal control characters, which names of tasks and labels may contain."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
@@ -106,13 +106,13 @@ def shown(page: Page) -> Page:
 
 
 def titled(what: str, *units: str) -> str:
-    """Return the title of a table: what it shows, and in brackets in which units, as far as there is something to say."""
+    """Return the title of a table: its content, and the units in brackets, if there are any."""
     said = "; ".join(filter(None, units))
     return f"{what} ({said})" if said else what
 
 
 def known_columns(table: Table) -> Table:
-    """Return the table without the columns in which nothing is known."""
+    """Return the table without empty columns."""
     columns = zip(table.header, *table.rows, strict=True)
     known = [column for column in columns if not table.rows or any(each != NULL for each in column[1:])]
     header, *rows = zip(*known, strict=True)
@@ -120,7 +120,7 @@ def known_columns(table: Table) -> Table:
 
 
 def transposed(table: Table, corner: str) -> Table:
-    """Return the table with its columns as rows; ``corner`` names the first column then."""
+    """Return the table with its columns as rows; ``corner`` becomes the name of the first column."""
     names, *columns = zip(table.header, *table.rows, strict=True)
     return replace(table, header=(corner, *names[1:]), rows=tuple(columns))
 
@@ -129,9 +129,9 @@ def transposed(table: Table, corner: str) -> Table:
 
 
 def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    """Return `mean (std)` over seeds, the value of a single seed, or a dash where a seed has none.
+    """Return `mean (std)` over seeds, the value of a single seed, or a dash if a seed has no value.
 
-    A mean over some of the seeds would stand beside means over all of them and look like one.
+    A mean over some of the seeds would look like the means over all seeds beside it.
     """
     numbers = list(values)
     known = [value for value in numbers if value is not None and not np.isnan(value)]
@@ -142,7 +142,7 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction in percent, with one decimal; a dash where it is missing."""
+    """Return a fraction in percent, with one decimal; a dash if it is NaN."""
     return PERCENT.text(fraction)
 
 
@@ -159,13 +159,13 @@ _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def _as_rich(page: Page) -> str:
-    # Where the output is no terminal, nothing needs to be squeezed into 80 columns.
+    # If the output is not a terminal, 80 columns are not a limit.
     width = shutil.get_terminal_size(fallback=(120, 24)).columns
     text = io.StringIO()
     console = rich.console.Console(file=text, width=10**4, color_system=None, force_terminal=False, force_jupyter=False)
 
     def write(line: str) -> None:
-        console.print(rich.text.Text(line), width=width)  # shown as it is, never read as rich's markup
+        console.print(rich.text.Text(line), width=width)  # verbatim, without rich's markup
 
     for line in (page.title, *filter(None, [page.headline]), *page.notes):
         write(line)
@@ -175,13 +175,13 @@ def _as_rich(page: Page) -> str:
             drawn = _draw(table, broken=True)
         write("")
         write(table.title)
-        # On the narrowest terminals a table is too wide rather than robbed of columns.
+        # On the narrowest terminals a table is too wide rather than missing columns.
         console.print(drawn, width=max(width, console.measure(drawn).minimum))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines()) + "\n"
 
 
 def _draw(table: Table, broken: bool) -> rich.table.Table:
-    """The table for a terminal; `broken` into lines between all words, but for sentences, if that is what it takes to fit."""
+    """Return the table for a terminal; ``broken``: break cells between all words to fit, except sentences."""
     drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD)
     for number, cells in enumerate(zip(table.header, *table.rows, strict=True)):
         longest = max((len(word) for cell in cells for word in cell.split()), default=1)
@@ -197,9 +197,9 @@ def _draw(table: Table, broken: bool) -> rich.table.Table:
     return drawn
 
 
-# By hand: tabulate and pandas fill the cells of a column up to one width, and know neither our notes nor captions.
+# Not with tabulate or pandas: they pad the cells of a column to one width, and have neither notes nor captions.
 def in_markdown(text: str) -> str:
-    """Return a text as markdown that shows it, on one line."""
+    """Return a text as escaped markdown, on one line."""
     return re.sub(r"([\\|*_<>\[\]`&~#])", r"\\\1", " ".join(text.split()))
 
 
@@ -232,12 +232,12 @@ _LATEX_COLUMNS = 8
 
 
 def _in_latex(text: str) -> str:
-    """Return a text as LaTeX that shows it, with a minus sign before numbers."""
+    """Return a text as escaped LaTeX, with a minus sign before numbers."""
     return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(_LATEX))
 
 
 def _as_latex(page: Page) -> str:
-    """The tables, with the rest as comments: sentences are written anew for a paper."""
+    """Return the tables, with the rest as comments: a paper has its own sentences."""
     import pandas as pd
 
     said = ["Needs \\usepackage{booktabs, graphicx}.", page.title, *filter(None, [page.headline]), *page.notes]
@@ -256,15 +256,15 @@ def _as_latex(page: Page) -> str:
 
 
 def render_html(page: Page, figure: str = "", caption: str = "", style: str = "") -> str:
-    """Return a page that needs no other file and no network.
+    """Return a page as one self-contained HTML file.
 
     Args:
         page: tables and notes.
         figure: an ``<svg>`` element before the tables.
-        caption: how to read it.
+        caption: how to read the figure.
         style: the colours of the figure.
     """
-    # Every value is escaped, quotes as Python's own library writes them.
+    # Every value is escaped, quotes as in Python's html.escape.
     loader = jinja2.PackageLoader("forgetfree.results.report", ".")
     templates = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, autoescape=True)
     template = templates.get_template("report.html.jinja")
@@ -277,5 +277,5 @@ _RENDERERS: dict[str, Callable[[Page], str]] = {
     "html": render_html,
     "latex": _as_latex,
 }
-#: Beside those of tables, runs have ``json`` and ``csv``.
+#: Formats of reports: those for tables, and ``json`` and ``csv`` for runs.
 FORMATS = (*_RENDERERS, "json", "csv")

@@ -1,4 +1,4 @@
-"""The report of runs: the outcome in a sentence, notes, figures, tables, and how to repeat it; all a function of `Results`.
+"""The report of runs, computed from `Results` alone: the outcome in a sentence, notes, figures and tables.
 
 >>> print(render(load_results("runs/a", "runs/b"), "markdown"))  # doctest: +SKIP
 """
@@ -28,9 +28,9 @@ from forgetfree.results.table import SCORE, Results, floors_by_seed
 
 Json = dict[str, Any]
 OURS = "grafting-continual"
-#: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
+#: Not continual: they train on the data of several tasks at once, or keep a model for each task.
 _REFERENCES = (REFERENCE, "joint", "cumulative")
-#: How the figure of a run is read.
+#: The caption of a run's figure.
 _CAPTION = (
     "Mean over seeds; shaded: worst to best seed. Vertical line: the task is learned here. Dotted: a constant answer."
 )
@@ -41,8 +41,8 @@ def write_report(out: Path, results: Results, *, ended: bool) -> None:
 
     Args:
         out: the directory.
-        results: what was read of it.
-        ended: nothing more is run, so that report.html is made, too.
+        results: the results read from it.
+        ended: whether the run has ended, so that report.html is written, too.
     """
     write_json(out / "results.json", content_of(results))
     if results.strategies:
@@ -55,9 +55,9 @@ def render(results: Results, format: str) -> str:
     """Return results as text.
 
     Args:
-        results: of one or several runs.
-        format: ``rich`` (plain text as wide as the terminal), ``markdown`` (GitHub's tables), ``html`` (a page that needs no
-            other file), ``latex`` (tables for booktabs), ``json`` (every run in full) or ``csv`` (one file, to be read again).
+        results: the results of one or several runs.
+        format: ``rich`` (plain text as wide as the terminal), ``markdown`` (GitHub's tables), ``html`` (a self-contained page),
+            ``latex`` (tables for booktabs), ``json`` (every run in full) or ``csv`` (one file that `load_results` reads).
 
     Returns:
         Text that ends with a newline.
@@ -94,7 +94,7 @@ def lay_out(results: Results) -> Page:
 
 
 def sentences(results: Results, evidence: Evidence) -> Iterator[str]:
-    """Yield what results say of forgetting, of scores at the end, and of what is not known."""
+    """Yield sentences on forgetting, on final scores, and on the uncertainty of both."""
     if not results.strategies:
         yield "No strategy has finished, so there is nothing to compare."
         return
@@ -112,7 +112,7 @@ def sentences(results: Results, evidence: Evidence) -> Iterator[str]:
 def _best_of_the_others(results: Results) -> str | None:
     names = {label: next(iter(runs.values())).strategy for label, runs in results.units.items()}
     others = [label for label, name in names.items() if name != NAIVE]
-    # Where the sign is 0, the first: such averages have no best.
+    # If the sign is 0, averages have no best: take the first.
     return max(
         others,
         key=lambda label: (names[label] not in _REFERENCES, results.sign * _average(label, results)),
@@ -121,7 +121,7 @@ def _best_of_the_others(results: Results) -> str | None:
 
 
 def _lost(label: str, results: Results) -> str:
-    """Say how much of its score a strategy lost on average, and how sure that is."""
+    """Return a phrase with a strategy's average loss of score, and its interval."""
     name = f"naive fine-tuning ({label})" if label == results.first_of(NAIVE) else label
     learned: Floats = np.diagonal(results.matrices(label).mean(axis=0), -1)
     if results.constant and not np.any(np.array(results.signs) * (learned - results.constant) > 0):
@@ -135,7 +135,7 @@ def _lost(label: str, results: Results) -> str:
 
 
 def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> str:
-    """Compare the averages at the end, in pairs of the same seed."""
+    """Return a sentence that compares the final averages, paired by seed."""
     scale = results.scale
     scores = f"At the end {ours} scores {scale.with_unit(_average(ours, results))} on average, {naive} "
     scores += scale.with_unit(_average(naive, results))
@@ -147,7 +147,7 @@ def _difference(ours: str, naive: str, results: Results, evidence: Evidence) -> 
 
 
 def _certainty(found: Interval, what: str, seeds: int, scale: Scale) -> str:
-    """Say how sure a loss or a difference is."""
+    """Return a phrase with the interval of a loss or a difference."""
     if math.isnan(found.low):
         return "one seed" if seeds == 1 else f"the same with each of {seeds} seeds"
     return f"95 % interval of the {what} {scale.text(found.low)} to {scale.text(found.high)}, {seeds} seeds"
@@ -161,7 +161,7 @@ def _average(label: str, results: Results) -> float:
 
 
 def notes(results: Results) -> Iterator[str]:
-    """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out."""
+    """Yield the sentences above the tables: the set-up, rows and seeds, broken claims, and units left out."""
     if settings := [f"{key.replace('_', ' ')} {typed(value)}" for key, value in results.settings.items()]:
         yield f"Set-up: {', '.join(settings)}."
     rows = results.test_rows
@@ -180,7 +180,7 @@ def notes(results: Results) -> Iterator[str]:
         for seed, run in runs.items():
             for claim in run.facts.broken_claims:
                 yield f"Broken claim of {label}, seed {seed}: {claim}."
-    several = len(results.records) > 1  # where one run is told of, its place is clear
+    several = len(results.records) > 1  # with one run, its place is clear
     for record in results.records:
         place = f" ({record.source})" if several else ""
         for cut in record.about.unfinished:
@@ -200,7 +200,7 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 
 
 def to_csv(results: Results) -> str:
-    """Return the frame as CSV, below what is known beside it, of the whole as the first of several runs says it.
+    """Return the frame as CSV, below a header of facts; with several runs, facts about the whole come from the first.
 
     Raises:
         RunError: there are two configurations of one strategy, or several set-ups.
@@ -215,7 +215,7 @@ def to_csv(results: Results) -> str:
         about = about.model_copy(update={"floors": about.floors.model_copy(update=floors_by_seed(results.records))})
     lines, rows = [about.model_dump(exclude_unset=True)], results.test_rows
     for run in results.runs:
-        # What intervals need of the answers, where the score is the share of right rows.
+        # Intervals need the right rows, if the score is their share.
         right = {
             task: pack_rows(each.right)
             for task, each in run.answers.items()
@@ -229,7 +229,7 @@ def to_csv(results: Results) -> str:
 
 
 def content_of(results: Results) -> Json:
-    """Return all that is known of one or several runs as JSON: the content of results.json."""
+    """Return everything known about one or several runs as JSON: the content of results.json."""
     records = [each.about.model_dump(exclude_unset=True) for each in results.records]
     sources = [{"source": each.source} for each in results.records]
     content = records[0]
@@ -238,12 +238,12 @@ def content_of(results: Results) -> Json:
     labels = {run: label for label, runs in results.units.items() for run in runs.values()}
     runs = [
         run for each in results.records for run in each.runs if run in labels
-    ]  # what two directories hold alike, once
+    ]  # each run once, even if two directories hold it
     return content | {"runs": [{"label": labels[run], **_run(results, labels[run], run)} for run in runs]}
 
 
 def _run(results: Results, label: str, run: Run) -> Json:
-    """Return a unit with its matrices and what follows from them."""
+    """Return a unit with its matrices and the numbers computed from them."""
     known = results.scores[(results.scores["strategy"] == label) & (results.scores["seed"] == run.seed)]
     names = [name for name in known["metric"].unique() if name not in (*results.metric, "ece")]
     values = {name: results.values(label, run.seed, name) for name in (SCORE, "ece", *names)}
@@ -263,5 +263,5 @@ def _run(results: Results, label: str, run: Run) -> Json:
 
 
 def _listed(values: Floats) -> list[Any]:
-    """Return an array as lists, with null for what is missing."""
+    """Return an array as lists, with null for NaN."""
     return np.where(np.isnan(values), None, values.astype(object)).tolist()  # type: ignore[call-overload, no-any-return]

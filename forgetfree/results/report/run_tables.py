@@ -1,4 +1,4 @@
-"""The tables of runs: which numbers stand in which column, how they are written, and what they mean."""
+"""The tables of runs: their columns, the formats of numbers, and the meanings of names."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, Run
 from forgetfree.results.table import SCORE, Results, mean_of_known
 
 NAIVE = "continual-ft"
-#: What answers that are texts have beside their score.
+#: The metric of text answers besides their score.
 LOSS = "loss"
-#: How many rows of a task that is answered by texts are shown, and how many characters of a text.
+#: The number of rows shown for a text task, and of characters per text.
 _SHOWN, _CHARACTERS = 3, 200
-#: A column of numbers: its name, and how they are written.
+#: A column of numbers: its name, and the function that formats them.
 Column = tuple[str, Callable[[float], str]]
 _SECONDS, _COUNT = "{:,.1f}".format, "{:,.0f}".format
-#: Of each column a number; NaN or none where it is missing.
+#: One number per column; NaN or ``None`` if it is missing.
 Numbers = Sequence[float | None] | Floats
 
 
 def tables_of(results: Results, evidence: Evidence) -> list[Table]:
-    """Return all tables of a report in order; those that are made of answers only where these are there."""
+    """Return all tables of a report in order; tables without any number are left out."""
     several = any(len(runs) > 1 for runs in results.units.values())
     shares = results.scale == PERCENT and results.sign == 1
     others = [_beside(results), *([_intervals(results, evidence)] if shares and several else [])]
@@ -36,14 +36,14 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     others += [_held_out(results), _costs(results)]
     if results.strategies and len(results.tasks) <= WIDE:
         others += _matrices(results)
-    if len(results.tasks) > 1:  # of one task there is no transfer
+    if len(results.tasks) > 1:  # one task has no transfer
         others.insert(0, _transfer(results))
     known = (table for table in others if any(value != NULL for row in table.rows for value in row[1:]))
     return [_outcome(results), *known]
 
 
 def words_of(tables: Iterable[Table]) -> tuple[tuple[str, str], ...]:
-    """Return what is meant by the names of columns and rows that stand in tables."""
+    """Return the names of columns and rows in these tables, with their meanings."""
     names = " ".join(name for table in tables for name in (table.title, *table.header, *(row[0] for row in table.rows)))
     return tuple((name, meaning) for name, meaning in MEANINGS.items() if name in names)
 
@@ -57,9 +57,9 @@ def _table(
     *,
     of_tasks: bool = False,
 ) -> Table:
-    """Return a table of rows, each with its name and, for each seed, its numbers, one a column.
+    """Return a table; each row has a name and, for each seed, one number per column.
 
-    Where ``of_tasks``, columns are tasks, which become rows where there are many.
+    With ``of_tasks``, columns are tasks; many tasks become rows.
     """
     cells = [
         (name, *(cell(values, show) for (_, show), *values in zip(columns, *seeds, strict=True)))
@@ -72,7 +72,7 @@ def _table(
 def _by_strategy(
     results: Results, numbers: Callable[[str, Run], Numbers | None]
 ) -> Iterator[tuple[str, list[Numbers]]]:
-    """Yield the numbers of the runs of each strategy of which all have them."""
+    """Yield the numbers of each strategy whose runs all have them."""
     for label, runs in results.units.items():
         known = [each for run in runs.values() if (each := numbers(label, run)) is not None]
         if len(known) == len(runs):
@@ -83,7 +83,7 @@ def _by_strategy(
 
 
 def _outcome(results: Results) -> Table:
-    """Return table 4 of the paper: what each strategy still knows of each task at the end."""
+    """Return table 4 of the paper: the score of each strategy on each task at the end."""
     scale, several, measured = results.scale, len(results.tasks) > 1, {*results.scores["metric"]}
     title = titled(
         "After the last task", _unit_of_scores(results), "loss in nats per token" if LOSS in measured else ""
@@ -121,13 +121,13 @@ def _outcome(results: Results) -> Table:
 
 
 def _at_end(results: Results, label: str, seed: int, metric: str) -> Floats:
-    """Return the values of a run after the last task, shape (T,), NaN where nothing was measured."""
+    """Return the values of a run after the last task, shape (T,), NaN if not measured."""
     last: Floats = results.values(label, seed, metric)[-1]
     return last
 
 
 def _known_mean(values: Floats) -> float | None:
-    """Return the mean over the tasks that have a value; ``None`` where none has."""
+    """Return the mean over the tasks that have a value; ``None`` if none has."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
 
@@ -145,7 +145,7 @@ def _transfer(results: Results) -> Table:
 
 
 def _beside(results: Results) -> Table:
-    """Return what was measured beside the scores of each task at the end, but for what another table has."""
+    """Return the other final metrics of each task, without those in other tables."""
     apart = {*results.metric, "perplexity", "updates"}
     last = results.scores[results.scores["after"] == len(results.tasks)]
     pairs = [
@@ -170,7 +170,7 @@ def _beside(results: Results) -> Table:
     return _table(results, title, "strategy", columns, _by_strategy(results, numbers) if columns else (), of_tasks=True)
 
 
-# ---- what they are worth --------------------------------------------------------------------------------
+# ---- intervals and baselines ----------------------------------------------------------------------------
 
 
 def _intervals(results: Results, evidence: Evidence) -> Table:
@@ -193,7 +193,7 @@ def _intervals(results: Results, evidence: Evidence) -> Table:
 
 
 def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
-    """Yield for each task, and for the average, which share is kept of what fine-tuning learned above the best floor."""
+    """Yield, for each task and the average, the kept share of fine-tuning's gain above the best floor."""
     reference, floors = results.first_of(REFERENCE), results.best_floors
     if reference is None or not floors:
         return
@@ -221,7 +221,7 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
 
 
 def text_tables(results: Results) -> Iterator[Table]:
-    """Yield for each task that is answered by texts a few rows, by the first seed of each strategy at the end of the stream."""
+    """Yield, for each text task, a few rows with the final texts of each strategy's first seed."""
     first = {label: next(iter(runs.values())) for label, runs in results.units.items()}
     for task in results.tasks:
         written = {label: run.texts[task] for label, run in first.items() if task in run.texts}
@@ -247,11 +247,11 @@ def _cut(text: str) -> str:
     return (line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}…") or "(empty)"
 
 
-# ---- what was measured beside them, and what they cost --------------------------------------------------
+# ---- held-out texts and costs ---------------------------------------------------------------------------
 
 
 def _held_out(results: Results) -> Table:
-    """Return the loss on texts that no task trains, of each strategy."""
+    """Return the loss of each strategy on held-out texts, which belong to no task."""
 
     def numbers(label: str, run: Run) -> Numbers | None:
         if (aside := run.facts.held_out) is None:
@@ -283,7 +283,7 @@ def _costs(results: Results) -> Table:
 
 
 def _matrices(results: Results) -> Iterator[Table]:
-    """Yield the learning matrix of each strategy, tinted from a constant answer (or the worst score) to the best of all."""
+    """Yield the learning matrix of each strategy, tinted from a constant answer (or the worst score) to the best score."""
     stages, columns = ("before training", *(f"after {task}" for task in results.tasks)), _of_tasks(results)
     means = {label: results.matrices(label).mean(axis=0) for label in results.strategies}
     signs = np.array(results.signs)
@@ -306,7 +306,7 @@ def _matrices(results: Results) -> Iterator[Table]:
 
 
 def _of_tasks(results: Results) -> list[Column]:
-    """Return a column of scores for each task; its header has the metric where that is not accuracy."""
+    """Return a column of scores for each task; its header names the metric unless it is accuracy."""
     each = zip(results.tasks, results.metric, results.scales, strict=True)
     return [
         (task if metric == "accuracy" else f"{task} ({title_of(metric)})", scale.text) for task, metric, scale in each
@@ -314,16 +314,16 @@ def _of_tasks(results: Results) -> list[Column]:
 
 
 def _unit_of_scores(results: Results, percent: str = "in %") -> str:
-    """Return what a title says of the unit of scores: of percentages these words, nothing of plain numbers."""
+    """Return the unit of scores for a title: ``percent`` for percentages, nothing for plain numbers."""
     shares = [scale == PERCENT for scale in results.scales]
     return "" if not any(shares) else percent if all(shares) else f"{percent} where scores are shares"
 
 
-# ---- what names mean ------------------------------------------------------------------------------------
+# ---- glossary -------------------------------------------------------------------------------------------
 
 MEANINGS = {
     "F1": "F1 of label 1, or of entities for tagging",
-    # How learned tasks are scored, see `forgetfree.continual.strategy`.
+    # On the scoring of learned tasks, see `forgetfree.continual.strategy`.
     "forgetting": "the difference between a task's best score since it was learned and its final score; the mean "
     "over all tasks but the last. If a strategy claims to forget nothing, 32 test rows of each learned task (8 for "
     "generation) are predicted again after each later task, and the task is scored again only if a bit of these "
