@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ from forgetfree.training.encoded_task import sampled
 from forgetfree.training.floors import Floats, Integers, probe_answers, word_answers
 
 Json = dict[str, Any]
-#: Features of a readout, by the place at which they are read.
-Features = Mapping[str, Floats]
 
 
 def words(train: Sequence[Rows], test: Sequence[Rows], tasks: Sequence[TaskRows], task_known: bool) -> list[float]:

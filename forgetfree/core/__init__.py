@@ -1,1 +1,1 @@
-"""One model and its parameters: regions, grafts, masks (paper, section 2). It imports torch alone."""
+"""One model and its parameters: regions, grafts, masks (paper, section 2). It imports only torch."""

@@ -1,7 +1,7 @@
 """A region that takes effect beside the weights: linear layers add its differences δ to their outputs, y + x Δᵀ.
 
 No weight is read or written, so they may be quantised, sharded or compiled. An entry of W at row r and column c adds δ x_c to
-y_r, an entry of the bias at r adds δ. The gradient of δ needs x and ∂L/∂y alone.
+y_r, an entry of the bias at r adds δ. The gradient of δ needs only x and ∂L/∂y.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from forgetfree.errors import TrainingError
 
 
 class _Places:
-    """The entries of one layer: those of its weight, and after them those of its bias.
+    """The entries of one layer: first its weight's, then its bias's.
 
     Attributes:
-        rows, columns: of the weight's entries ``(n,)``.
-        bias_rows: of the bias's entries ``(m,)``.
+        rows, columns: the places of the weight's entries ``(n,)``.
+        bias_rows: the places of the bias's entries ``(m,)``.
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, bias_rows: Tensor) -> None:
@@ -38,7 +38,7 @@ class _Places:
         return sum(self.sizes)
 
     def to(self, device: torch.device) -> _Places:
-        """Return the same on a device."""
+        """Return these places on a device."""
         return _Places(*(each.to(device) for each in (self.rows, self.columns, self.bias_rows)))
 
     def add(self, y: Tensor, x: Tensor, delta: Tensor) -> Tensor:
@@ -49,26 +49,26 @@ class _Places:
         return add_at(y, self.bias_rows, biases) if len(biases) else y
 
     def of_products(self) -> tuple[Tensor, Tensor]:
-        """Return rows and columns of all entries, as `FlatProducts` expects them."""
+        """Return the rows and columns of all entries, as `FlatProducts` expects them."""
         return torch.cat([self.rows, self.bias_rows]), torch.cat([self.columns, torch.full_like(self.bias_rows, -1)])
 
 
 class Adder:
-    """A forward hook of a linear layer, which adds the differences of a task that a model answers.
+    """A forward hook of a linear layer that adds the differences of the task that the model answers.
 
-    A copy of the model has it, too, and answers as the model does.
+    A copy of the model keeps the hook, and answers the same task.
     """
 
     def __init__(self, differences: Differences, number: int) -> None:
         self._differences, self._number = differences, number
 
     def __call__(self, module: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], y: Tensor) -> Tensor:
-        """Return the output of the layer with what the differences add."""
+        """Return the output of the layer plus the contribution of its differences."""
         return self._differences.add(self._number, module, inputs, named, y)
 
 
 def answers_beside(model: nn.Module) -> bool:
-    """Return whether layers of a model add the differences of a task that it answers."""
+    """Return whether layers of a model add the differences of a task, see `Adder`."""
     return any(isinstance(hook, Adder) for module in model.modules() for hook in module._forward_hooks.values())
 
 
@@ -79,9 +79,9 @@ class Differences:
     ...     logits = model(**batch).logits
 
     Args:
-        layers: of the model.
+        layers: the model's linear layers.
         region: the entries.
-        values: δ ``(s,)`` in float32; they have gradients if they require them.
+        values: δ ``(s,)`` in float32; they get gradients if they require gradients.
     """
 
     def __init__(self, layers: LinearLayers, region: Region, values: Tensor) -> None:
@@ -95,27 +95,27 @@ class Differences:
                 self._modules.append(layer.module)
                 self._places.append(places)
         self._sizes = [len(places) for places in self._places]
-        self._memory: tuple[torch.device, int] | None = None  # in which the leaves are
+        self._memory: tuple[torch.device, int] | None = None  # device and address of the leaves' memory
         self._leaves: tuple[Tensor, ...] = ()
         self._flat: FlatProducts | None = None
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the layers add the differences inside."""
+        """Let the layers add the differences inside the block."""
         _guard_hooks()
         with ExitStack() as hooks:
             hooks.callback(_guard_hooks)
             for number, module in enumerate(self._modules):
-                # A copy of a model in training is the base.
+                # A copy made during training computes without the differences.
                 training = self.values.requires_grad
                 hook: Any = Hook(partial(self.add, number)) if training else Adder(self, number)
-                # Before hooks of others, who see the output as the task has it.
+                # Runs before other hooks, so that they get the output of the task.
                 hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
             hooks.callback(setattr, self, "_memory", None)
             yield
 
     def renew(self) -> None:
-        """Follow the values to where they lie now."""
+        """Make places and leaves again after the values have moved in memory."""
         device = self.values.device
         self._places = [places.to(device) for places in self._places]
         with torch.inference_mode(False), torch.enable_grad():
@@ -127,9 +127,9 @@ class Differences:
         self._memory = device, self.values.data_ptr()
 
     def add(self, number: int, module: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], y: Tensor) -> Tensor:
-        """Return the output of a layer with what the differences add, by what a forward hook gets."""
+        """Return the output of a layer plus the contribution of its differences, as a forward hook."""
         x = input_of(module, inputs, named, y)
-        if torch.compiler.is_compiling():  # which differentiates and fuses operations itself, and follows no others
+        if torch.compiler.is_compiling():  # the compiler differentiates and fuses only plain operations
             start = sum(self._sizes[:number])
             return self._places[number].to(y.device).add(y, x, self.values[start : start + self._sizes[number]])
         if torch._C._are_functorch_transforms_active():
@@ -146,7 +146,7 @@ class Differences:
         return [part.data for part in torch.split(self.values.detach(), self._sizes)]
 
     def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Return the gradient ``(s,)`` of the vector, from the products of this backward pass and what leaves got beside."""
+        """Return the gradient ``(s,)`` of the vector: products of this backward pass plus the leaves' own gradients."""
         assert self._flat is not None
         sums = self._flat.sums()
         total = torch.zeros_like(self.values) if sums is None else sums
@@ -169,7 +169,7 @@ def _places_of(layer: LinearLayer, layers: LinearLayers, found: dict[int, Tensor
 
 
 def _guard_hooks() -> None:
-    """Let compiled models notice hooks that come and go; those that were compiled before are compiled again."""
+    """Let compiled models notice added and removed hooks; models compiled before are compiled again."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None and dynamo.config.skip_nnmodule_hook_guards:
         dynamo.config.skip_nnmodule_hook_guards = False
@@ -177,7 +177,7 @@ def _guard_hooks() -> None:
 
 
 class _Leaves(torch.autograd.Function):
-    """The values ``(s,)`` as one leaf a layer, which hand their gradients on: any number of passes may use them."""
+    """Splits the values ``(s,)`` into one leaf per layer and collects the leaves' gradients, from any number of passes."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, differences: Differences) -> tuple[Tensor, ...]:
@@ -206,7 +206,7 @@ class _Add(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        """Return the gradients of ``y``, of ``x`` by way of the differences, and of these."""
+        """Return the gradients of ``y``, of ``x`` through the differences, and of the differences."""
         if torch.is_grad_enabled():
             raise no_second_derivatives()
         (x,), (delta, number, differences) = ctx.saved_tensors, ctx.of
@@ -224,7 +224,7 @@ class _Add(torch.autograd.Function):
 
 
 def no_second_derivatives() -> TrainingError:
-    """Return the error of a trainer that differentiates gradients."""
+    """Return the error for a trainer that differentiates gradients."""
     return TrainingError(
         "The trainer differentiates gradients (create_graph=True, a gradient penalty), which differences beside the weights do "
         "not follow. Let tasks be written: Ledger.of_model(model, effect='written'), on a model in float32 or bfloat16."
@@ -232,13 +232,13 @@ def no_second_derivatives() -> TrainingError:
 
 
 def add_at(y: Tensor, rows: Tensor, terms: Tensor) -> Tensor:
-    """Return ``y (…, out)`` with terms added at rows, of which some may be the same.
+    """Return ``y (…, out)`` with terms added at rows, which may repeat.
 
-    Bits repeat on any device where all items have the same rows.
+    The result is bitwise reproducible on any device if all items have the same rows.
 
     Args:
         y: the output of a layer.
-        rows: ``(n,)``; or ``(B, 1, n)``, where each of the ``B`` first items of ``y (B, L, out)`` has its own.
+        rows: ``(n,)`` for all items; or ``(B, 1, n)``, one set for each of the B items of ``y (B, L, out)``.
         terms: ``(n,)`` or ``(…, n)``, in any dtype.
     """
     terms = terms.to(y.dtype).expand(*y.shape[:-1], -1)

@@ -1,8 +1,8 @@
-"""Fingerprints of weights, each computed once for a model object and what its tensors hold.
+"""Fingerprints of weights, cached for a model object as long as its tensors do not change.
 
-Whether they hold the same is told by what PyTorch counts: the version of a tensor, which every operation in place raises, and
-its memory. A fused optimiser raises no version, so after a step of any optimiser nothing is known of the models whose tensors
-it holds. Nobody counts what ``tensor.data``, NumPy and torch.distributed write: ``anew`` sees that, too.
+A change shows in the version of a tensor, which PyTorch raises at every operation in place, or in its memory. A fused
+optimiser raises no version, so a step of any optimiser drops the fingerprints of the models whose tensors it holds. Writes
+through ``tensor.data``, NumPy and torch.distributed are not noticed: ``anew`` reads the weights again.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from forgetfree.tensor_file import bytes_of
 
 
 def body_fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of the body's weights and persistent buffers, the same with a head or a pooler and without."""
+    """Return the SHA-256 of the body's weights and persistent buffers; a head or a pooler does not change it."""
     return fingerprint_of(body_of(model), without=POOLER)
 
 
 def fingerprint_of(model: nn.Module, *, without: str | None = None, anew: bool = False) -> str:
     """Return the SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
 
-    A quantised tensor counts by its codes and scales, and the model also by how it was quantised. Sharded tensors are gathered
+    A quantised tensor counts by its codes and scales, together with the quantisation config. Sharded tensors are gathered
     one by one, in all processes at once.
 
     Args:
         model: any module.
-        without: regular expression; tensors in whose name it is found do not count.
-        anew: read the weights, even if nothing is known to have changed them since.
+        without: regular expression; tensors with a matching name do not count.
+        anew: read the weights even if no change was noticed.
 
     Raises:
-        ModelError: a tensor is offloaded, and so has no bytes of its own.
+        ModelError: a tensor is offloaded, so its bytes are not in memory.
     """
     tensors = {
         name: tensor
@@ -69,9 +69,9 @@ def _digest(tensors: Mapping[str, Tensor], settings: str) -> str:
 
 
 def _plain(tensors: Mapping[str, Any], *, full: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors by name; in place of one that consists of others, such as codes and scales, yield these.
+    """Yield tensors by name; for a tensor that consists of others, such as codes and scales, yield these.
 
-    In place of a sharded tensor, yield its part in this process, or all of it where ``full``.
+    For a sharded tensor, yield its part in this process, or the whole tensor if ``full``.
     """
     for name, tensor in tensors.items():
         if hasattr(tensor, "full_tensor"):
@@ -86,48 +86,48 @@ def _plain(tensors: Mapping[str, Any], *, full: bool = False) -> Iterator[tuple[
 
 
 def _quantisation(model: nn.Module) -> str:
-    """Return how a model of transformers was quantised; empty where it was not."""
+    """Return the quantisation config of a model of transformers as JSON; empty if it has none."""
     config: Any = getattr(getattr(model, "config", None), "quantization_config", None)
     content = config.to_dict() if hasattr(config, "to_dict") else config
     return json.dumps(content, sort_keys=True, default=str) if content else ""
 
 
-# -- What is known of a model, and until when --------------------------------------------------------------
+# -- The cache of digests -----------------------------------------------------------------------------------
 
 
 class _Known:
-    """The digest of some tensors, and what PyTorch counted of them then."""
+    """The digest of some tensors, with their versions and memory at that time."""
 
     def __init__(self, tensors: Mapping[str, Tensor], watched: Mapping[str, Tensor], digest: str) -> None:
         self.names, self.digest = tuple(tensors), digest
         self.ids, self.marks = {id(each) for each in watched.values()}, _marks(watched)
-        # As long as these are there, no other memory has the numbers of theirs.
+        # While these references exist, no new memory gets the same storage id.
         self._memory = [StorageWeakRef(each.untyped_storage()) for _, each in _plain(watched)]  # type: ignore[no-untyped-call]
 
 
 #: An optimiser may step in one thread while another asks.
 _LOCK = Lock()
-#: Of each model, by the names of the tensors.
+#: The cached digests of each model, by the names of the tensors.
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], _Known]] = WeakKeyDictionary()
 
 
 def digest_of_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], *, anew: bool = False, settings: str = ""
 ) -> str:
-    """Return the SHA-256 of some tensors of a model, from memory where they hold what they watched.
+    """Return the SHA-256 of some tensors of a model, from the cache if they have not changed.
 
     Args:
-        model: whose tensors they are.
+        model: the owner of the tensors.
         tensors: by their names in the model, in order.
         anew: as in `fingerprint_of`.
-        settings: what else counts.
+        settings: further text to hash.
     """
     key, watched = tuple(tensors), _watched(model, tensors)
     with _LOCK:
         found = _KNOWN.setdefault(model, {}).get(key)
     if found is None or anew or found.marks != _marks(watched):
         found = _Known(tensors, watched, _digest(tensors, settings))
-        if not any(each.is_inference() for each in watched.values()):  # which count nothing
+        if not any(each.is_inference() for each in watched.values()):  # inference tensors have no versions
             with _LOCK:
                 _KNOWN.setdefault(model, {})[key] = found
     return found.digest
@@ -135,13 +135,13 @@ def digest_of_tensors(
 
 @contextmanager
 def restored(model: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Let tensors of a model change inside, and be known again at the end, if the others are what they were.
+    """Keep the cached digests of a model over a block that changes some tensors and puts them back.
 
-    After an error nothing is known.
+    They are kept if the other tensors have not changed, and not after an error.
 
     Args:
-        model: of which something is known.
-        names: the tensors that the caller changes and puts back, where they lie.
+        model: the model with cached digests.
+        names: the tensors that the caller changes and puts back, in the same memory.
     """
     with _LOCK:
         of_model = _KNOWN.setdefault(model, {})
@@ -166,16 +166,16 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _watched(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that say whether a model still has these: themselves, or all of its own where some are not.
+    """Return the tensors to watch for changes: the given ones, or all of the model's own if some are not its own.
 
-    A state dictionary may have some that were made for it, such as copies, or the scales of quantised weights.
+    A state dictionary may hold tensors that were made for it, such as copies, or the scales of quantised weights.
     """
     own = _own_tensors(model)
     return dict(tensors) if all(own.get(name) is each for name, each in tensors.items()) else own
 
 
 def _marks(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
-    """Return of each tensor its version, and after it where and how it lies in memory; also of those that it consists of."""
+    """Return for each tensor its versions and its place and layout in memory, including the tensors that it consists of."""
     marks = {}
     for name, tensor in tensors.items():
         parts = [each for _, each in _plain({name: tensor})]

@@ -1,4 +1,4 @@
-"""The linear layers of a model, whatever their weights are stored as: those beside which a region can take effect."""
+"""The linear layers of a model, whatever the format of their weights: a region can take effect beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forgetfree.core.taps import Hook
 from forgetfree.core.trained import trainable
 from forgetfree.errors import ModelError, RegionError
 
-#: Parameters of bitsandbytes, whose dtype is that of what their codes are stored in.
+#: Parameter classes of bitsandbytes; their dtype is the storage type of the codes.
 _PACKED = ("Params4bit", "Int8Params")
 
 
@@ -38,21 +38,21 @@ def shape_of(module: Any) -> tuple[int, int]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor's own entries are its numbers: it is not quantised, sharded or elsewhere."""
+    """Return whether a tensor stores its own floats: it is not quantised, sharded or offloaded."""
     is_packed = is_traceable_wrapper_subclass(tensor) or type(tensor).__name__ in _PACKED
     return tensor.is_floating_point() and not is_packed and not tensor.is_meta
 
 
 def holds_floats(tensor: Any) -> bool:
-    """Return whether a tensor's numbers are floats that it holds itself, or together with other processes."""
+    """Return whether a tensor stores floats, by itself or sharded over processes."""
     return hasattr(tensor, "full_tensor") or (isinstance(tensor, Tensor) and is_plain(tensor))
 
 
 def keep_scales_(model: nn.Module) -> None:
-    """Let layers of bitsandbytes in 4 bits keep their scales.
+    """Let 4-bit layers of bitsandbytes keep their scales.
 
-    On CPUs with AVX512-BF16, such a layer rounds its scales when it first answers in evaluation, and computes there by another
-    kernel than in training.
+    On CPUs with AVX512-BF16, such a layer rounds its scales at its first call in evaluation mode, and uses another kernel there
+    than in training.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -60,7 +60,7 @@ def keep_scales_(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Any) -> Any:
-    """Return a tensor with all its entries, where FSDP2 keeps a part of it in each process: all of them call this at once."""
+    """Return a tensor with all its entries; if FSDP2 has sharded it, all processes must call this together."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -71,12 +71,12 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def dtype_of_rest(model: nn.Module) -> torch.dtype:
-    """Return the dtype of what is not quantised in a model: of its first tensor of floats."""
+    """Return the dtype of a model's unquantised tensors: of its first tensor of floats."""
     return next((each.dtype for each in model.parameters() if holds_floats(each)), torch.float32)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 has taken a model's weights apart (``torch.distributed.fsdp.fully_shard``)."""
+    """Return whether FSDP2 has sharded a model's weights (``torch.distributed.fsdp.fully_shard``)."""
     return any("FSDPModule" in (kind.__name__ for kind in type(module).__mro__) for module in model.modules())
 
 
@@ -85,7 +85,7 @@ def dense_weight(module: nn.Module) -> Tensor:
     """Return W ``(out, in)`` of a linear layer as plain numbers: quantised ones dequantised, sharded ones gathered.
 
     Raises:
-        ModelError: nothing is known of how it is stored.
+        ModelError: the weight cannot be read.
     """
     layer: Any = module
     weight: Any = full_tensor(getattr(module, "weight", None))
@@ -108,7 +108,7 @@ def dense_weight(module: nn.Module) -> Tensor:
 
 
 def _weight_by_answers(layer: Any) -> Tensor:
-    """Return the weight of a layer from a library that is not known: its answers to the rows of the identity, without hooks."""
+    """Return the weight of a layer from an unknown library: its outputs for the rows of the identity, without hooks."""
     width = shape_of(layer)[1]
     device = next((each.device for each in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
     identity = torch.eye(width, device=device)
@@ -130,14 +130,14 @@ class LinearLayer:
 
 
 class LinearLayers:
-    """The linear layers of a model whose weights and biases a space consists of.
+    """The linear layers of a model that hold the weights and biases of a space.
 
     Args:
-        model: the body that the space is of.
+        model: the body to which the space belongs.
         space: made by `space_of_layers`.
 
     Raises:
-        RegionError: the model lacks a layer, or has it in another size.
+        RegionError: the model lacks a layer, or the layer has another size.
     """
 
     def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
@@ -166,7 +166,7 @@ class LinearLayers:
             self.layers.append(LinearLayer(module, own.get("weight"), own.get("bias")))
 
     def module(self, number: int) -> nn.Module:
-        """Return the layer that a tensor of the space is of."""
+        """Return the layer that holds a tensor of the space."""
         return self._modules[number]
 
     @property
@@ -190,7 +190,7 @@ class LinearLayers:
 
     @contextmanager
     def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Give the gradient of each weight ``(out, in)`` and bias ``(out,)`` to ``receive`` in backward passes inside."""
+        """Pass the gradient of each weight ``(out, in)`` and bias ``(out,)`` to ``receive`` inside the block."""
         with trainable(self.model, []), ExitStack() as hooks:
             leaf = torch.zeros((), device=self.device, requires_grad=True)
             for layer in self.layers:
@@ -200,7 +200,7 @@ class LinearLayers:
 
 
 def input_of(module: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], y: Any) -> Tensor:
-    """Return the input of a linear layer, by what its forward hook gets.
+    """Return the input of a linear layer, from the arguments of its forward hook.
 
     Raises:
         ModelError: the layer returns no tensor.
@@ -227,7 +227,7 @@ def _watch(
 
 
 class _Gradients(torch.autograd.Function):
-    """The identity of a linear layer's output, which gives the gradients of its weight and its bias away."""
+    """The identity on a linear layer's output; its backward pass gives the gradients of weight and bias to ``receive``."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, leaf: Tensor, layer: LinearLayer, receive: Any) -> Tensor:
@@ -249,17 +249,17 @@ class _Gradients(torch.autograd.Function):
 
 
 def space_of_layers(model: nn.Module, graftable: str = ".") -> ParameterSpace:
-    """Return the space of the linear layers of a model: weights ``(out, in)`` and biases ``(out,)``, of differences in float32.
+    """Return the space of the linear layers of a model: weights ``(out, in)`` and biases ``(out,)``, of float32 differences.
 
     Args:
         model: the body.
-        graftable: regular expression; only tensors in whose names it is found are in the space. Embeddings, heads and poolers
-            never are.
+        graftable: regular expression; only tensors with a matching name are in the space, and never embeddings, heads or
+            poolers.
 
     Raises:
         RegionError: no layer is left.
-        ModelError: a module reads the weight of such a layer past its ``forward``; two layers have one weight; or the model is
-            scripted.
+        ModelError: a module reads the weight of such a layer without calling its ``forward``; two layers share one weight; or
+            the model is scripted.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ModelError(

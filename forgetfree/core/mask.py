@@ -1,9 +1,9 @@
 """Learning the mask: the search for γ by the scores S (paper, §2, eqs. 3 and 4).
 
 θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made. On a GPU, θ(γ) and
-its gradient are flat vectors, too, of which the model's tensors are views: a step is then a few operations, in place of a few
-for each tensor. S is kept as its shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the
-steps by which entries are ranked may be smaller.
+its gradient are flat vectors, too, and the model's tensors are views of them: a step is then a few operations, in place of a
+few for each tensor. S is stored as its shift S − S_0 from its start: at −10 the last bit of a float32 is worth 1e-6, and the
+steps that rank the entries may be smaller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forgetfree.core.trained import Batch, CrossEntropy, OnStep, Reading, check_
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded
 
-#: The most entries that a GPU computes at once: a fifth of a gigabyte of terms.
+#: The most entries that a GPU computes at once: a fifth of a gigabyte of intermediate values.
 PIECE = 2**24
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -48,8 +48,8 @@ class LearnedRegion:
     """The result of a search.
 
     Attributes:
-        region: the hard mask: at most the budget.
-        budget: the most entries it was allowed.
+        region: the hard mask, with at most ``budget`` entries.
+        budget: the most entries that the region may have.
         scores: the final S ``(N,)``.
         step: the step the region was taken from; 0 is the base region itself.
         validation: ``(step, score)`` of every hard mask that was evaluated.
@@ -68,7 +68,7 @@ def descend_(shift: Tensor, start: float, gradient: Tensor, move: Tensor, rate: 
     """Take a step down the loss outside γ_base (eq. 3): S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), with σ′ = σ (1 − σ).
 
     Args:
-        shift: S − S_0, which changes.
+        shift: S − S_0, updated in place.
         start: S_0.
         gradient: ∂L/∂θ.
         move: D = θ_ft − θ_pre.
@@ -84,11 +84,11 @@ def hard_region(shift: Tensor, start: float, base: Region, count: int) -> Region
 
     Of equal entries those with the lower index win. An entry at −∞ is never taken.
 
-    γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
-    most entries are, ``shift`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
+    γ rises with −S in the base region and with S outside it; these rank the entries without the sigmoid's rounding. Outside,
+    where most entries are, ``shift`` alone ranks them, so only the best few are compared with the base's in float64.
     """
     inside = Region(base.indices[(shift[base.indices.to(shift.device)] > -math.inf).cpu()])
-    outside = top(shift, count + len(inside)) - inside  # the base's are at most as many as were added
+    outside = top(shift, count + len(inside)) - inside  # ``count`` or more remain, if there are as many
     candidates, order = torch.cat([inside.indices, outside.indices]).sort()
     rank = shift[candidates.to(shift.device)].cpu().double().add_(start)  # not all devices have float64
     rank[order < len(inside)] *= -1
@@ -98,8 +98,8 @@ def hard_region(shift: Tensor, start: float, base: Region, count: int) -> Region
 class _FlatModel:
     """The graftable entries of a model, and their gradients, as one vector ``(N,)`` each.
 
-    The model's tensors are views of them, but for those that would have other strides, another dtype, or begin where kernels
-    may round otherwise: these are copied to and fro.
+    The model's tensors are views of them, except tensors with other strides, another dtype, or a start that is not aligned,
+    where kernels may round differently: these are copied back and forth.
     """
 
     def __init__(self, space: ParameterSpace, tensors: Sequence[nn.Parameter]) -> None:
@@ -117,23 +117,23 @@ class _FlatModel:
                 self._apart.append((tensor, theta, gradient))
 
     def collect(self) -> None:
-        """Take the gradients of the tensors that are no views."""
+        """Take the gradients of the tensors that are not views."""
         for tensor, _, gradient in self._apart:
             if tensor.grad is not None:
                 gradient.copy_(tensor.grad)
                 tensor.grad = None
 
     def write(self) -> None:
-        """Give the tensors that are no views their values."""
+        """Copy the values into the tensors that are not views."""
         for tensor, theta, _ in self._apart:
             tensor.copy_(theta)
 
     def pieces(self, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Return values, gradients and other vectors ``(N,)`` in pieces: few, but what is computed of one takes memory."""
+        """Return values, gradients and other vectors ``(N,)`` in pieces, so that intermediate values take little memory."""
         return zip(*(torch.split(each, PIECE) for each in (self.theta, self.gradient, *vectors)), strict=True)
 
     def release(self) -> None:
-        """Give each tensor memory of its own again."""
+        """Give each tensor its own memory again."""
         for tensor in self._views:
             tensor.data, tensor.grad = tensor.data.clone(), None
 
@@ -147,11 +147,11 @@ class MaskSearch:
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
         base: γ_base.
-        options: the learning rate, and where S starts.
-        loss: of θ(γ) over a batch, which leaves gradients in ``model``.
+        options: the learning rate, and the start of S.
+        loss: the loss of θ(γ) over a batch; it leaves gradients in ``model``.
 
     Attributes:
-        shift: S − S_0 ``(N,)``. What fine-tuning did not move carries nothing: it is at −∞, stays there, and is never taken.
+        shift: S − S_0 ``(N,)``. An entry that fine-tuning did not move is at −∞, stays there, and is never taken.
         in_model: whether the model holds θ(γ).
         losses: the loss of θ(γ) at every step.
         validation: the step and score of every hard mask that was evaluated.
@@ -177,23 +177,23 @@ class MaskSearch:
         self.shift.masked_fill_(theta_ft == theta_pre, -math.inf)
         self._at = base.indices.to(self.device)
         self._flat = None if self.device.type == "cpu" else _FlatModel(space, self.tensors)
-        self._gradient_sum: tuple[int, Reading] | None = None  # of the last step, as long as it may not be known
+        self._gradient_sum: tuple[int, Reading] | None = None  # of the last step, until it is checked
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
         self.best: tuple[float, int, Region] | None = None
 
     @torch.no_grad()
     def graft_(self, rate: float = 0.0, step: int = 0) -> None:
-        """Take a step down the loss by the gradients in the model (eq. 3), and put θ(γ) there (eq. 4): in one pass.
+        """Take a step down the loss by the gradients in the model (eq. 3), and write θ(γ) into it (eq. 4): in one pass.
 
-        With D = θ_ft − θ_pre, γ = σ(S) outside the base region, and θ(γ) = θ_pre + σ(S) ⊙ D. Inside, γ = 1 − σ(S) turns the
-        sign of the gradient and lets θ_pre and θ_ft change places.
+        With D = θ_ft − θ_pre, γ = σ(S) outside the base region, and θ(γ) = θ_pre + σ(S) ⊙ D. Inside, γ = 1 − σ(S) flips the
+        sign of the gradient and swaps θ_pre and θ_ft.
 
         Raises:
-            TrainingError: a gradient is not finite; S and the model are of no use then.
+            TrainingError: a gradient is not finite; S and the model are invalid then.
         """
         start = self._options.score_init
-        gradient_sum = self.shift.new_zeros(())  # NaN or infinite where a gradient is
+        gradient_sum = self.shift.new_zeros(())  # NaN or infinite if a gradient is
         if rate:
             self._turn_signs()
         for theta, gradient, pre, ft, shift in self._pieces():
@@ -219,7 +219,7 @@ class MaskSearch:
         self.in_model = True
 
     def _turn_signs(self) -> None:
-        """Turn the signs of the gradients in the base region."""
+        """Flip the signs of the gradients in the base region."""
         if self._flat is not None:
             self._flat.collect()
             gradient = self._flat.gradient
@@ -252,7 +252,7 @@ class MaskSearch:
             )
 
     def release(self) -> None:
-        """Give each tensor of the model memory of its own again, if it has none."""
+        """Give each tensor of the model its own memory again, if it is a view."""
         if self._flat is not None:
             self._flat.release()
 
@@ -267,24 +267,24 @@ class MaskSearch:
     def region(self, step: int, count: int) -> Region:
         """Return the hard mask after ``step`` steps."""
         self.check_gradients()
-        if step == 0:  # nothing speaks for any entry outside the base region
+        if step == 0:  # no step has ranked the entries outside the base region
             moved = self.shift[self._at] > -math.inf
             return Region(self._base.indices[moved.cpu()][:count])
         return hard_region(self.shift, self._options.score_init, self._base, count)
 
     def scores(self) -> Tensor:
-        """Return S itself; the search is over then."""
+        """Return S, made in place of ``shift``: the search cannot go on."""
         shift = self.shift.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
         return shift.add_(self._options.score_init)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the search stands; see `forgetfree.checkpoint.Resumable`."""
+        """Return the state of the search; see `forgetfree.checkpoint.Resumable`."""
         self.check_gradients()
         best = self.best and (*self.best[:2], self.best[2].indices)
         return {"shift": self.shift, "losses": self.losses, "validation": self.validation, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state of `state_dict`."""
         self.shift.copy_(state["shift"])
         self.in_model = False
         self.losses, self.validation = state["losses"], state["validation"]
@@ -316,17 +316,18 @@ def learn_region(
         space: its parameter space of N entries.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        batches: one item a step: the mini-batches that make up its batch.
-        loss: of a batch, through ``model``, such as `CrossEntropy`; dropout is off.
+        batches: one item per step: the mini-batches of its batch.
+        loss: computes a batch's loss with ``model``, such as `CrossEntropy`; dropout is off.
         sparsity: the region has at most ``sparsity · N`` entries.
         base: γ_base.
-        options: the search.
-        validate: returns the score of the model as it stands, higher is better; asked for hard masks every
+        options: the options of the search.
+        validate: returns the score of the model in its current state, higher is better; called for the hard mask every
             ``evaluate_every`` steps, unless there is only one. The best mask wins, the later of equals; without ``validate``,
-            the last one. The base region itself is the answer to 0 steps alone: it may be much smaller than the budget.
+            the last one. The base region itself is the result only of 0 steps: it may be much smaller than the budget.
         on_step: called after every step.
-        checkpoint: keeps where the search stands.
-        about: what tells it there from searches with other ``batches`` or ``loss``, as parts of a state.
+        checkpoint: keeps the state of the search.
+        about: extra values mixed into the checkpoint's key, so that a search with other ``batches`` or ``loss`` is not resumed
+            by mistake.
 
     Raises:
         RegionError: θ_pre or θ_ft do not fit the space.

@@ -1,6 +1,6 @@
-"""The tensors of a model by name, and its parameter space: which of them may be grafted, under one flat index.
+"""The tensors of a model by name, and its parameter space: the graftable tensors under one flat index.
 
-Every region, graft and ledger speaks of entries by their flat index in such a space. The space is a
+Every region, graft and ledger refers to entries by their flat index in such a space. The space is a
 layout (names, shapes, offsets); it holds no weights and copies no model.
 """
 
@@ -47,7 +47,7 @@ class ParameterSpace:
     """The ordered graftable tensors of one model under a flat int64 index ``0 … len(space) − 1``.
 
     Tied weights are one tensor, under the first of their names; if any of their names is excluded, the
-    tensor is. The order is that of ``model.named_parameters()``.
+    tensor is excluded. The order is the same as in ``model.named_parameters()``.
 
     >>> space = ParameterSpace.of(torch.nn.Linear(4, 3))
     >>> len(space), [tensor.name for tensor in space.tensors]
@@ -65,7 +65,7 @@ class ParameterSpace:
         Args:
             model: any module.
             include: regular expressions; a tensor is graftable if one of them matches in its name
-            exclude: and none of these does. Default: all but `forgetfree.core.families.never_grafted`: embeddings, heads and
+            exclude: and none of these does. Default: exclude `forgetfree.core.families.never_grafted`: embeddings, heads and
                 poolers.
 
         Raises:
@@ -175,7 +175,7 @@ class ParameterSpace:
                 )
 
     def check_trainable(self, model: nn.Module, called: str) -> None:
-        """Raise ``ModelError`` where a part of what may be grafted is frozen; of a model for inference, all may be."""
+        """Raise ``ModelError`` if a graftable tensor is frozen, unless the whole model is frozen, as for inference."""
         graftable = zip(self.tensors, self.parameters(model), strict=True)
         frozen = [spec.name for spec, parameter in graftable if not parameter.requires_grad]
         if frozen and any(parameter.requires_grad for parameter in model.parameters()):
@@ -192,7 +192,7 @@ class ParameterSpace:
         """Split sorted flat indices ``(s,)`` by tensor.
 
         Yields:
-            ``(i, local, where)`` for each tensor that has any: its number, the indices within it, and the
+            ``(i, local, where)`` for each tensor with an index: its number, the indices within it, and the
             slice of ``indices`` they came from.
         """
         cuts = torch.searchsorted(indices, self.boundaries.to(indices.device)).tolist()
@@ -203,13 +203,13 @@ class ParameterSpace:
 
     @torch.no_grad()
     def flatten(self, model: nn.Module, device: str | None = None) -> Tensor:
-        """Return a copy of all graftable entries: ``(N,)`` on a device, by default that of the first, in the space's dtype."""
+        """Return a copy of all graftable entries: ``(N,)`` on a device, by default the first tensor's, in the space's dtype."""
         parameters = self.parameters(model)
         return torch.cat([each.detach().reshape(-1).to(device or parameters[0].device) for each in parameters])
 
     @torch.no_grad()
     def load_(self, model: nn.Module, flat: Tensor) -> None:
-        """Copy ``flat`` ``(N,)`` into the model, each tensor in its own dtype: bit for bit what `flatten` returned."""
+        """Copy ``flat`` ``(N,)`` into the model, each tensor in its own dtype; bit for bit for a result of `flatten`."""
         for parameter, values in zip(self.parameters(model), self.views(flat), strict=True):
             parameter.copy_(values)
 
@@ -228,7 +228,7 @@ class ParameterSpace:
     def scatter_(self, model: nn.Module, indices: Tensor, values: Tensor) -> None:
         """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)`` and nowhere else.
 
-        Each tensor takes them in its own dtype: of what `gather` gave, bit for bit.
+        Values are cast to each tensor's dtype; values from `gather` are written bit for bit.
 
         Raises:
             RegionError: the indices do not lie in this space, or there is not one value for each; nothing is written.
@@ -262,11 +262,11 @@ def _is_row(row: Any) -> bool:
 
 
 def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return what to index, and with what, to reach entries of a tensor in place, for any layout in memory.
+    """Return a view of a tensor and an index into it, to read or write entries in place, for any layout in memory.
 
     Args:
-        tensor: of any shape and strides, such as a convolution's in channels-last.
-        local: their numbers ``(s,)`` in row-major order.
+        tensor: a tensor of any shape and strides, such as a convolution's in channels-last.
+        local: the entries' numbers ``(s,)`` in row-major order.
     """
     local = local.to(tensor.device)
     if tensor.is_contiguous():
@@ -276,7 +276,7 @@ def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 @torch.no_grad()
 def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
-    """Write values ``(s,)`` into tensors, each with the numbers of those of its entries that come next."""
+    """Write values ``(s,)`` into pieces, in order; each piece is a tensor with the numbers of its entries."""
     sizes, parts = [len(local) for _, local in pieces], {}
     with torch._C.DisableTorchFunctionSubclass():
         for number, (tensor, local) in enumerate(pieces):
@@ -292,13 +292,13 @@ def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
 
 #: The most bytes of tensors that lie in one buffer, see `packed`.
 BUFFER = 2**28
-#: Bytes at whose multiples the tensors of a buffer begin, as those that PyTorch allocates on a GPU do.
+#: The tensors of a buffer begin at multiples of this many bytes, like tensors that PyTorch allocates on a GPU.
 ALIGNMENT_OF_BUFFERS = 512
 
 
 @torch.no_grad()
 def packed(pieces: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Move tensors into common buffers, each of which one operation writes; on the CPU, where operations cost little, nothing.
+    """Move tensors into common buffers, so that one operation writes many; on the CPU, where operations cost little, none.
 
     Args:
         pieces: tensors, each with numbers of its entries; the tensors stay the same objects.
@@ -319,7 +319,7 @@ def packed(pieces: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor
 
 
 def _buffer(group: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return a buffer of which these tensors are views now, and the numbers of their entries in it."""
+    """Make tensors views of one buffer, and return it with the numbers of their entries in it."""
     first = group[0][0]
     step = ALIGNMENT_OF_BUFFERS // first.element_size()
     starts = [0]
@@ -334,20 +334,20 @@ def _buffer(group: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def unpack_(pieces: Sequence[tuple[Tensor, Tensor]], buffers: list[tuple[Tensor, Tensor]]) -> None:
-    """Give each tensor that `packed` moved memory of its own again, and free the buffers one by one: the list is emptied."""
+    """Give each tensor that `packed` moved its own memory again, and free the buffers one by one: the list is emptied."""
     held: dict[int, list[Tensor]] = {}
     own = {id(tensor) for tensor, _ in pieces}
     for tensor, _ in pieces:
         held.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     while buffers:
         buffer, _ = buffers.pop()
-        if id(buffer) not in own:  # else it is a tensor, which was not moved
+        if id(buffer) not in own:  # else it is a tensor that was not moved
             for tensor in held[buffer.untyped_storage()._cdata]:
                 tensor.data = tensor.data.clone()
 
 
 def values_at(tensor: Tensor, local: Tensor) -> Tensor:
-    """Return the entries ``(s,)`` of a tensor that have these numbers ``(s,)``."""
+    """Return the entries ``(s,)`` of a tensor at the numbers ``local (s,)``."""
     if tensor.is_contiguous():
         return tensor.view(-1).index_select(0, local.to(tensor.device))
     flat, at = entries(tensor, local)
@@ -360,7 +360,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def weight_matrices(space: ParameterSpace) -> list[int]:
-    """Return the numbers of the tensors with two dimensions or more, and an entry: no biases, no normalisations.
+    """Return the numbers of the non-empty tensors with two dimensions or more: no biases, no normalisations.
 
     Raises:
         ModelError: there is none.
@@ -376,7 +376,7 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
 
 # -- Tensors by name: parameters and persistent buffers ------------------------------------------------
 
-#: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
+#: Tensors begin at a multiple of this many bytes, as PyTorch allocates them: at other addresses kernels may round differently.
 ALIGNMENT = 64
 
 
@@ -394,7 +394,7 @@ def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def align_(module: nn.Module) -> None:
-    """Let each parameter on the CPU begin at a multiple of `ALIGNMENT`, as those of a file may not."""
+    """Let each parameter on the CPU begin at a multiple of `ALIGNMENT`; parameters read from a file may not."""
     for parameter in module.parameters():
         plain = type(parameter) is nn.Parameter and parameter.device.type == "cpu"
         if plain and parameter.data_ptr() % ALIGNMENT:
@@ -402,13 +402,13 @@ def align_(module: nn.Module) -> None:
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
+    """Return the buffers that belong to a module's state, such as BatchNorm's, without copying."""
     persistent = module.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
 
 
 def check_buffers(buffers: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise ``RegionError`` unless each of the ``expected`` is among the ``buffers``, in its shape and dtype."""
+    """Raise ``RegionError`` unless each of the ``expected`` buffers is among ``buffers``, in its shape and dtype."""
     for name, buffer in expected.items():
         got = buffers.get(name)
         if got is None or got.shape != buffer.shape or got.dtype != buffer.dtype:

@@ -1,7 +1,7 @@
-"""The precision ``auto``: bf16 where the passes of a model take clearly less time in it than in fp32, else fp32.
+"""The precision ``auto``: bf16 if the passes of a model take clearly less time in it than in fp32, else fp32.
 
-That is measured, once for a model, a machine and its number of threads, and kept as a file in the cache. Whether a processor
-has instructions for bf16 does not tell.
+The times are measured once for a model, a machine and its number of threads, and kept as a file in the cache. A processor's
+instructions for bf16 do not predict them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from forgetfree.errors import RunError
 from forgetfree.files import cache_directory, write_json
 from forgetfree.json_file import read_json
 
-#: bf16 is taken where it needs at most this share of the time of fp32, so that noise does not decide.
+#: bf16 is chosen if it needs at most this share of the time of fp32, so that noise does not decide.
 AT_MOST = 0.85
-#: Turns that count, after one that does not: at most, and at least; between them none begins after so many seconds.
+#: The most and the fewest timed turns, after one for warm-up; no turn beyond the fewest begins after this many seconds.
 TURNS, LEAST, SECONDS = 5, 3, 1.0
-#: Rows that a pass reads.
+#: The rows of a pass.
 ROWS = 8
-#: What was measured in this process, where no file could keep it.
+#: The results of this process, for the case that no file can keep them.
 _measured: dict[Path, Precision] = {}
 
 
 def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
-    """Return what was measured before, or measure it now.
+    """Return the precision ``auto`` as measured before, or measure it now.
 
     Args:
-        model: on the device where it is to compute.
-        rows: that it can read; a language model needs none.
+        model: the model, on the device where it will compute.
+        rows: rows that the model can read; a language model needs none.
     """
     x = model.example(ROWS)
     if x is None:
@@ -47,7 +47,7 @@ def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
             return "fp32"
         x = rows.batch(range(min(ROWS, len(rows))))[0]
     device = next(model.parameters()).device
-    # What a pass computes, whatever the weights are.
+    # The computation of a pass depends on these, not on the values of the weights.
     weights = [(name, str(each.dtype), *each.shape) for name, each in model.backbone.named_parameters()]
     about = {
         "hardware": processor_of(str(device)),
@@ -56,11 +56,11 @@ def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
         "model": hashlib.sha256(json.dumps([type(model.backbone).__qualname__, weights]).encode()).hexdigest(),
         "input": [str(x.dtype), *x.shape],
     }
-    cache = cache_directory() or Path(os.devnull)  # which keeps nothing
+    cache = cache_directory() or Path(os.devnull)  # no file is kept there
     file = cache / "precision" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]}.json"
     if (known := _read(file)) is None:
         seconds = _seconds(model, x.to(device))
-        # Each in its quickest turn; where bf16 cannot be computed there is none.
+        # The quickest turn of each; bf16 has none if the device cannot compute it.
         ratio = min(seconds["bf16"], default=math.inf) / min(seconds["fp32"], default=1.0)
         taken: Precision = "bf16" if ratio <= AT_MOST else "fp32"
         known = _measured[file] = _read(file) or taken  # another process may have been first
@@ -71,7 +71,7 @@ def faster_precision(model: ReadoutModel, rows: Any = None) -> Precision:
 
 
 def _read(file: Path) -> Precision | None:
-    """Return what was measured before; a file that is damaged says nothing."""
+    """Return the precision measured before, or ``None``; a damaged file is ignored."""
     with suppress(RunError, LookupError, TypeError, OSError):
         if (precision := read_json(file, RunError, "")["precision"]) in ("fp32", "bf16"):
             return precision  # type: ignore[no-any-return]
@@ -79,11 +79,11 @@ def _read(file: Path) -> Precision | None:
 
 
 def _seconds(model: ReadoutModel, x: Tensor) -> dict[str, list[float]]:
-    """Return how long forward and backward passes take in each precision, in turns."""
+    """Return the seconds of forward and backward passes in each precision, turn by turn."""
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
-    # What else keeps a CPU busy does not count; other devices compute beside it.
+    # On a CPU, the time of other processes does not count; other devices run asynchronously.
     clock = time.process_time if x.device.type == "cpu" else time.perf_counter
-    with suppress(Exception):  # such as a device without bf16, or without the memory now; the rest, training will tell
+    with suppress(Exception):  # a device without bf16, or without free memory; training reports the rest
         for turn in range(TURNS + 1):
             for precision, times in seconds.items():
                 begin = clock()
@@ -96,7 +96,7 @@ def _seconds(model: ReadoutModel, x: Tensor) -> dict[str, list[float]]:
 
 
 def _pass(model: ReadoutModel, x: Tensor, precision: str) -> None:
-    """Compute the gradients of all weights, as fine-tuning does, and leave everything as it is."""
+    """Compute the gradients of all weights, as fine-tuning does, and change nothing in the model."""
     training, weights = model.training, [each for each in model.backbone.parameters() if each.is_floating_point()]
     trained = [each.requires_grad for each in weights]
     model.eval()  # dropout would draw from the global generator

@@ -1,4 +1,4 @@
-"""Some entries of ∂L/∂W = (∂L/∂y)ᵀ x, without the others: of one product, or of all products of a backward pass together."""
+"""Some entries of ∂L/∂W = (∂L/∂y)ᵀ x, without the others: for one product, or for all products of a backward pass."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-#: Bytes of x, ∂L/∂y and their products' terms that `FlatProducts` holds at most.
+#: The most bytes of x, ∂L/∂y and their products' terms that `FlatProducts` holds.
 KEPT_BYTES = 2**28
-#: How many sets of layers that are computed together are remembered.
+#: The most cached index sets: each belongs to a set of layers that are computed together.
 KNOWN = 64
 
 
 class EntriesOfProduct:
-    """Some entries of a product ``leftᵀ right``, computed without the others where that is faster.
+    """Some entries of a product ``leftᵀ right``, computed without the others if that is faster.
 
     Args:
         shape: ``(rows, columns)`` of the product.
         local: the entries' numbers ``(s,)`` in row-major order, sorted.
-        dtype: in which scattered entries are added up.
+        dtype: the dtype in which scattered entries are summed.
     """
 
     def __init__(self, shape: torch.Size, local: Tensor, dtype: torch.dtype = torch.float32) -> None:
@@ -30,7 +30,7 @@ class EntriesOfProduct:
         self._columns, column = torch.unique(columns, return_inverse=True)
         self._at = row * len(self._columns) + column
         self._pattern: Tensor | None = None
-        # In multiplications for each row of left: regions of skills lie in few rows and columns, random ones anywhere.
+        # The cost in multiplications per row of left: regions of skills lie in few rows and columns, random ones anywhere.
         block = len(self._rows) * len(self._columns) + 50 * (len(self._rows) + len(self._columns))
         if local.device.type == "cpu" and block > 25 * sum(shape) + 7 * len(local):
             starts = torch.searchsorted(rows, torch.arange(shape[0] + 1, device="cpu"))
@@ -54,7 +54,7 @@ class EntriesOfProduct:
 
 @dataclass
 class _Pass:
-    """What a backward pass has given so far."""
+    """The products of a backward pass so far."""
 
     kept: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     bytes: int = 0
@@ -62,16 +62,16 @@ class _Pass:
 
 
 class FlatProducts:
-    """Entries of many products ``leftᵀ right``, and column sums of ``left``, by the same few operations for any number.
+    """Entries of many products ``leftᵀ right``, and column sums of ``left``, in a few operations for any number of products.
 
-    With the products side by side, and a column of ones before them, an entry is the sum over the rows of
-    ``LEFT[:, r] · RIGHT[:, c]``. What is given is kept until `sums` is called or `KEPT_BYTES` are reached; a product that needs
+    With the factors side by side, and a column of ones before the right ones, an entry is the sum over the rows of
+    ``LEFT[:, r] · RIGHT[:, c]``. Factors are kept until `sums` is called or `KEPT_BYTES` are reached; a product that needs
     more by itself is refused.
 
     Args:
-        places: of each product, the ``rows (s,)`` and ``columns (s,)`` of its entries, where column −1 stands for the sum of a
+        places: for each product, the ``rows (s,)`` and ``columns (s,)`` of its entries, where column −1 stands for the sum of a
             column of ``left``.
-        dtype: in which entries are added up.
+        dtype: the dtype in which entries are summed.
     """
 
     def __init__(self, places: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
@@ -79,9 +79,7 @@ class FlatProducts:
         sizes = [len(rows) for rows, _ in places]
         self._size = sum(sizes)
         self._numbers = torch.split(torch.arange(self._size, device=places[0][0].device), sizes)
-        self._passes: dict[
-            int, _Pass
-        ] = {}  # by the backward pass that they are of: checkpoints begin some within others
+        self._passes: dict[int, _Pass] = {}  # by backward pass: checkpoints begin one pass within another
         self._indices: dict[tuple[tuple[int, int], ...], tuple[Tensor, Tensor, Tensor | None]] = {}
         self._ones: dict[int, Tensor] = {}
 
@@ -99,7 +97,7 @@ class FlatProducts:
         return True
 
     def forget_unread(self) -> None:
-        """Forget passes that have ended without asking for their entries: of other gradients, or after an error."""
+        """Forget passes that ended without a call of `sums`: passes for other gradients, or after an error."""
         if self._passes and torch._C._current_graph_task_id() == -1:  # no backward pass is going on
             self._passes.clear()
 
@@ -107,7 +105,7 @@ class FlatProducts:
         """Return the entries ``(s,)`` of all products of this backward pass, by product; ``None`` if there was none."""
         task = torch._C._current_graph_task_id()
         found = self._passes.pop(task, None)
-        for other in [other for other in self._passes if other > task]:  # ended within this one, and asked for nothing
+        for other in [other for other in self._passes if other > task]:  # ended within this one, without a call
             del self._passes[other]
         return None if found is None else self._computed(found)
 
@@ -115,7 +113,7 @@ class FlatProducts:
         sums, kept = of.sums, of.kept
         of.kept = []
         while kept:
-            # One product more than once, or with another number of rows, waits for the next turn.
+            # A product that repeats, or has another number of rows, waits for the next turn.
             turn, later, seen = [], [], set()
             for each in kept:
                 number, left, _ = each
@@ -128,18 +126,18 @@ class FlatProducts:
         return sums
 
     def _added(self, sums: Tensor | None, turn: list[tuple[int, Tensor, Tensor]]) -> Tensor:
-        """Return ``sums`` with the entries of products of one number of rows, each given once."""
+        """Return ``sums`` plus the entries of products with equal numbers of rows, each product once."""
         rights: dict[tuple[object, ...], int] = {}
         distinct, key = [], []
         for number, _, right in turn:
-            memory = (right.data_ptr(), right.shape, right.stride(), right.dtype)  # query, key and value share theirs
+            memory = (right.data_ptr(), right.shape, right.stride(), right.dtype)  # query, key and value share one
             if memory not in rights:
                 rights[memory] = len(rights)
                 distinct.append(right)
             key.append((number, rights[memory]))
         lefts = [left for _, left, _ in turn]
         if tuple(key) not in self._indices:
-            if len(self._indices) >= KNOWN:  # experts that rows choose are others in each pass
+            if len(self._indices) >= KNOWN:  # routed experts differ from pass to pass
                 self._indices.clear()
             self._indices[tuple(key)] = self._index(key, lefts, distinct)
         rows, columns, where = self._indices[tuple(key)]
@@ -157,7 +155,7 @@ class FlatProducts:
     def _index(
         self, key: list[tuple[int, int]], lefts: list[Tensor], distinct: list[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return rows and columns of the entries side by side, and their numbers among all; ``None`` for all of them."""
+        """Return rows and columns of the entries side by side, and the entries' numbers; ``None`` for all entries."""
         starts = [0]
         for left in lefts:
             starts.append(starts[-1] + left.shape[1])

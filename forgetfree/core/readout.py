@@ -1,4 +1,4 @@
-"""A readout: from the last hidden states of a body to the logits of one task, wherever the states come from."""
+"""A readout: from the last hidden states of a body to the logits of one task, whatever computes the states."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from forgetfree.core.parameters import at_least_float32
 
-#: The states that a linear layer reads: that of a row's ``first`` token, of its ``last``, their ``mean``, or ``all``.
+#: The hidden states that a linear layer reads: a row's ``first``, its ``last``, the ``mean`` of all, or ``all`` of them.
 Pooling = Literal["first", "last", "mean", "all"]
 
 
 @dataclass(frozen=True)
 class HiddenRows:
-    """A batch as a head of transformers' own reads it.
+    """A batch as the input of a classification head of transformers.
 
     Attributes:
         hidden: the body's last hidden states ``(B, L, H)``.
@@ -37,7 +37,7 @@ class HiddenRows:
 
 
 class Readout(nn.Module):
-    """Computes the logits of one task. Its tensors are those of `layer`, which a ledger keeps with the task's record.
+    """Computes the logits of one task. Its tensors belong to `layer`; a ledger keeps them in the task's record.
 
     >>> readout = Readout("mood", 2, nn.Linear(8, 2), pooling="last")
     >>> readout.logits(torch.zeros(3, 5, 8)).shape
@@ -46,14 +46,14 @@ class Readout(nn.Module):
     Args:
         task: its name.
         n_labels: the number of its logits.
-        layer: a linear layer, which reads pooled states; or a classifier of transformers whose body returns the embeddings
-            that it is given, see `forgetfree.models.heads.make_head`. ``None``: the backbone's LM head has computed the
-            logits of the vocabulary.
+        layer: a linear layer on pooled states; or a classifier of transformers with a stand-in for its body, see
+            `forgetfree.models.heads.make_head`. ``None``: the backbone's LM head has computed the logits of the vocabulary.
         columns: the outputs of the layer, or the words of the vocabulary, that are the task's labels, in order; empty: all.
         pooling: the states that a linear layer reads.
-        dropout: before a linear layer, while it is trained.
-        yes_or_no: whether each label is a question of its own, so that a row has any number of them. The logit z of a label
-            is then a line (0, z), for no and yes: the cross-entropy of the lines is the binary cross-entropy of the labels.
+        dropout: the dropout before a linear layer, in training.
+        yes_or_no: whether each label is a separate yes-or-no question, so that a row has any number of labels. The logit z
+            of a label is then a line (0, z), for no and yes: the cross-entropy of the lines is the binary cross-entropy of
+            the labels.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Readout(nn.Module):
 
     @property
     def lines(self) -> int:
-        """The number of lines of logits at a place that is read."""
+        """The number of lines of logits at each position."""
         return self.n_labels if self.yes_or_no else 1
 
     def in_lines(self, logits: Tensor) -> Tensor:
@@ -84,17 +84,17 @@ class Readout(nn.Module):
         return torch.stack([torch.zeros_like(logits), logits], -1).flatten(0, 1)
 
     def misfit(self, tensors: Mapping[str, Tensor]) -> str:
-        """Say how tensors do not fit the layer, by names and shapes; an empty text where they do."""
+        """Return how names and shapes of tensors differ from the layer's; an empty text if they fit."""
         own = self.layer.state_dict()
         expected, got = ({name: tuple(each.shape) for name, each in named.items()} for named in (own, tensors))
         return "" if expected == got else f"expected {expected}, got {got}"
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the logits ``(B, n)``, or ``(B, L, n)`` where all states are read.
+        """Return the logits ``(B, n)``, or ``(B, L, n)`` with the pooling ``all``.
 
         Args:
             hidden: the body's last hidden states ``(B, L, H)``.
-            ids: token ids ``(B, L)``, which heads of transformers' own read, too.
+            ids: token ids ``(B, L)``, for heads of transformers.
             mask: 1 at tokens, 0 at padding ``(B, L)``, on either side; default: there is no padding.
         """
         linear = isinstance(self.layer, nn.Linear)
@@ -113,7 +113,7 @@ class Readout(nn.Module):
 
 
 def empty_linear(width: int, labels: int) -> nn.Linear:
-    """Return a linear layer whose weights are still to be set: drawn, they would shift every later draw."""
+    """Return a linear layer with uninitialised weights: random ones would shift every later random number."""
     return nn.Linear(width, labels, device="meta").to_empty(device="cpu")
 
 

@@ -18,18 +18,18 @@ from forgetfree.display import counted
 from forgetfree.errors import OptionError, RegionError, TaskError
 from forgetfree.seeds import derive_seed
 
-#: ``classifier`` is a head of transformers' own: no readout to choose, see `forgetfree.models.heads.Head`.
+#: ``classifier`` is a head of transformers, which a user cannot choose, see `forgetfree.models.heads.Head`.
 ReadoutKind = Literal["linear", "mean", "prompt", "causal", "generate", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "mean", "prompt", "causal", "generate")
-#: Those that read the logits of label words; ``generate`` does where a task has labels.
+#: Readouts by the logits of label words; ``generate`` is one if a task has labels.
 BY_WORDS: tuple[ReadoutKind, ...] = ("prompt", "causal", "generate")
-#: Those that are a linear layer of each task's own, on one hidden state or on their mean.
+#: Readouts by a linear layer per task, on one hidden state or on the mean of all.
 LINEAR: tuple[ReadoutKind, ...] = ("linear", "mean")
 #: The precision of forward passes, see `autocast`; ``fp32`` leaves them in the dtype of the weights.
 Precision = Literal["fp32", "bf16", "fp16"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
-#: Up to as many tokens, PyTorch's flash attention is slower on CPUs in half precision than its plain formula.
+#: Up to this many tokens, PyTorch's flash attention is slower on CPUs in half precision than its plain formula.
 SHORT = 128
 
 
@@ -40,7 +40,7 @@ class Current(Enum):
 
 
 class ReadoutModel(nn.Module):
-    """A backbone and readouts; subclasses say what the backbone reads (`features`, `hidden_size`).
+    """A backbone and readouts; subclasses define the inputs of the readouts (`features`, `hidden_size`).
 
     Strategies decide what is trained and what is frozen.
 
@@ -48,21 +48,21 @@ class ReadoutModel(nn.Module):
         backbone: maps inputs to features, or to the vocabulary's logits.
         readout: ``linear`` and ``mean`` add a layer per task, the others add none.
         dropout: the share dropped before the linear layer.
-        graftable: regular expression; only tensors whose names it matches in are in `space`.
-        shared_readout: use one linear layer for all tasks, as needed where the task is not known at inference.
+        graftable: regular expression; only tensors with a matching name are in `space`.
+        shared_readout: use one linear layer for all tasks, as needed if the task is not known at inference.
     """
 
     #: The precision of forward passes; logits are float32 in any case.
     precision: str = "fp32"
-    #: The label of the task in training or evaluation, to which rows belong unless another is given.
+    #: The label of the task in training or evaluation: the default for rows without a task label.
     current_task: int | None = None
-    #: Whether texts are written by a decoder that stands apart from what reads prompts.
+    #: True for encoder-decoders that write texts: the encoder reads prompts, and the decoder writes.
     writes_apart: bool = False
-    #: The labels that a shared readout answers with, see `answering_with`; none: all.
+    #: The labels among which a shared readout chooses, see `answering_with`; ``None``: all.
     answered_labels: Sequence[int] | None = None
     #: The states that linear layers read.
     pooling: Pooling = "first"
-    #: For ``classifier``: the Hugging Face class that the readouts are heads of.
+    #: For ``classifier``: the Hugging Face class of the readouts' heads.
     architecture: str = ""
 
     def __init__(
@@ -85,34 +85,34 @@ class ReadoutModel(nn.Module):
         self.dropout = dropout
 
     def prepared(self, x: Any) -> Any:
-        """Return what the model reads of inputs ``x`` ``(B, …)``, on its device."""
+        """Return the model's inputs for ``x`` ``(B, …)``, on its device."""
         return x.to(next(self.parameters()).device)
 
     def on_device(self, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Any, Tensor, Tensor]:
-        """Return a batch ``(x, y, t)`` on the model's device, prepared, but for ``t``, whose values are looked at."""
+        """Return a batch ``(x, y, t)`` prepared on the model's device; ``t`` stays, because the host reads its values."""
         x, y, t = batch
         return self.prepared(x), y.to(next(self.parameters()).device), t
 
     def features(self, x: Any) -> Any:
-        """Return what the readouts read, a row for each label: see `Readout.forward`."""
+        """Return the inputs of the readouts, one row per label: see `Readout.forward`."""
         raise NotImplementedError
 
     def pooled(self, x: Any, layer: int | None = None) -> Tensor:
-        """Return one vector a row that tells what it is about ``(B, H)``.
+        """Return one vector per row that represents its content ``(B, H)``.
 
         Args:
             x: inputs ``(B, …)``.
-            layer: the hidden layer that is read, where the model has such; default: the middle one.
+            layer: the hidden layer to pool, if the model has several; default: the middle one.
         """
         features: Tensor = self.features(x)
         return features
 
     def example(self, rows: int) -> Tensor | None:
-        """Return inputs ``(rows, …)`` that passes can be timed by; ``None`` where a model does not know what it reads."""
+        """Return inputs ``(rows, …)`` for timing passes; ``None`` if the model does not know the form of its inputs."""
         return None
 
     def features_and_mean(self, x: Any) -> Tensor:
-        """Return `features`, one a row, and `pooled` of the last layer ``(B, 2, H)``."""
+        """Return `features`, one per row, and `pooled` from the last layer ``(B, 2, H)``."""
         return torch.stack([self.features(x), self.pooled(x, -1)], 1)
 
     def counts(self, x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class ReadoutModel(nn.Module):
             name: the task's name.
             n_labels: the number of its labels.
             columns: see `Readout`.
-            seed: with the name, of the first weights of a linear layer, so that they do not depend on the stream.
+            seed: with the name, the seed of a linear layer's initial weights, so that these do not depend on the stream.
             yes_or_no: see `Readout`.
 
         Raises:
@@ -189,21 +189,21 @@ class ReadoutModel(nn.Module):
         return self.readout_of(task).layer
 
     def learned_readouts(self) -> list[nn.Parameter]:
-        """Return the parameters of all readouts that are learned, each once; a head of transformers' own is not."""
+        """Return the trained parameters of all readouts, each once; a head of transformers is not trained."""
         return [] if self.readout == "classifier" else list(self.readouts.parameters())
 
     def forward(self, x: Any, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
         """Return the logits of the labels, float32.
 
         Args:
-            x: inputs ``(B, …)``; token ids ``(B, L)`` for language models; or what `on_device` made of them.
+            x: inputs ``(B, …)``; token ids ``(B, L)`` for language models; or the result of `on_device`.
             task_labels: one task for all rows, or one for each label ``(B,)``; ``None``: all tasks. Default: the task in
                 training or evaluation, for plugins and metrics without task labels; or the only readout.
 
         Returns:
-            ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
-            does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task. Where words are labelled, a row
-            has as many labels, and lines of logits, as `counts` says; where a row has several labels, as `Readout.lines` says.
+            ``(B, n)`` with the label count of the task, or the largest among several; labels that a row's task
+            does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task. If words are labelled, `counts`
+            gives a row's number of labels, and of lines of logits; if a row has several labels, `Readout.lines` does.
 
         Raises:
             TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
@@ -225,10 +225,10 @@ class ReadoutModel(nn.Module):
 
     @contextmanager
     def answering_with(self, labels: Sequence[int] | None) -> Iterator[None]:
-        """Inside, a shared readout gives the lowest logit to all labels but these, unless it is asked for all tasks.
+        """Let a shared readout give the lowest logit to all labels but these inside the block, except in calls for all tasks.
 
         Args:
-            labels: their numbers; ``None``: it answers with all.
+            labels: the numbers of the labels; ``None``: all.
         """
         before, self.answered_labels = self.answered_labels, labels
         try:
@@ -270,7 +270,7 @@ class ReadoutModel(nn.Module):
         return readout.in_lines(readout(features))
 
     def space(self) -> ParameterSpace:
-        """Return the space of the backbone's graftable entries, made once for the same names, shapes, dtypes and ties."""
+        """Return the space of the backbone's graftable entries, cached while names, shapes, dtypes and ties stay the same."""
         named = self.backbone.named_parameters(remove_duplicate=False)
         layout = [(name, id(parameter), parameter.shape, parameter.dtype) for name, parameter in named]
         if self._space is None or self._space[0] != layout:
@@ -279,7 +279,7 @@ class ReadoutModel(nn.Module):
 
 
 def among(logits: Tensor, labels: Sequence[int]) -> Tensor:
-    """Return logits ``(n, labels)`` in which all labels but these have the lowest."""
+    """Return logits ``(n, labels)`` with the lowest value at all labels but ``labels``."""
     hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
     hidden[list(labels)] = False
     return logits.masked_fill(hidden, LOWEST)
@@ -303,7 +303,7 @@ def autocast(precision: str, device: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def keeping_mode(model: nn.Module) -> Iterator[None]:
-    """Give each module of a model, after the block, the mode (training or evaluation) that it had before."""
+    """Restore the mode of each module (training or evaluation) after the block."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -314,7 +314,7 @@ def keeping_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside, and each of its modules into its own mode afterwards."""
+    """Put a model into evaluation mode inside the block, and restore the mode of each module afterwards."""
     with keeping_mode(model):
         model.eval()
         yield
@@ -322,7 +322,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: ReadoutModel, precision: str) -> Iterator[None]:
-    """Let a model answer in evaluation mode and in a precision, inside."""
+    """Put a model into evaluation mode, and into a precision, inside the block."""
     before = model.precision
     with in_evaluation_mode(model):
         model.precision = precision
@@ -333,9 +333,9 @@ def evaluating(model: ReadoutModel, precision: str) -> Iterator[None]:
 
 
 def attention_for_training(x: Tensor) -> AbstractContextManager[object]:
-    """Compute attention by the plain formula inside, if rows ``x`` are trained on and its gradient is faster that way.
+    """Compute attention by the plain formula inside the block, if this makes training on rows ``x`` faster.
 
-    It is on a CPU under autocast, for token ids ``(B, L)`` of short rows: flash attention's backward pass takes 2 to 10 times
+    It does on a CPU under autocast, for token ids ``(B, L)`` of short rows: flash attention's backward pass takes 2 to 10 times
     as long there. In float32, for longer rows and in evaluation, flash attention stays.
     """
     device = x.device.type
@@ -350,7 +350,7 @@ def attention_for_training(x: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-# -- The body: a Hugging Face model without its head, the same in every way of loading it --------------
+# -- The body: a Hugging Face model without its head, the same for every class that loads it -----------
 
 
 def body_of(model: nn.Module) -> nn.Module:
@@ -361,7 +361,7 @@ def body_of(model: nn.Module) -> nn.Module:
 
 
 def part_named(model: nn.Module, space: ParameterSpace) -> nn.Module:
-    """Return the part of a model whose tensors have a space's names: its body, or else the model with its head."""
+    """Return the part of a model to which a space's names refer: its body, or else the model with its head."""
     backbone = model.backbone if isinstance(model, ReadoutModel) else model
     body, name = body_of(model), space.tensors[0].name
     return body if name in dict(body.named_parameters(remove_duplicate=False)) else backbone

@@ -1,4 +1,4 @@
-"""Regions: the binary γ of the paper (§2), stored as the sorted flat indices of its ones; and θ(γ), a model grafted there.
+"""Regions: the binary γ of the paper (§2), stored as the sorted flat indices of its ones; and θ(γ), the grafted model.
 
 Equation 1: θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre.
 """
@@ -47,7 +47,7 @@ class Region:
         """Return the region with these indices, given in any order and with repeats.
 
         Raises:
-            RegionError: they are no integers.
+            RegionError: they are not integers.
         """
         tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), device="cpu")
         if tensor.numel() and (tensor.dtype == torch.bool or tensor.is_floating_point()):  # an empty list has no dtype
@@ -68,7 +68,7 @@ class Region:
         Raises:
             RegionError: it is not boolean.
         """
-        if mask.dtype != torch.bool:  # of indices, their places would be taken
+        if mask.dtype != torch.bool:  # of indices, nonzero() would return their places
             raise RegionError(f"A mask must be boolean, got {mask.dtype}. Of indices: Region.of(...).")
         return cls(mask.nonzero().squeeze(1).cpu())
 
@@ -117,7 +117,7 @@ def biases(space: ParameterSpace) -> Region:
 def distribution(region: Region, space: ParameterSpace, by: Callable[[str], Group]) -> dict[Group, int]:
     """Count entries by a property of their tensor's name, such as its layer.
 
-    Every group of the space appears, in its order, also where it has none.
+    Every group of the space appears, in the space's order, even without an entry.
     """
     counts: Counter[Group] = Counter({by(spec.name): 0 for spec in space.tensors})
     for i, local, _ in space.split(region.indices):
@@ -130,7 +130,7 @@ def distribution(region: Region, space: ParameterSpace, by: Callable[[str], Grou
 
 @contextmanager
 def grafted(model: nn.Module, space: ParameterSpace, region: Region, values: Tensor) -> Iterator[None]:
-    """Let the model take ``values`` ``(s,)`` in a region inside the block, and restore it exactly afterwards."""
+    """Write ``values`` ``(s,)`` into a region of the model inside the block, and restore it exactly afterwards."""
     before = space.gather(model, region.indices)
     space.scatter_(model, region.indices, values)
     try:
@@ -149,17 +149,17 @@ def graft_theta(theta_pre: Tensor, theta_ft: Tensor, region: Region) -> Tensor:
 # -- Files of grafts and of ledgers: a region and its values as tensors ---------------------------------------
 
 
-#: A gap of a file that is this long or longer is written as this number, once or several times, and what is left of it.
+#: A gap of this length or more is stored as this number, once or several times, and then the remainder.
 _LONG = 2**16 - 1
 
 
 def entry_tensors(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a region and its values ``(s,)``, as grafts' and ledgers' files hold them."""
+    """Return the tensors of a region and its values ``(s,)``, for the files of grafts and ledgers."""
     return {"index": stored_indices(space, region), "value": values.detach().cpu().to(space.dtype)}
 
 
 def entries_of(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Return region and values from what `entry_tensors` returned.
+    """Return region and values from the tensors of `entry_tensors`.
 
     Raises:
         ValueError, RegionError: one of them is missing, or they do not fit the space.
@@ -173,11 +173,11 @@ def entries_of(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Re
 
 
 def stored_indices(space: ParameterSpace, region: Region) -> Tensor:
-    """Return a region's indices as files hold them, in the shorter of two forms.
+    """Return a region's indices in the form for files, the shorter of two.
 
-    A file of dense regions has gaps, uint16: how far each index is from the one before, the first one from 0; 65,535 stands for
-    as many entries that are passed over, so a gap of 70,000 is 65,535 and 4,465. A file of sparse ones has the indices,
-    uint32, or int64 in a space of more than 2³² entries.
+    Dense regions are stored as gaps, uint16: the distance of each index from the one before, the first one from 0; 65,535 skips
+    as many entries, so a gap of 70,000 is 65,535 and 4,465. Sparse regions are stored as indices, uint32, or int64 in a space
+    of more than 2³² entries.
     """
     indices, dtype = region.indices, _index_dtype(space)
     gaps = torch.diff(indices, prepend=indices.new_zeros(1))
@@ -191,7 +191,7 @@ def stored_indices(space: ParameterSpace, region: Region) -> Tensor:
 
 
 def region_of(space: ParameterSpace, tensors: Mapping[str, Tensor], name: str) -> Region:
-    """Return the region that `stored_indices` wrote under ``name``.
+    """Return the region that is stored under ``name``, see `stored_indices`.
 
     Raises:
         ValueError, RegionError: there is none, or it does not fit the space.

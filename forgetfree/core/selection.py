@@ -1,7 +1,7 @@
 """Budgets, and regions of the highest scores: the most moved entries, which are γ_base (§2), and `choose`, γ without a search.
 
-Entries are scored by gradient g, value θ and move Δ = θ_ft − θ_pre. All but ``movement`` need θ_pre alone:
-what a model can afford that is too large to be fine-tuned as a whole.
+Entries are scored by gradient g, value θ and move Δ = θ_ft − θ_pre. All scores but ``movement`` need only θ_pre, so they
+suit models that are too large to be fine-tuned as a whole.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from forgetfree.core.trained import check_loss, trainable
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.recipes import Saliency
 
-#: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
+#: The constant that ``gallop`` adds to |θ|: for much smaller weights, the gradient alone decides.
 SMALL = 1e-3
-#: The rows whose gradients choose a region, by default.
+#: The default number of rows for the gradients that choose a region.
 ROWS = 256
-#: The most entries of which the sum of several batches' gradients lies on the model's device: 2 GB.
+#: The most entries for which sums of several batches' gradients stay on the model's device: 2 GB.
 ON_DEVICE = 2**29
-#: The most scores of which one maximum is taken.
+#: The most scores in a block of `_highest`.
 _BLOCK = 32
 
 
 def floor_share(share: float, total: int) -> int:
-    """Return ``⌊share · total⌋``, where the product may lie a rounding error below a whole number: 0.29 · 100."""
+    """Return ``⌊share · total⌋``, even if rounding puts the product just below a whole number: 0.29 · 100."""
     return math.floor(share * total + 1e-6)
 
 
@@ -43,7 +43,7 @@ def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
     Args:
         space_size: N, the graftable entries.
         sparsity: the share of them.
-        name: what messages call that share.
+        name: the name of the share in messages.
 
     Raises:
         OptionError: the sparsity is not in (0, 1], or leaves no entry.
@@ -71,8 +71,8 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
 def _highest(scores: Tensor, count: int) -> Tensor:
     """Return the sorted indices of the ``count`` highest scores ``(N,)``, without −∞ and NaN.
 
-    Of many scores, most are ruled out by one quick pass. They lie in the ``count`` blocks of neighbours that have the highest
-    maxima: any other block's highest entry comes after the highest one of each of these.
+    For many scores, one quick pass rules out most. The highest scores lie in the ``count`` blocks of neighbours with the
+    highest maxima: the highest entry of any other block ranks after the highest entry of each of these.
     """
     block = min(_BLOCK, len(scores) // (8 * count))
     if block < 2:
@@ -80,7 +80,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
     whole = len(scores) // block * block
     rows = scores[:whole].reshape(-1, block)
     maxima = rows.amax(1)
-    # A NaN hides its neighbours. Few blocks have one, so only these are read again.
+    # A NaN hides the maximum of its block. Few blocks have one, so only these are read again.
     hidden = maxima.isnan().nonzero().squeeze(1)
     maxima[hidden] = _without_nan(rows[hidden]).amax(1)
     high = _highest(maxima, count)
@@ -91,7 +91,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 
 def _chosen(scores: Tensor, count: int) -> Tensor:
-    """Return as a mask which scores ``(N,)`` are the ``count`` highest, without −∞ and NaN; of equal ones the first."""
+    """Return a mask of the ``count`` highest scores ``(N,)``, without −∞ and NaN; of equal ones the first."""
     scores = _without_nan(scores)
     if count >= len(scores):
         return scores > -math.inf
@@ -115,9 +115,9 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int) -> Region:
 def most_moved_by_tensor(
     space: ParameterSpace, tensors: Sequence[int], theta_pre: Tensor, theta_ft: Tensor, share: float, free: Tensor
 ) -> Region:
-    """Return of each tensor the ``⌊share · n⌋`` of its n free entries that moved most, at least one if any is free.
+    """Return for each tensor the ``⌊share · n⌋`` of its n free entries that moved most, at least one if any is free.
 
-    ``free`` says which entries may be chosen ``(N,)``; ``tensors`` are numbers, in order.
+    ``free`` ``(N,)`` marks the entries that may be chosen; ``tensors`` are numbers, in order.
     """
     movement, pieces = moves(theta_pre, theta_ft).abs_(), [Region.empty().indices]
     for spec in (space.tensors[i] for i in tensors):
@@ -137,7 +137,7 @@ def moves(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
 
 
 class BatchLoss(Protocol):
-    """A loss over the rows of several batches, which leaves ``scale`` times its gradient in the model's tensors."""
+    """A loss over the rows of several batches; it leaves ``scale`` times its gradient in the model's tensors."""
 
     scale: float
 
@@ -148,7 +148,7 @@ class BatchLoss(Protocol):
 class PlainTensors:
     """The tensors of a space in a model, and their gradients.
 
-    `forgetfree.core.linear_layers.LinearLayers` has the same methods, for weights that have none.
+    `forgetfree.core.linear_layers.LinearLayers` has the same methods, for weights without gradients.
 
     Args:
         model: holds θ, in evaluation mode while gradients are computed.
@@ -173,7 +173,7 @@ class PlainTensors:
 
     @contextmanager
     def gradients(self, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Give the gradients to ``receive`` as they come, and free them."""
+        """Pass each gradient to ``receive`` as soon as it is there, and free it."""
         numbers = {id(tensor): number for number, tensor in enumerate(self._tensors)}
 
         @torch.no_grad()
@@ -184,13 +184,13 @@ class PlainTensors:
 
         with trainable(self.model, self._tensors), ExitStack() as hooks:
             for tensor in self._tensors:
-                tensor.grad = None  # of an earlier pass of somebody's
+                tensor.grad = None  # from an earlier pass of the caller
                 hooks.callback(tensor.register_post_accumulate_grad_hook(free).remove)  # type: ignore[no-untyped-call]
             yield
 
 
 class Graftable(Protocol):
-    """What γ is chosen from: `PlainTensors` or `LinearLayers`."""
+    """The tensors from which γ is chosen: `PlainTensors` or `LinearLayers`."""
 
     model: nn.Module
     space: ParameterSpace
@@ -206,7 +206,7 @@ class Graftable(Protocol):
         """Return whether a user has frozen a tensor."""
 
     def gradients(self, receive: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
-        """Give the gradients to ``receive`` in backward passes inside: number of the tensor, and gradient."""
+        """Pass a tensor's number and its gradient to ``receive`` in backward passes inside the block."""
 
 
 def choose(
@@ -224,20 +224,20 @@ def choose(
 ) -> Region:
     """Return γ: the ``count`` entries with the highest scores, see `saliency`; of equal ones, those with the lower index.
 
-    There are fewer if fewer have a score other than 0. Nothing of the size of the model is made, apart from the sum of the
-    gradients of several batches.
+    There are fewer if fewer have a score other than 0. No memory of the size of the model is needed, except for the sum of
+    the gradients of several batches.
 
     Args:
-        source: which scores; ``movement``: |θ_ft − θ_pre| (paper, §2); ``random``: numbers that are drawn.
-        graftable: the tensors of a model that holds θ_pre, in evaluation mode; the same afterwards.
+        source: the scores; ``movement``: |θ_ft − θ_pre| (paper, §2); ``random``: random numbers.
+        graftable: the tensors of a model that holds θ_pre, in evaluation mode; unchanged afterwards.
         count: the most entries.
-        batches: for scores of gradients: what ``loss`` reads; for ``fisher``, each has one row.
-        loss: of all batches, through ``model``.
+        batches: for scores by gradients: the input of ``loss``; for ``fisher``, each has one row.
+        loss: the loss of all batches, computed by the model.
         fine_tuned: for ``movement``: the tensors of θ_ft, in the order of the space.
-        taken: entries that are left out, as where γ is sought among free ones.
-        frozen: the numbers of tensors that are left out.
+        taken: entries to leave out, so that γ is chosen among the others.
+        frozen: the numbers of tensors to leave out.
         seed: for ``random``.
-        processes: whether ``batches`` are this process's part of those that all processes of a group read.
+        processes: whether ``batches`` are this process's part of the batches of all processes in a group.
 
     Raises:
         TrainingError: the loss or the gradient is not finite.
@@ -247,14 +247,14 @@ def choose(
     if source == "random":
         generator = torch.Generator("cpu").manual_seed(seed)
         for number, spec in enumerate(space.tensors):
-            # float32 has too few numbers: entries would be alike.
+            # float32 has too few values: many entries would be equal.
             best.add(number, torch.rand(spec.size, generator=generator, dtype=torch.float64, device="cpu"))
     elif source == "movement":
         for number, tuned in enumerate(fine_tuned):
             pre = graftable.theta(number)
             best.add(number, moves(pre, tuned.to(pre.device)).abs_())
     else:
-        assert loss is not None  # of gradients
+        assert loss is not None  # for scores by gradients
 
         def take(number: int, gradient: Tensor) -> None:
             best.add(number, saliency(source, gradient, graftable.theta(number)))
@@ -267,7 +267,7 @@ def choose(
 
 
 class _Highest:
-    """The ``count`` highest scores of the entries of a space, which come tensor by tensor, in any order."""
+    """The ``count`` highest scores of the entries of a space; scores are added tensor by tensor, in any order."""
 
     def __init__(self, space: ParameterSpace, count: int, taken: Region | None, frozen: Collection[int]) -> None:
         self._space, self._count, self._frozen = space, count, frozen
@@ -276,7 +276,7 @@ class _Highest:
         self._scores = torch.empty(0, device="cpu")
 
     def add(self, number: int, scores: Tensor) -> None:
-        """Take the scores of all entries of a tensor; −∞ is written where one is 0, or left out."""
+        """Add the scores of all entries of a tensor; scores of 0 and of left-out entries are set to −∞ in place."""
         if number in self._frozen:
             return
         scores = scores.reshape(-1)
@@ -296,12 +296,12 @@ class _Highest:
 
 
 def saliency(source: Saliency, gradient: Tensor, theta: Tensor) -> Tensor:
-    """Return the score of each entry at θ_pre, arguments of one shape; its memory is that of ``gradient``.
+    """Return the score of each entry at θ_pre, from arguments of one shape; ``gradient`` is overwritten.
 
     Args:
-        source: ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss changes by, to first order, if
+        source: ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, the change of the loss, to first order, if
             the entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for large gradients of small weights:
-            the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours. ``fisher``: the mean over rows of
+            the two criteria of GaLLoP (arXiv:2510.19778); their quotient is our choice. ``fisher``: the mean over rows of
             (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels: the empirical Fisher information by which FISH
             masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4).
         gradient: g, the gradient of the mean loss, in float32; for ``fisher``, the mean of the squared gradients of rows.
@@ -321,16 +321,16 @@ def saliency(source: Saliency, gradient: Tensor, theta: Tensor) -> Tensor:
 def each_gradient(
     graftable: Graftable, batch: Sequence[Any], loss: BatchLoss, take: Callable[[int, Tensor], None]
 ) -> bool:
-    """Give each tensor's gradient to ``take`` within one backward pass, and free it; return whether each is a whole one.
+    """Pass each tensor's gradient to ``take`` within one backward pass, and free it; return whether each was complete.
 
-    It is not where reentrant checkpoints read a tensor several times: then each gives a part, and none is to be used.
+    If reentrant checkpoints read a tensor several times, each gives a part of its gradient: then discard all gradients.
 
     Args:
-        graftable: the tensors of a model that holds θ, in evaluation mode; the same afterwards.
-        batch: what ``loss`` reads.
-        loss: through ``model``.
+        graftable: the tensors of a model that holds θ, in evaluation mode; unchanged afterwards.
+        batch: the input of ``loss``.
+        loss: the loss, computed by the model.
         take: gets the number of a tensor and its gradient, in float32, which it may change. A tensor that no row reaches has
-            none.
+            no gradient.
 
     Raises:
         TrainingError: the loss or the gradient is not finite.
@@ -359,17 +359,17 @@ def each_mean_gradient(
     squared: bool = False,
     processes: bool = False,
 ) -> None:
-    """Do as `each_gradient` for several batches, whose gradients are added up in float32, whatever the tensors' dtype.
+    """Pass each tensor's mean gradient over several batches to ``take``, summed in float32, whatever the tensors' dtype.
 
-    The sum has 4 bytes an entry. Up to `ON_DEVICE` entries it lies where the model lies, else in the host's memory.
+    The sum has 4 bytes per entry. Up to `ON_DEVICE` entries it is on the model's device, else in the host's memory.
 
     Args:
-        graftable: the tensors of a model that holds θ, in evaluation mode; the same afterwards.
-        batches: what ``loss`` reads.
-        loss: of all of them, through ``model``.
+        graftable: the tensors of a model that holds θ, in evaluation mode; unchanged afterwards.
+        batches: the input of ``loss``.
+        loss: the loss of all batches, computed by the model.
         take: gets the number of a tensor and its gradient, in float32, which it may change.
-        squared: give the mean over batches, of one row each, of the squared gradients.
-        processes: give the mean over the batches of all processes of a group, which have as many tensors.
+        squared: pass the mean over batches, of one row each, of the squared gradients.
+        processes: pass the mean over the batches of all processes in a group; all have the same tensors.
     """
     space, device = graftable.space, graftable.device
     sums: dict[int, Tensor] = {}
@@ -402,7 +402,7 @@ def each_mean_gradient(
 def _backward(
     graftable: Graftable, batches: Sequence[Any], loss: BatchLoss, receive: Callable[[int, Tensor], None]
 ) -> None:
-    """Compute the loss of batches and its gradients, which are given to ``receive`` as they come, and freed."""
+    """Compute the loss of batches, and pass each of its gradients to ``receive`` as soon as it is there."""
     with graftable.gradients(receive):
         check_loss(loss(batches), 1)
 

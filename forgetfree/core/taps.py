@@ -1,9 +1,9 @@
-"""Taps: every entry of a region has the gradient that plain training gives it, and no other gradient is computed.
+"""Taps: every entry of a region gets the same gradient as in plain training, and no other gradient is computed.
 
-A linear layer is tapped at its boundary: a node of autograd's graph, the identity of its output y, keeps its input x, and in
-the backward pass gives the entries of ∂L/∂W = (∂L/∂y)ᵀ x. Every other tensor takes part as a tensor of the graph, which its
-module has as its attribute in place of the frozen parameter. So does the weight of a tapped layer for whoever else reads it:
-the parameter itself takes part in the layer's own call alone.
+A linear layer is tapped at its output y: a node of autograd's graph, the identity on y, keeps the input x, and computes the
+entries of ∂L/∂W = (∂L/∂y)ᵀ x in the backward pass. Every other tensor is replaced: its module holds a tensor of the graph as
+an attribute, in place of the frozen parameter. The weight of a tapped layer is replaced, too, for all other code that reads
+it: only the layer's own call uses the parameter itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forgetfree.errors import TrainingError
 
 
 class Hook:
-    """A hook that copies of the model do not have: such a copy, a reference model say, stays as it was copied."""
+    """A hook that does nothing in copies of the model, so that a copy, such as a reference model, stays as it was copied."""
 
     def __init__(self, action: Callable[..., Any] | None = None) -> None:
         self._action = action
@@ -55,19 +55,19 @@ class Piece:
         self.is_tapped = False
         self.places: list[tuple[nn.Module, str]] = []  # the modules that hold it, with its name there
         self.leaf: Tensor | None = None  # gets the gradients of the tap
-        self.graph: Tensor | None = None  # takes part in the parameter's place
+        self.graph: Tensor | None = None  # stands in for the parameter
 
     @property
     def is_handed_on(self) -> bool:
-        """Whether a leaf is the tensor as a whole, whose gradient is cut later; else leaves get the entries' gradients."""
+        """Whether the leaf is the whole tensor, and its gradient is cut later; else leaves get the entries' gradients."""
         return not self.is_tapped and self.tensor.dim() == 1
 
     def take_part(self, tensor: Tensor | None) -> None:
-        """Let a tensor take part in the parameter's place, or the parameter itself."""
+        """Let modules read a tensor in place of the parameter; ``None``: the parameter itself."""
         for module, name in self.places:
             vars(module).pop(name, None)
             if tensor is not None:
-                vars(module)[name] = tensor  # is found before the parameter, which the module still holds
+                vars(module)[name] = tensor  # attribute lookup finds it before the parameter
 
 
 class _Layer:
@@ -81,11 +81,11 @@ class _Layer:
 
     @property
     def pieces(self) -> list[Piece]:
-        """The weight's and the bias's, as far as they are trained."""
+        """The pieces of the weight and the bias, if they are trained."""
         return [piece for piece in (self.weight, self.bias) if piece is not None]
 
     def prepare(self, dtype: torch.dtype) -> None:
-        """Find the places of the weight's entries, on the device that they are on."""
+        """Find the places of the weight's entries, on their device."""
         if self.weight is not None:
             self._products = EntriesOfProduct(self.weight.tensor.shape, self.weight.local, dtype)
 
@@ -114,7 +114,7 @@ class _Layer:
 
 
 class _Layout:
-    """The order in which the gradients of pieces come, and their order in the vector ``values (s,)``."""
+    """The order in which the gradients of pieces are computed, and their order in the vector ``values (s,)``."""
 
     def __init__(self, pieces: Sequence[Piece], layers: Sequence[_Layer], values: Tensor) -> None:
         self._pieces, self._dtype = pieces, values.dtype
@@ -150,7 +150,7 @@ class _Layout:
         return [leaf.data for leaf in leaves]
 
     def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Return the gradient ``(s,)`` of the values from those of the leaves."""
+        """Return the gradient ``(s,)`` of the values from the gradients of the leaves."""
         given, found = iter(gradients), {}
         for piece in self._pieces:
             ways = [next(given), next(given)] if piece.is_tapped else [next(given)]
@@ -161,13 +161,13 @@ class _Layout:
         sources = [self._no_products if sums is None else sums]
         sources += [found.pop(id(piece), self._zeros[id(piece)]) for piece in self._alone]
         gradient = torch.cat(sources).index_select(0, self._at).to(self._dtype)
-        for number, each in found.items():  # beside the products: of large ones, of other reads, of gradients
+        for number, each in found.items():  # of large layers, other reads, second derivatives
             gradient = gradient.index_add(0, self._where[number], each.to(self._dtype))
         return gradient
 
 
 class _Leaves(torch.autograd.Function):
-    """The values ``(s,)`` as leaves that hand their gradients on to them: any number of passes may use them."""
+    """Splits the values ``(s,)`` into leaves and collects the leaves' gradients, from any number of passes."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, layout: _Layout) -> tuple[Tensor, ...]:
@@ -183,11 +183,11 @@ class _Leaves(torch.autograd.Function):
 
 
 class _Entries(torch.autograd.Function):
-    """The identity of a tensor some entries of which are ``leaf``: it gives those gradients."""
+    """The identity on a tensor; ``leaf`` gets the gradients of the entries ``local``."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, leaf: Tensor, local: Tensor) -> Tensor:
-        """Return ``tensor``, which is not copied."""
+        """Return ``tensor``, without copying it."""
         ctx.at = leaf.dtype, local
         return tensor.data
 
@@ -199,9 +199,9 @@ class _Entries(torch.autograd.Function):
 
 
 class _Tap(torch.autograd.Function):
-    """The identity of a layer's output ``y``: it gives the gradients of the layer's pieces.
+    """The identity on a layer's output ``y``; its backward pass gives the gradients of the layer's pieces.
 
-    ``flipped``, it is the identity of a gradient dx = dy W, where ``x`` is dy: it gives that of the weight.
+    If ``flipped``, it is the identity on a gradient dx = dy W, with dy as ``x``, and gives the gradient of the weight.
     """
 
     @staticmethod
@@ -223,7 +223,7 @@ class _Tap(torch.autograd.Function):
         if layout.numbers and not (again or flipped) and layout.flat.add(layout.numbers[id(layer)], dy_rows, rows):
             return dy, *[None] * (4 + len(leaves))
         gradients = layer.gradients(rows.to(dy.dtype), dy_rows, flipped)
-        dx = None  # y passes dy on to x; but who differentiates that, dx = dy W, differentiates by W, too
+        dx = None  # y passes dy on to x; but a second derivative, of dx = dy W, has a term for W, too
         if again and layer.weight is not None:
             dx = _Tap.apply(torch.zeros_like(x), dy, layer, layout, not flipped, leaves[0])
         return dy, dx, None, None, None, *(each.to(leaf.dtype) for leaf, each in zip(leaves, gradients, strict=False))
@@ -233,15 +233,15 @@ class _Tap(torch.autograd.Function):
 
 
 class Taps:
-    """The gradients of some entries of a model as those of one vector, in autograd's graph.
+    """Gives the gradients of some entries of a model to one vector, in autograd's graph.
 
     Args:
-        model: whose modules compute.
+        model: the model that computes.
         values: the vector ``(s,)``, which requires gradients.
-        pieces: each tensor that has such entries, with their numbers in it, in the order of the values.
+        pieces: the tensors with such entries, each with the entries' numbers, in the order of the values.
 
     Raises:
-        TrainingError: a tensor stands in a scripted module.
+        TrainingError: a tensor belongs to a scripted module.
     """
 
     def __init__(self, model: nn.Module, values: Tensor, pieces: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
@@ -255,7 +255,7 @@ class Taps:
         self._past: set[str] = set()  # the names of tensors that the model reads by references of its own
 
     def _find_layers(self) -> dict[nn.Module, _Layer]:
-        """Find where the pieces stand, and return the linear layers among these modules."""
+        """Find the modules that hold the pieces, and return the linear layers among them."""
         pieces = {id(piece.tensor): piece for piece in self.pieces}
         for module in self._model.modules():
             for name, tensor in module._parameters.items():
@@ -277,7 +277,7 @@ class Taps:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Let the model's passes hand their gradients on to the vector inside."""
+        """Let the model's passes give their gradients to the vector inside the block."""
         with ExitStack() as stack:
             stack.callback(self._detach)
             self._watch()
@@ -303,7 +303,7 @@ class Taps:
             piece.leaf = piece.graph = None
 
     def renew(self) -> None:
-        """Make the leaves anew: the vector or a tensor lies elsewhere now."""
+        """Make the leaves again, after the vector or a tensor has moved in memory."""
         with torch.inference_mode(False), torch.enable_grad():
             for piece in self.pieces:
                 piece.local = piece.local.to(self._values.device)
@@ -321,7 +321,7 @@ class Taps:
     # -- In a pass ------------------------------------------------------------------------------------------
 
     def _step_aside(self, layer: _Layer, module: nn.Module, inputs: Any) -> None:
-        """Let a layer read its parameters themselves, whose gradients its tap gives."""
+        """Let a layer read its parameters themselves: the tap gives their gradients."""
         for piece in layer.pieces:
             if module._parameters[piece.places[0][1]] is not piece.tensor:
                 raise no_transforms()
@@ -403,7 +403,7 @@ class Taps:
 
 
 def no_transforms() -> TrainingError:
-    """Return the error of a trainer that computes within a transform of ``torch.func``."""
+    """Return the error for a trainer that computes within a transform of ``torch.func``."""
     return TrainingError(
         "The trainer computes within a transform of torch.func (vmap, grad, jvp, functional_call), which hands no gradients on "
         "to a region. Compute by backward(), or under torch.no_grad() where no gradient of the weights is wanted."
@@ -411,11 +411,11 @@ def no_transforms() -> TrainingError:
 
 
 def _state_of(module: nn.Module) -> dict[str, Any]:
-    """Return what a copy of a module takes over: not what takes part in the place of its parameters."""
+    """Return the state for a copy of a module, without the tensors that stand in for its parameters."""
     state: Any = type(module).__getstate__(module)  # type: ignore[no-untyped-call]
     return {name: each for name, each in state.items() if name not in module._parameters and name != "__getstate__"}
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return whether a module computes ``x Wᵀ + b`` or transformers' ``x W + b``, and reads W and b for that alone."""
+    """Return whether a module computes ``x Wᵀ + b`` or transformers' ``x W + b``, and uses W and b only for that."""
     return type(module).forward is nn.Linear.forward or is_conv1d(module)

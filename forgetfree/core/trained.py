@@ -1,4 +1,4 @@
-"""One step: the loss of a batch, which it descends, and what it trains: whole tensors, or a region's values as one vector."""
+"""One training step: the loss of a batch, and the trained parameters: whole tensors, or a region's values as one vector."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from forgetfree.core.regions import Region
 from forgetfree.core.taps import Taps
 from forgetfree.errors import TrainingError
 
-#: Inputs ``(B, …)``, labels ``(B,)``, task labels ``(B,)``; several labels and task labels a row where words are labelled.
+#: Inputs ``(B, …)``, labels ``(B,)``, task labels ``(B,)``; several labels and task labels per row if words are labelled.
 Batch = tuple[Tensor, Tensor, Tensor]
 #: A callback after every step, with its number from 1 and its loss.
 OnStep = Callable[[int, float], None]
 
 
 class CrossEntropy:
-    """The loss that a step descends: the mean over the rows of a batch of the cross-entropy of the logits.
+    """The loss of a step: the cross-entropy of the logits, averaged over the rows of a batch.
 
-    Its gradients are left in the model's tensors, with the factor ``scale``.
+    It leaves its gradients in the model's tensors, multiplied by ``scale``.
 
     Args:
-        forward: ``(x, t)`` to logits, such as a model.
-        device: where it computes.
-        precision: of forward and backward passes.
+        forward: maps ``(x, t)`` to logits, such as a model.
+        device: the device of ``forward``.
+        precision: the precision of forward and backward passes.
         summed: take the sum over the rows in place of their mean.
     """
 
@@ -63,7 +63,7 @@ class CrossEntropy:
 
 
 class Reading:
-    """A number that a GPU computes, to be read later: its copy is on the way while the processor goes on.
+    """A number that a GPU computes, to be read later: it is copied while the processor goes on.
 
     Args:
         value: a tensor of one number.
@@ -99,10 +99,10 @@ def check_loss(loss: Reading | float, step: int) -> float:
 
 
 class TrainedParameters(Protocol):
-    """The parameters that a task trains in the backbone: vectors beside the model, such as the one of `RegionParameters`.
+    """The parameters that a task trains in the backbone, such as the vector of `RegionParameters`, beside the model.
 
     Attributes:
-        parameters: what the optimizer updates.
+        parameters: the parameters that the optimizer updates.
         touched: the model's tensors that get gradients; an update moves no others.
     """
 
@@ -110,18 +110,18 @@ class TrainedParameters(Protocol):
     touched: list[nn.Parameter]
 
     def collect(self) -> None:
-        """Take the gradients of ``parameters`` from the tensors' gradients, and free those."""
+        """Take the gradients of ``parameters`` from the tensors' gradients, and free the latter."""
 
     def write(self) -> None:
         """Write the values of ``parameters`` into the tensors."""
 
 
 class WholeTensors:
-    """Tensors that are trained in place; of those narrower than float32, which round small steps away, a wider copy is.
+    """Tensors that are trained in place; for tensors narrower than float32, which lose small steps, a wider copy is trained.
 
     Args:
         tensors: the model's tensors to train.
-        frozen: tensors, each with the numbers of those of its entries that stay as they are now.
+        frozen: tensors, each with the numbers of its entries that keep their present values.
     """
 
     def __init__(self, tensors: Iterable[nn.Parameter], frozen: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
@@ -138,14 +138,14 @@ class WholeTensors:
         self._copies = [(tensor, copy) for tensor, copy in pairs if tensor is not copy]
 
     def collect(self) -> None:
-        """Take the copies' gradients from the tensors' own, and free those; other gradients are in place."""
+        """Take the copies' gradients from the tensors' gradients, and free the latter; other gradients are in place."""
         for tensor, copy in self._copies:
             copy.grad = None if tensor.grad is None else tensor.grad.to(copy.dtype)
             tensor.grad = None
 
     @torch.no_grad()
     def write(self) -> None:
-        """Write the copies into the tensors, and what is frozen; other values are in place."""
+        """Write the copies into the tensors, and restore the frozen entries; other values are in place."""
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         for whole, local, values in self._frozen:  # momentum and decay move them without a gradient
@@ -156,18 +156,18 @@ class RegionParameters:
     """The values of a region as one trainable vector ``(s,)``, so that no other entry can change.
 
     The optimizer sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
-    an entry outside the region. Where the tensors are narrower than float32, the vector keeps what they round away. Each
-    update: `collect` gradients, step, `write`. Inside `sampling`, the gradients of these entries alone are computed.
+    an entry outside the region. If the tensors are narrower than float32, the vector keeps the digits that they lose. Each
+    update: `collect` gradients, step, `write`. Inside `sampling`, only the gradients of these entries are computed.
 
     Args:
-        model: its tensors hold the values that the vector begins with.
-        space: of the model.
-        region: what is trained of it.
-        whole: the model of which ``model`` is the body, if passes begin there.
+        model: its tensors hold the initial values of the vector.
+        space: the model's space.
+        region: the trained entries.
+        whole: the model with ``model`` as its body, if passes begin there.
 
     Attributes:
         values: the vector, in float32 or wider.
-        parameters: what the optimizer updates: the vector.
+        parameters: the parameters that the optimizer updates: the vector.
         touched: the model's tensors that hold an entry: the only ones that an update moves.
         taps: give the gradients inside `sampling`.
     """
@@ -184,7 +184,7 @@ class RegionParameters:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Let the model's passes give their gradients to the vector inside, and to no tensor of the model."""
+        """Let the model's passes give their gradients to the vector inside the block, and to no tensor of the model."""
         try:
             self._written = packed(self._pieces)
             with self.taps.attached():
@@ -194,14 +194,14 @@ class RegionParameters:
             unpack_(self._pieces, buffers)
 
     def renew(self) -> None:
-        """Follow tensors that lie elsewhere now, inside `sampling`."""
+        """Update the references to tensors that have moved in memory, inside `sampling`."""
         self._pieces = [(tensor, local.to(tensor.device)) for tensor, local in self._pieces]
         self._written = packed(self._pieces)
         self.taps.renew()
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the gradients ``(s,)`` of a model that is trained outside of `sampling` from its tensors, and free those."""
+        """Take the gradients ``(s,)`` from the tensors of a model trained outside of `sampling`, and free the latter."""
         if any(tensor.grad is not None for tensor in self.touched):
             pieces = list(torch.split(torch.zeros_like(self.values), [len(local) for _, local in self._pieces]))
             for number, (tensor, local) in enumerate(self._pieces):
@@ -222,7 +222,7 @@ class RegionParameters:
 def in_training(
     model: nn.Module, trained: TrainedParameters, readout: Iterable[nn.Parameter], *, sampling: bool = True
 ) -> Iterator[None]:
-    """Let what is trained have gradients inside the block and nothing else; restore the model's flags and mode afterwards.
+    """Let only the trained parameters have gradients inside the block; restore the model's flags and mode afterwards.
 
     With ``sampling``, a region's gradients are taken entry by entry: the model's matrices get none.
     """
@@ -245,7 +245,7 @@ def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[
                 parameter.requires_grad_(id(parameter) in wanted)
             yield
         finally:
-            now = dict(model.named_parameters())  # FSDP may have put others in their places
+            now = dict(model.named_parameters())  # FSDP may have replaced some
             for name, parameter, flag in before:
                 for each in (parameter, now.get(name, parameter)):
                     each.requires_grad_(flag)

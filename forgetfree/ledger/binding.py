@@ -1,7 +1,7 @@
-"""The binding of a ledger or a graft to the network's configuration, the tokenizer, and how texts are read.
+"""The binding of a ledger or a graft to the network's configuration, the tokenizer, and the way texts are read.
 
-A fingerprint of weights cannot tell GELU from ReLU, or a vocabulary from one with two words exchanged. What keeps a skill
-(a ledger, a graft) therefore keeps a `Binding` too, and every use compares it.
+A fingerprint of weights does not distinguish GELU from ReLU, or a vocabulary from one with two words exchanged. A ledger or a
+graft therefore keeps a `Binding`, too, and every use compares it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forgetfree.core.fingerprint import digest_of_tensors
 from forgetfree.core.readout_model import ReadoutKind, body_prefix
 from forgetfree.json_file import checked, parse_json
 
-#: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
+#: Keys of a Hugging Face configuration that do not affect answers: names, training, outputs, generation.
 _INERT = re.compile(
     r"_.*|architectures|auto_map|(torch_)?dtype|transformers_version|name_or_path|tokenizer_class|id2label|label2id|num_labels|"
     r"problem_type|finetuning_task|task_specific_params|use_cache|output_.*|return_dict|torchscript|chunk_size_feed_forward|"
@@ -55,26 +55,26 @@ _PROBES = (
 
 
 def _network(text: str) -> str:
-    if text and not isinstance(parse_json(text, finite=False), dict):  # a model may say that a limit is infinite
+    if text and not isinstance(parse_json(text, finite=False), dict):  # a configuration may have an infinite limit
         raise ValueError("a JSON object")
     return text
 
 
-#: What `network_of` returned; an empty text where it is not known.
+#: A result of `network_of`; an empty text if it is not known.
 Network = Annotated[str, AfterValidator(_network)]
 
 
 @dataclass(frozen=True)
 class Binding:
-    """All that answers depend on besides weights.
+    """The dependencies of answers besides the weights.
 
     Attributes:
-        network: what decides answers in the configuration, as JSON (see `network_of`).
-        tokenizer: the SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
-        readout: how logits are read: ``linear``, ``prompt``, ``causal``; ``classifier``: by heads of `architecture`.
-        max_length: the longest row that is read, in tokens.
-        architecture: the Hugging Face class that another trainer trained, see `forgetfree.learning`; of its body the ledger's
-            tensors are named. Empty for a run.
+        network: the settings of the configuration that affect answers, as JSON (see `network_of`).
+        tokenizer: the SHA-256 of the tokenizer's behaviour (see `tokenizer_digest`); empty for models that read no texts.
+        readout: the kind of readout, such as ``linear``, ``prompt``, ``causal``; ``classifier``: heads of `architecture`.
+        max_length: the maximum length of a row, in tokens.
+        architecture: the Hugging Face class of a model that another trainer trained, see `forgetfree.learning`; the ledger's
+            tensors are named as in its body. Empty for a run.
     """
 
     network: Network
@@ -103,7 +103,7 @@ class Binding:
         return json.dumps(asdict(self), sort_keys=True)
 
     def differences(self, now: Binding) -> list[str]:
-        """Return a phrase for everything that is not the same ``now``."""
+        """Return a phrase for each field that differs from ``now``."""
         phrases = network_differences(self.network, now.network)
         if self.tokenizer != now.tokenizer:
             phrases.append(
@@ -117,9 +117,9 @@ class Binding:
 
 
 def head_digest(model: Any) -> str:
-    """Return the SHA-256 of a language model's head, with its output embeddings; empty where it has none.
+    """Return the SHA-256 of a language model's head, with its output embeddings; empty if it has none.
 
-    Of a tensor that is one of the body's, too (tied embeddings), the name alone counts.
+    A tensor that also belongs to the body (tied embeddings) counts only by its name.
     """
     output = embeddings_of(model, "output")
     if output is None:
@@ -136,20 +136,20 @@ def head_digest(model: Any) -> str:
 
 
 def has_other_head(model: nn.Module, expected: str) -> bool:
-    """Return whether a language model has another head than the one of this digest; without either, nothing is compared."""
+    """Return whether a language model's head has another digest than ``expected``; ``False`` if either is missing."""
     return bool(expected) and head_digest(model) not in ("", expected)
 
 
 def network_of(model: nn.Module) -> str:
-    """Return what a network computes apart from its weights, as JSON.
+    """Return a description of a network's computation, without its weights, as JSON.
 
-    That is the configuration of a Hugging Face model without what decides no answer; for any other module, its ``repr``.
+    For a Hugging Face model: its configuration without the keys that do not affect answers; for any other module: its ``repr``.
     """
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_diff_dict"):
         return json.dumps({"module": re.sub(r" at 0x[0-9a-f]+", "", repr(model))})
     content = {key: value for key, value in config.to_diff_dict().items() if not _INERT.fullmatch(key)}
-    # RoBERTa counts positions from it, even if its configuration changes later. Tables of vectors use it in training only.
+    # RoBERTa counts positions from it, even if its configuration changes later. Embeddings use it only in training.
     content["padding_idx"] = [
         each.padding_idx
         for each in model.modules()
@@ -159,7 +159,7 @@ def network_of(model: nn.Module) -> str:
 
 
 def set_network_(config: Any, network: str) -> None:
-    """Make a Hugging Face configuration compute what `network_of` says; names, labels and token ids stay."""
+    """Set a Hugging Face configuration to the settings from `network_of`; names, labels and token ids stay."""
     wanted, usual = json.loads(network), type(config)()
     for key in config.to_diff_dict():
         if key not in wanted and not _INERT.fullmatch(key):
@@ -184,16 +184,14 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
 
 
 def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
-    """Return the SHA-256 of what a Hugging Face tokenizer does, and of how it reads and writes chats if ``chats`` count.
+    """Return the SHA-256 of a Hugging Face tokenizer's behaviour; with ``chats``, of its chat template and decoder, too.
 
-    That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
-    ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
+    It covers the vocabulary, the merges or scores, the special tokens, the rules that change and split texts, and the ids of
+    test texts. The files do not count: another version of a library may write them differently.
     """
     names = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
     special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in names}
-    if (
-        special["pad"] == special["eos"]
-    ):  # which fills rows where there is no other, whether somebody has said so or not
+    if special["pad"] == special["eos"]:  # end-of-text pads rows if there is no other token, declared or not
         special["pad"] = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     described = {} if backend is None else json.loads(backend.to_str())  # a fast tokenizer describes itself
@@ -218,7 +216,7 @@ def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
 def _rules(described: Mapping[str, Any]) -> list[Any]:
     """Return names, patterns and numbers of the rules that change and split texts, in their order.
 
-    Flags are left out, because libraries add some from version to version: what they do is seen in the ids of texts.
+    Flags are left out, because libraries add some from version to version: their effect shows in the ids of test texts.
     """
 
     def leaves(value: Any) -> list[Any]:
@@ -236,7 +234,7 @@ def _rules(described: Mapping[str, Any]) -> list[Any]:
 
 
 def _pieces(described: Mapping[str, Any]) -> Any:
-    """Return what orders a tokenizer's pieces: the merges of a BPE tokenizer, or the scores of a unigram one."""
+    """Return the merges of a BPE tokenizer, or the pieces with scores of a unigram tokenizer; ``None`` for others."""
     model = described.get("model", {})
     if model.get("merges") is not None:
         return [list(merge.split(" ")) if isinstance(merge, str) else list(merge) for merge in model["merges"]]

@@ -46,16 +46,16 @@ _FILE_NAME = "graft.safetensors"
 
 @dataclass(frozen=True)
 class GraftOrigin:
-    """The origin of a graft, and what else is needed to answer with it.
+    """The origin of a graft, and further data that is needed to answer with it.
 
     Attributes:
         task: the task it was made for.
         model: the base model's name, as the user gave it.
-        fingerprint: that of the base model's body, see `forgetfree.core.fingerprint.body_fingerprint`.
-        sparsity: the share of the space that its region was allowed.
-        binding: what else its answers depend on; for ``classifier``, of the fine-tuned model.
-        classes: for ``classifier``, the number of the head's class for each of the task's labels; empty: in their order.
-        head: of a base model that is a language model, see `forgetfree.ledger.binding.head_digest`.
+        fingerprint: the fingerprint of the base model's body, see `forgetfree.core.fingerprint.body_fingerprint`.
+        sparsity: the maximum size of its region, as a share of the space.
+        binding: the other dependencies of its answers; for ``classifier``, the fine-tuned model's.
+        classes: for ``classifier``, the number of the head's class for each of the task's labels; empty: in order.
+        head: for a language model, the digest of its head, see `forgetfree.ledger.binding.head_digest`.
     """
 
     task: TaskDefinition
@@ -98,7 +98,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
     Attributes:
         region: γ.
         values: ``(s,)``.
-        space: what the region's indices mean: names, shapes and dtypes of tensors in the *body* of the model.
+        space: the meaning of the region's indices: names, shapes and dtypes of tensors in the *body* of the model.
         readout: the tensors that read out its task, by name.
         buffers: the body's persistent buffers that training changed, by name.
         origin: the task and the base model.
@@ -131,10 +131,10 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
         """Write the graft into ``model`` and return the values it replaced: applying those undoes this, bit for bit.
 
         Args:
-            model: any model with the body that the graft was made for, with a head or without one.
+            model: any model with the graft's body, with a head or without one.
             space: the space of ``model`` itself that the region belongs to; default: the graft's own, of the body.
-            check: compare the body's fingerprint with the origin's, where the graft has one (reads the whole body once).
-                Leave it out to put one graft on top of another.
+            check: compare the body's fingerprint with the origin's, if the graft has one (reads the whole body once).
+                ``False`` allows one graft on top of another.
 
         Raises:
             GraftError: the graft has no space, or does not belong to this model; nothing is changed.
@@ -166,10 +166,10 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
 
     @classmethod
     def load(cls, path: StrPath) -> Graft:
-        """Read what `save` wrote and verify everything about it.
+        """Read a file that `save` wrote, and verify all of it.
 
         Raises:
-            GraftError: with the reason; a damaged file is never half-read.
+            GraftError: the file is missing or not valid; the message gives the reason. It is never half-read.
         """
         return FILE.load(Path(path), _graft_of)
 
@@ -184,7 +184,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
         return [{**about, "entries": len(self.region)}]
 
     def _check(self, model: nn.Module, fingerprint: bool) -> ParameterSpace:
-        """Return the graft's own space after checking that the body of ``model`` is one that the graft was made for."""
+        """Return the graft's own space after checking that the graft belongs to the body of ``model``."""
         body, backbone = body_of(model), getattr(model, "backbone", model)
         if self.space is None:
             raise GraftError(
@@ -197,7 +197,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
         except RegionError as error:
             raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
         origin = self.origin
-        # For a classifier, the network is the fine-tuned model's: its head may need another one than the base model's.
+        # For a classifier, the network is the fine-tuned model's: its head may need other settings than the base model.
         bound = origin is not None and origin.binding.readout != "classifier" and origin.binding.network
         if bound and (differ := network_differences(bound, network_of(body))):
             raise GraftError(
@@ -220,7 +220,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
         return self.space
 
     def _buffers_of(self, body: nn.Module) -> dict[str, Tensor]:
-        """Return those buffers of the body that the graft has values for."""
+        """Return the buffers of the body for which the graft has values."""
         own = persistent_buffers(body) if self.buffers else {}
         try:
             check_buffers(own, self.buffers)
@@ -235,7 +235,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
 
 
 def find_graft(path: StrPath) -> Path:
-    """Return ``path`` itself, or the graft.safetensors in a directory, or where there is none in it, the one below it.
+    """Return ``path`` itself, or for a directory the graft.safetensors in it, or else the only one below it.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -256,7 +256,7 @@ def find_graft(path: StrPath) -> Path:
 
 
 def _tensors_of(graft: Graft) -> TaskTensors:
-    """Return what a graft's file holds."""
+    """Return the tensors and fields of a graft's file."""
     if (space := graft.space) is None:
         raise GraftError(
             "A graft on its own needs the parameter space of its model's body, and this one has none. Make it with "

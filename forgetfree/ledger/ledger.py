@@ -1,15 +1,15 @@
-"""The ledger: the append-only list of records, who stands on whom, and who owns which entry.
+"""The ledger: the append-only list of records, each task's parent, and each entry's owner.
 
-Its file is a `forgetfree.tensor_file.TaskFile`, with a record a task:
+Its file is a `forgetfree.tensor_file.TaskFile`, with one record per task:
 
     index     the flat indices of the entries that the task owns (see `forgetfree.core.regions.stored_indices`), and
     value     their values
-    shared    those of the entries of γ_k that earlier tasks own
+    shared    the indices of the entries of γ_k that earlier tasks own
     readout/… the tensors of its readout
     buffer/…  the buffers that training changed
 
-The metadata name the composition, the parameter space's layout, the base model's fingerprint, a language model's head, the
-binding (see `forgetfree.ledger.binding`); where values are differences beside the weights, also the effect and the weights'
+The metadata hold the composition, the parameter space's layout, the base model's fingerprint, a language model's head, and
+the binding (see `forgetfree.ledger.binding`); if values are differences beside the weights, also the effect and the weights'
 dtype.
 """
 
@@ -42,13 +42,13 @@ from forgetfree.ledger.owners import OwnersBelow
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import DTYPES, StoredTasks, TaskFile, TaskTensors, grouped, not_finite
 
-#: What a task is inferred with on top of θ_pre. ``parents``: what its parent is inferred with, and its own values; a task
-#: without a parent stands on θ_pre. So tasks that each stand on the one before them are inferred with unions. ``selection``:
-#: its own region, with the entries in it that earlier tasks own.
+#: The values with which a task is inferred, on top of θ_pre. ``parents``: its parent's values and its own; a task without a
+#: parent stands on θ_pre. So if each task stands on the one before it, tasks are inferred with unions. ``selection``: the
+#: values in its own region, including the entries that earlier tasks own.
 Composition = Literal["parents", "selection"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
-#: How tasks take effect: their values are ``written`` into the weights; or what is kept are differences, which linear layers
-#: add to their outputs ``beside`` the weights (see `forgetfree.core.differences`).
+#: How tasks take effect: their values are ``written`` into the weights; or their values are differences that linear layers add
+#: to their outputs, ``beside`` the weights (see `forgetfree.core.differences`).
 Effect = Literal["written", "beside"]
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
@@ -60,12 +60,12 @@ class Record:
     Attributes:
         task: its name.
         region: γ_k, as localized.
-        owned: γ_k without what the tasks below own (in a selection: all earlier ones), with the trained values.
-        sparsity: the share of the space that γ_k was allowed.
+        owned: γ_k without the entries of the tasks below (in a selection: of all earlier tasks), with the trained values.
+        sparsity: the maximum size of γ_k, as a share of the space.
         readout: the task's own readout tensors by name.
         buffers: the model's buffers that training changed, by name.
-        definition: the task's labels in order, its prompt and so on; ``None`` if its rows are no texts.
-        classes: the numbers of its labels in the readout, which may have other tasks' labels, too; empty: all of them.
+        definition: the task's labels in order, its prompt and so on; ``None`` if its rows are not texts.
+        classes: the numbers of its labels in the readout, which may have other tasks' labels, too; empty: all labels.
         parent: the earlier task that this one stands on; empty: none, it stands on θ_pre.
     """
 
@@ -81,17 +81,17 @@ class Record:
 
     @property
     def shared(self) -> Region:
-        """The entries of γ_k that others own."""
+        """The entries of γ_k that other tasks own."""
         return self.region - self.owned.region if len(self.region) > len(self.owned.region) else Region.empty()
 
     @property
     def own_readout(self) -> dict[str, Tensor]:
-        """The rows of the readout that are the task's own labels."""
+        """The rows of the readout for the task's own labels."""
         return rows_of(self.readout, self.classes)
 
 
 def rows_of(readout: Mapping[str, Tensor], classes: Sequence[int]) -> dict[str, Tensor]:
-    """Return the rows of a readout's tensors that are of some classes; all rows where it has no others."""
+    """Return the rows of a readout's tensors for some classes; all rows if it has no others."""
     rows, last = list(classes), max(classes, default=-1)
     return {name: tensor[rows] if 0 <= last < len(tensor) else tensor for name, tensor in readout.items()}
 
@@ -177,8 +177,8 @@ def _check_definition(fields: RecordFields, task: str) -> None:
 class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     """The records of a stream on one base model.
 
-    A task owns the entries of its region that no task below it owns: its parent, and whom that stands on. So tasks of which
-    none stands on the other may own the same entry, and taking one away changes those alone that stand on it.
+    A task owns the entries of its region that no task below it owns. The tasks below are its parent and all further ancestors.
+    So tasks that do not stand on each other may own the same entry; removing a task changes only the tasks that stand on it.
 
     >>> ledger = Ledger.of_model(torch.nn.Linear(4, 3))
     >>> len(ledger.space), ledger.tasks
@@ -186,13 +186,13 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     Args:
         space: the parameter space of the base model.
-        fingerprint: that of the base model, see `forgetfree.core.fingerprint.fingerprint_of`.
-        composition: what a task is inferred with.
-        binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
-        head: where the space is of a language model's body: its head, see `forgetfree.ledger.binding.head_digest`; empty
-            where no task had one.
+        fingerprint: the base model's fingerprint, see `forgetfree.core.fingerprint.fingerprint_of`.
+        composition: the values with which a task is inferred, see `Composition`.
+        binding: the other dependencies of answers; ``None`` if they are not known, as for rows that are not texts.
+        head: if the space belongs to a language model's body: the digest of the head, see
+            `forgetfree.ledger.binding.head_digest`; empty if no task had one.
         effect: how the tasks take effect.
-        dtype: of the weights that tasks stand beside; empty where tasks are written, whose space says it.
+        dtype: the dtype of the weights if tasks take effect beside them; empty if tasks are written: the space has it.
     """
 
     noun = "ledger"
@@ -221,33 +221,33 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self.effect: Effect = effect
         self.dtype = dtype
         self._records: list[Record] = []
-        self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
-        self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
+        self._frozen: tuple[Record, ...] | None = ()  # the same records, or ``None`` after an append
+        self._stored: list[TaskTensors] = []  # records in the form of the file, made on demand
         self._positions: dict[str, int] = {}
-        self._parents: list[int] = [0]  # by stage: the stage that it stands on
+        self._parents: list[int] = [0]  # by stage: the stage of its parent
         self._owners = OwnersBelow()
 
     @classmethod
     def of_model(
         cls, model: nn.Module, *, graftable: str | None = None, effect: Effect | Literal["auto"] = "auto"
     ) -> Ledger:
-        """Return an empty ledger of a model, for tasks that are learned inside `forgetfree.learning`; the model holds θ_pre.
+        """Return an empty ledger for a model that holds θ_pre, for tasks that are learned inside `forgetfree.learning`.
 
-        Names are those of the model's body, so that the ledger is the same with any head.
+        Tensors are named as in the model's body, so that the ledger is the same with any head.
 
         >>> ledger = Ledger.of_model(AutoModelForCausalLM.from_pretrained(DIR))  # doctest: +SKIP
 
         Args:
             model: a model of transformers, with a head or without; or any module.
-            graftable: regular expression over names; only such tensors may be trained.
+            graftable: regular expression; only tensors with a matching name may be trained.
             effect: ``written``: tasks are written into the weights, exactly and without cost when they answer. ``beside``:
                 weights and biases of linear layers have differences beside them, in float32, and the weights are only read.
-                ``auto``: ``beside`` where weights are quantised or sharded, and else ``written``.
+                ``auto``: ``beside`` if weights are quantised or sharded, and else ``written``.
 
         Raises:
             RegionError: no tensor is left.
-            ModelError: nothing is written into quantised or sharded weights; or a module reads a weight past the layer's
-                ``forward``, so that nothing can take effect beside it.
+            ModelError: ``effect`` is ``written`` and weights are quantised or sharded; or a module reads a weight without
+                calling the layer's ``forward``, so that nothing can take effect beside it.
         """
         if effect not in (*EFFECTS, "auto"):
             raise UnknownNameError("effect", effect, (*EFFECTS, "auto"))
@@ -302,11 +302,11 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     @property
     def last(self) -> str:
-        """The task that was learned last; empty, where there is none."""
+        """The task that was learned last; empty if there is none."""
         return self._records[-1].task if self._records else ""
 
     def owned(self) -> Region:
-        """Return the entries that any task owns; `taken` has those of a task and what it stands on."""
+        """Return the entries that any task owns; `taken` returns the entries of one task and its ancestors."""
         owned = [record.owned.region.indices for record in self._records]
         return Region(torch.unique(torch.cat([Region.empty().indices, *owned])))
 
@@ -322,16 +322,16 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return self._owners.among(region.indices, self._below(parent))
 
     def free(self, region: Region, parent: str = "") -> Region:
-        """Return the entries of ``region`` that the next task would own: those that nobody owns at or below its parent.
+        """Return the entries of ``region`` that the next task would own: no task at or below its parent owns them.
 
         Args:
             region: γ.
-            parent: what the task would stand on; empty: θ_pre.
+            parent: the next task's parent; empty: θ_pre.
         """
         return Region(region.indices[self.owners(region, parent) < 0])
 
     def taken(self, parent: str = "") -> Region:
-        """Return the entries that are not free for the next task, see `free`: those of ``parent`` and what it stands on."""
+        """Return the entries that are not free for the next task, see `free`: ``parent`` or its ancestors own them."""
         return Region(self._owners.owned(self._below(parent)))
 
     def _below(self, parent: str) -> int:
@@ -340,7 +340,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return len(self._records) if self.composition == "selection" else stage
 
     def way(self, old: int, new: int) -> tuple[list[int], list[int]]:
-        """Return the positions of the records that are taken away and added, in this order, from one stage to another.
+        """Return the positions of the records to undo and of the records to write, in this order, from one stage to another.
 
         >>> ledger = Ledger.of_model(torch.nn.Linear(4, 3))
         >>> ledger.way(0, 0)
@@ -357,16 +357,16 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return undone, written[::-1]
 
     def common(self, one: int, other: int) -> int:
-        """Return the last stage that the tasks of two stages both stand on, or are."""
+        """Return the last stage that both stages have as an ancestor, or are themselves."""
         while one != other:
             one, other = (self._parents[one], other) if one > other else (one, self._parents[other])
         return one
 
     def parts(self, stage: int) -> list[int]:
-        """Return the positions of the records whose entries together are what a task has on top of θ_pre.
+        """Return the positions of the records that together hold a task's entries on top of θ_pre.
 
         Args:
-            stage: the number of its record, from 1; 0: no task.
+            stage: the number of the task's record, from 1; 0: no task.
 
         Returns:
             The task's ancestors, the first of which stands on θ_pre, and itself. In a ledger of composition ``selection``,
@@ -375,16 +375,15 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return self.way(0, stage)[1]
 
     def stands_on(self, task: str, other: str) -> bool:
-        """Return whether a task would be another one, had ``other`` not been learned: it stands on it, or shares its values."""
+        """Return whether a task depends on ``other``: it stands on it or, in a selection, may share its values."""
         if self.composition == "selection":
             return self.position(task) > self.position(other)
         return task != other and self.position(other) in self.parts(self.stage(task))
 
     def graft(self, task: str) -> Graft:
-        """Return a copy of what ``task`` is inferred with on top of θ_pre, complete enough to be saved and applied.
+        """Return a copy of the values with which ``task`` is inferred on top of θ_pre, to be saved and applied.
 
-        From a ledger that does not say what else its answers depend on (one of rows that are no texts),
-        it is region and values alone.
+        If the ledger has no binding with a tokenizer, or the record no definition, it has only region and values.
         """
         last = self.position(task)
         if self.effect == "beside":
@@ -402,12 +401,12 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return replace(graft, **self._graft_attributes(record, len(graft.region)))
 
     def _graft_attributes(self, record: Record, entries: int) -> dict[str, Any]:
-        """Return what a graft of a record has beside region and values."""
+        """Return the attributes of a record's graft besides region and values."""
         binding, space, cut = self.binding, self.space, 0
         if binding is None or record.definition is None or not binding.tokenizer:
             return {}
         first = {spec.name.partition(".")[0] for spec in space.tensors}
-        # A run's language model, whose body is one of its attributes; but T5's, and one without such, is its own body.
+        # A run's language model has its body as an attribute; T5 and models without such an attribute are their own bodies.
         if binding.readout in BY_WORDS and not binding.architecture and len(first) == 1 and not first <= IN_OWN_BODY:
             cut = len(min(first)) + 1
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
@@ -417,7 +416,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return {"space": space, "readout": record.own_readout, "buffers": buffers, "origin": origin}
 
     def _selected(self, region: Region) -> Graft:
-        """Return the values that the owners of a region's entries gave them."""
+        """Return a region with the values from the owners of its entries."""
         values, owners = torch.empty(len(region), dtype=self.space.dtype, device="cpu"), self.owners(region)
         for owner in sorted(set(owners.tolist())):
             mine, owned = owners == owner, self._records[owner].owned
@@ -430,7 +429,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return [[len(one & other) / max(1, len(other)) for other in regions] for one in regions]
 
     def append(self, record: Record) -> None:
-        """Commit a task. Nothing in a ledger changes afterwards.
+        """Append the record of a task. Records never change afterwards.
 
         Raises:
             TaskError: the task is already in it.
@@ -446,7 +445,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self._owners.add(record.owned.region.indices, below)
 
     def _append(self, record: Record, owners: Tensor) -> None:
-        """Do as `append`, where it is known who owns the entries of γ_k so far."""
+        """Append a record, given the present owners of the entries of γ_k."""
         self.check_new(record.task)
         record = _own(record, self.space.dtype)
         where = f"Record of task {record.task!r}"
@@ -516,12 +515,12 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of the tensors that its file holds of each task."""
+        """The size of each task's tensors in the file, in bytes."""
         return [each.size_in_bytes for each in self._tensors()]
 
     @property
     def size_in_bytes(self) -> int:
-        """The bytes of the tensors that its file holds."""
+        """The size of all tensors in the file, in bytes."""
         return sum(self.sizes)
 
     def _tensors(self) -> list[TaskTensors]:
@@ -540,7 +539,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         """Read a ledger and check all of it: layout, bounds, order, disjointness, dtypes, checksums.
 
         Raises:
-            LedgerError: with the reason; a damaged file is never half-read.
+            LedgerError: the file is missing or not valid; the message gives the reason. It is never half-read.
         """
         path = Path(path)
         return FILE.load(path, cls._of)
@@ -560,7 +559,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
     @classmethod
     def _of(cls, stored: StoredTasks) -> Ledger:
-        """Return the ledger that a file holds; raise ``ValueError`` where its records do not fit together."""
+        """Return the ledger that a file holds; raise ``ValueError`` if its records do not fit together."""
         about, composition = stored.metadata, stored.metadata["composition"]
         if composition not in COMPOSITIONS:
             raise ValueError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}")
@@ -579,7 +578,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             if record.parent not in stages:
                 raise ValueError(f"task {record.task!r} stands on {brief(record.parent)}, which is not before it")
             stages.setdefault(record.task, stage)
-        shares = composition == "selection"  # what all earlier tasks own is below
+        shares = composition == "selection"  # all earlier tasks are below
         parents = range(len(records)) if shares else [stages[record.parent] for record in records]
         ledger._owners, below = OwnersBelow.of([record.region for record in records], parents)
         for record, owners in zip(records, below, strict=True):

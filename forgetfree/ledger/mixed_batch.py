@@ -1,9 +1,9 @@
 """Answering for rows of many tasks at once: large groups exactly, single rows by sparse corrections.
 
-While the model holds one θ for all rows, each gets the entries of its own task. A linear layer answers y = x Wᵀ + b. Where a
-task moves W by δ at (r, c), its rows need y_r += δ x_c; where it moves b by δ at r, they need y_r += δ; and a LayerNorm's
-weight moved by δ at r needs y_r += δ x̂_r. So the rows of many tasks share one pass over the weights, and each costs a few
-entries more.
+The model holds one θ for all rows, and each row is corrected by the entries of its own task. A linear layer computes
+y = x Wᵀ + b. If a task moves W by δ at (r, c), its rows need y_r += δ x_c; if it moves b by δ at r, they need y_r += δ; and a
+LayerNorm's weight moved by δ at r needs y_r += δ x̂_r. So the rows of many tasks share one pass over the weights, and each
+adds the cost of a few entries.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from forgetfree.ledger.switch import LedgerSwitch
 
 #: Above this share of the space, a row's corrections cost more than a pass of its own.
 _MOST = 1 / 300
-#: How far a corrected logit may be from the exact one, at a logit of 1 or less, and beyond in proportion.
+#: The largest error of a corrected logit, absolute up to an exact logit of 1, and relative beyond.
 _CLOSE = 1e-4
-#: And how far at most, as a share of how far the corrections moved the task's logits.
+#: The largest error as a share of the corrections' own effect on the task's logits.
 _CLOSE_TO_MOVED = 1e-3
 
 
 class MixedBatchModel:
     """Answers a batch whose rows belong to any tasks of a ledger, in about the time of one batch of one task.
 
-    Rows of one task are answered together. A group of ``smallest_group`` rows or more gets the model switched to its task: its
-    logits are bit for bit those of that model for that group. The rows of smaller groups share one pass, in which every row is
+    Rows of one task are answered together. For a group of ``smallest_group`` rows or more, the model is switched to the task:
+    the logits are bit for bit the exact ones for that group. The rows of smaller groups share one pass, in which every row is
     corrected by the entries of its own task (`Corrections`): their logits agree with the exact ones up to rounding (measured
-    with minilm: 8e-6 at logits up to 15). A task is answered exactly where corrections cannot follow it: in bfloat16, where it
-    has too many entries, its own buffers, or entries in other modules than linear layers and LayerNorms. The first time that a
-    task is corrected by a record, its answers are compared with the exact ones. If they differ, it is answered exactly from
-    then on; if the record moves them too little to tell, it is compared again next time.
+    with minilm: 8e-6 at logits up to 15). A task is answered exactly if it cannot be corrected: in bfloat16, or if it has too
+    many entries, its own buffers, or entries in other modules than linear layers and LayerNorms. The first time that a task is
+    corrected by a record, its answers are compared with the exact ones. If they differ, it is answered exactly from then on; if
+    the record moves them too little for a comparison, it is compared again next time.
 
-    In a ledger of unions, the small groups share the union up to the middle one of their tasks; only the records between
-    count as entries.
+    If each task stands on the one before it, the small groups share the weights of the middle one of their tasks; each row is
+    corrected only by the records between that task and its own.
 
     >>> mixed = MixedBatchModel(model, LedgerSwitch(ledger, model.backbone))  # doctest: +SKIP
     >>> logits = mixed.answer(rows, ["sst2", "qnli"])  # doctest: +SKIP
 
     Args:
-        model: with a readout for every task that is asked for.
-        switch: of the ledger, for the model's backbone, which holds θ_pre.
+        model: a model with a readout for every requested task.
+        switch: the ledger's switch for the model's backbone, which holds θ_pre.
         pad: fills short rows of token ids; ``None``: rows have one shape.
-        smallest_group: rows of one task from which on they are answered exactly; 1: always.
+        smallest_group: the fewest rows of one task that are answered exactly; 1: always.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class MixedBatchModel:
         self._pad, self._smallest_group = pad, smallest_group
         self._corrections = Corrections(switch.ledger, model.backbone)
         self._changes: dict[int, Change | None] = {}
-        self._proven: set[tuple[str, int]] = set()  # tasks, and the changes that they were corrected by
-        self._exact: set[str] = set()  # tasks that corrections do not follow
+        self._proven: set[tuple[str, int]] = set()  # tasks and changes with close corrections
+        self._exact: set[str] = set()  # tasks that cannot be corrected
 
     @torch.no_grad()
     def answer(self, rows: Sequence[Tensor], tasks: Sequence[str]) -> list[Tensor]:
@@ -81,7 +81,7 @@ class MixedBatchModel:
             tasks: the task of each row.
 
         Raises:
-            UsageError: there are more rows than tasks, or fewer; or words are marked in a row, which labels of their own have.
+            UsageError: the numbers of rows and tasks differ; or a row has several labelled words.
             TaskError: the ledger or the model does not know a task.
         """
         if len(rows) != len(tasks):
@@ -146,9 +146,9 @@ class MixedBatchModel:
         return answers
 
     def _plan(self, tasks: list[str]) -> tuple[int, dict[str, list[tuple[Change, int]]]]:
-        """Return the stage of the model that all rows share, and what each task adds to it (+1) or takes from it (−1).
+        """Return the stage that all rows share, and for each task the changes to add to it (+1) or to take back (−1).
 
-        ``tasks`` are in the ledger's order; those that cannot be corrected are left out.
+        ``tasks`` are in the ledger's order; tasks that cannot be corrected are left out.
         """
         records, stage = self._ledger.records, 0
         positions = {task: self._ledger.position(task) for task in tasks}
@@ -183,7 +183,7 @@ class MixedBatchModel:
         return changes
 
     def _forward(self, rows: Sequence[Tensor], groups: Mapping[str, list[int]]) -> dict[int, Tensor]:
-        """Return the logits by row of one pass, in which the rows stand group after group."""
+        """Return the logits by row from one pass over the rows, group after group."""
         batch = [rows[number] for numbers in groups.values() for number in numbers]
         x = torch.stack(batch) if self._pad is None else pad_sequence(batch, batch_first=True, padding_value=self._pad)
         features, start = self._model.features(self._model.prepared(x)), 0
@@ -214,7 +214,7 @@ def _are_close(logits: Tensor, exact: Tensor) -> bool:
 
 
 class NotCorrected(Exception):
-    """A module computes in a way that corrections do not follow."""
+    """A module computes in a way that corrections do not support."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Change:
     """The change that a graft makes to θ_pre, entry by entry and tensor after tensor.
 
     Attributes:
-        indices: the graft's, which are not copied: ``(s,)``.
+        indices: the graft's indices, not copied: ``(s,)``.
         delta: the graft's values minus θ_pre's: ``(s,)``.
         cuts: where the entries of each tensor begin, and the end: int32 ``(P + 1,)``.
     """
@@ -234,12 +234,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries that one tensor needs for each row of a batch, filled up with zeros to n: ``(B, 1, n)`` each.
+    """The corrections of one tensor for each row of a batch, padded with zeros to n entries: ``(B, 1, n)`` each.
 
     Attributes:
-        output: which output of its module an entry adds to.
-        input: which input of a linear layer it multiplies.
-        delta: by what.
+        output: the number of the module's output that an entry is added to.
+        input: the number of the linear layer's input that is multiplied by ``delta``.
+        delta: the change of the entry.
     """
 
     output: Tensor
@@ -248,10 +248,10 @@ class Entries:
 
 
 class Corrections:
-    """Finds what can be corrected in a model, and corrects it.
+    """Finds the tensors of a model that can be corrected, and corrects them.
 
-    That is each weight and bias of a linear layer (GPT-2's ``Conv1D``, too) or a LayerNorm, in single or double precision; and
-    what takes effect beside the weights in any case.
+    These are the weights and biases of linear layers (GPT-2's ``Conv1D``, too) and LayerNorms, in single or double precision;
+    differences beside the weights can be corrected in any case.
 
     Args:
         ledger: the records.
@@ -292,7 +292,7 @@ class Corrections:
 
     @torch.no_grad()
     def change(self, graft: Graft) -> Change | None:
-        """Return what ``graft`` adds to the model, which must hold θ_pre; ``None`` if not all of it can be corrected."""
+        """Return the change that ``graft`` makes to the model, which must hold θ_pre; ``None`` if it cannot be corrected."""
         indices = graft.region.indices
         cuts = torch.searchsorted(indices, self._space.boundaries)
         if bool((cuts.diff()[~self._reached] > 0).any()):
@@ -306,7 +306,7 @@ class Corrections:
         """Return the entries by tensor.
 
         Args:
-            runs: the row that a change is for, the change, and +1 to add or −1 to take it back; in the order of the rows.
+            runs: the number of a row, a change for it, and +1 to add or −1 to take it back; in the order of the rows.
             rows: the number of rows B.
         """
         if not runs:
@@ -317,7 +317,7 @@ class Corrections:
         counts = cuts.diff(dim=1)  # (runs, P)
         totals = counts.new_zeros(rows, counts.shape[1]).index_add_(0, row, counts)
         width = totals.amax(0)
-        # Every entry goes to: its tensor's block, its row there, the runs before it in the row, its place in the run.
+        # The place of an entry: its tensor's block, its row there, after the row's earlier runs, its place in the run.
         before = counts.cumsum(0) - counts
         before = before - before[torch.searchsorted(row, row)]
         block = rows * (width.cumsum(0) - width)
@@ -347,7 +347,7 @@ class Corrections:
         """Correct the model's passes inside the block.
 
         Raises:
-            NotCorrected: a module was not called, or not with one item a row; answers of the block are wrong.
+            NotCorrected: a module was not called, or not with one item per row; outputs of the block are wrong then.
         """
         waiting = set(entries)
         numbers = {id(module): own for module, own in self._sites if not waiting.isdisjoint(own.values())}

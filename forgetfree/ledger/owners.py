@@ -1,6 +1,6 @@
-"""Who owns which entry, in memory of the size of what is owned: 12 bytes an entry, whatever the size of the model.
+"""The owner of each entry, in 12 bytes per owned entry, whatever the size of the model.
 
-`Owners` has those of records that stand on each other in one line; `OwnersBelow` those of a tree, which is made of lines.
+`Owners` is for records in one line, each of which stands on the one before; `OwnersBelow` is for a tree, made of lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Run = tuple[Tensor, Tensor]
 
 
 class Owners:
-    """The first owner of each entry: sorted runs of entries, one a task at first; two of about one length become one.
+    """The first owner of each entry, in sorted runs of entries: each task adds a run, and two runs of about one length merge.
 
     So there are about as many runs as the number of tasks has binary digits.
 
@@ -34,13 +34,13 @@ class Owners:
 
     @classmethod
     def of(cls, regions: Sequence[Region], positions: Sequence[int]) -> tuple[Owners, tuple[Tensor, ...]]:
-        """Return the owners after regions of tasks, and for each region the owners before it, as `among` does.
+        """Return the owners after the regions of tasks, and for each region the owners before it, in the form of `among`.
 
         All regions are sorted once, where `add` merges runs again and again.
 
         Args:
             regions: in the tasks' order.
-            positions: those of the tasks, ascending.
+            positions: the positions of the tasks, ascending.
         """
         owners, sizes = cls(), [len(region) for region in regions]
         indices, order = torch.cat([Region.empty().indices, *(region.indices for region in regions)]).sort(stable=True)
@@ -56,7 +56,7 @@ class Owners:
         return owners, torch.split(before, sizes)
 
     def add(self, indices: Tensor, owner: int) -> None:
-        """Note the owner of sorted indices ``(s,)``, which nobody owns so far."""
+        """Add the owner of sorted indices ``(s,)`` that have no owner so far."""
         run = indices, torch.full((len(indices),), owner, dtype=torch.int32, device="cpu")
         while self._runs and len(self._runs[-1][0]) < 2 * len(run[0]):
             run = _merged(self._runs.pop(), run)
@@ -67,7 +67,7 @@ class Owners:
         """Return the owner of each index, or −1: int64 ``(s,)``."""
         owners = torch.full((len(indices),), -1, device="cpu")
         for own, by in self._runs:
-            at = torch.searchsorted(own[:-1], indices)  # the last one stands for all that come after
+            at = torch.searchsorted(own[:-1], indices)  # larger indices are compared with the last one
             found = own[at] == indices
             owners[found] = by[at[found]].long()
         return owners
@@ -80,12 +80,12 @@ class Owners:
 
 @dataclass
 class _Line:
-    """Records of which each stands on the one before it.
+    """Records in a line: each stands on the one before it.
 
     Attributes:
-        owners: those of the line.
-        base: the stage that the first of them stands on; 0: θ_pre.
-        last: the stage of the last.
+        owners: the owners in the line.
+        base: the stage that the first record stands on; 0: θ_pre.
+        last: the stage of the last record.
     """
 
     owners: Owners
@@ -96,7 +96,7 @@ class _Line:
 class OwnersBelow:
     """The owners of entries on the way from a stage to θ_pre. Stages are numbers of records, from 1; 0 is θ_pre.
 
-    The first record that stands on the last of a line goes on with it; any other begins a new one.
+    The first record that stands on the last of a line extends the line; any other begins a new line.
 
     >>> import torch
     >>> owners = OwnersBelow()
@@ -112,11 +112,11 @@ class OwnersBelow:
 
     @classmethod
     def of(cls, regions: Sequence[Region], parents: Sequence[int]) -> tuple[OwnersBelow, list[Tensor]]:
-        """Return the owners after records with these regions, and for each region the owners below it, as `among` does.
+        """Return the owners after records with these regions, and for each region the owners below it, in the form of `among`.
 
         Args:
             regions: γ of each record.
-            parents: the stages that they stand on; each comes before its own.
+            parents: the stage of each record's parent; it comes before the record's own.
         """
         below, before = cls(), [torch.empty(0)] * len(regions)
         for parent in parents:
@@ -124,7 +124,7 @@ class OwnersBelow:
         members: list[list[int]] = [[] for _ in below._lines]
         for position, line in enumerate(below._line_of[1:]):
             members[line].append(position)
-        for each, positions in zip(below._lines, members, strict=True):  # a base comes before what stands on it
+        for each, positions in zip(below._lines, members, strict=True):  # a base comes before the lines on it
             each.owners, own = Owners.of([regions[position] for position in positions], positions)
             for position, within in zip(positions, own, strict=True):
                 on_base = below.among(regions[position].indices, each.base)
@@ -132,7 +132,7 @@ class OwnersBelow:
         return below, before
 
     def _place(self, parent: int) -> _Line:
-        """Return the line of the next record, which now ends with it."""
+        """Add the next record at the end of its line, and return the line."""
         number = self._line_of[parent]
         if not parent or self._lines[number].last != parent:
             number = len(self._lines)
@@ -142,7 +142,7 @@ class OwnersBelow:
         return self._lines[number]
 
     def add(self, indices: Tensor, parent: int) -> None:
-        """Note what the next record owns: sorted indices ``(s,)``, which nobody owns at or below the stage ``parent``."""
+        """Add the entries of the next record: sorted indices ``(s,)`` without an owner at or below the stage ``parent``."""
         self._place(parent).owners.add(indices, len(self._line_of) - 2)
 
     def among(self, indices: Tensor, stage: int) -> Tensor:
@@ -151,7 +151,7 @@ class OwnersBelow:
         while stage:
             line = self._lines[self._line_of[stage]]
             own = line.owners.among(indices)
-            owners = torch.where((own >= 0) & (own < stage), own, owners)  # what lies lower counts
+            owners = torch.where((own >= 0) & (own < stage), own, owners)  # the lowest owner counts
             stage = line.base
         return owners
 

@@ -1,4 +1,4 @@
-"""Changing one model between θ_pre and what the tasks of a ledger are inferred with, and whether it is the ledger's model."""
+"""Switching one model between θ_pre and the tasks of a ledger, and checking that it is the ledger's model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from forgetfree.ledger.transaction import Transaction
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import checksum
 
-#: The tasks whose weights models hold now, by the part of a model that its ledger is of.
+#: The tasks that models answer now, by the part of a model to which its ledger belongs.
 _IN_PLACE: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 class _Piece(NamedTuple):
-    """The entries of one tensor that a record changes: the tensor's number, their numbers in it, θ_pre and values, ``(n,)``."""
+    """The entries of one tensor that a record changes: the tensor's number; their numbers in it, θ_pre and values, ``(n,)``."""
 
     number: int
     local: Tensor
@@ -57,11 +57,11 @@ class _Written:
 
     def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
         self._model, self._space = model, space
-        #: Of each part (see `Ledger.parts`) that was ever written.
+        #: The pieces of each part (see `Ledger.parts`) that was ever written.
         self._pieces: dict[int, list[_Piece]] = {}
 
     def change(self, undone: Sequence[int], written: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
-        """Write θ_pre where the parts ``undone`` are, and then the parts ``written``."""
+        """Write θ_pre at the entries of the parts ``undone``, and then the values of the parts ``written``."""
         for part in undone:
             self._write(part, pre=True)
         for part in written:
@@ -69,10 +69,10 @@ class _Written:
                 self._keep(part, graft_of(part))
         for part in written:
             self._write(part)
-        torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
+        torch.clear_autocast_cache()  # a caller's autocast caches earlier weights in half precision
 
     def _keep(self, part: int, graft: Graft) -> None:
-        """Keep what a part writes, and θ_pre at the same entries, which the model holds there, cut by tensor."""
+        """Keep the values of a part, and θ_pre at its entries, which the model holds now, by tensor."""
         pre, pieces = self.values(graft.region), []
         for number, local, where in self._space.split(graft.region.indices):
             tensor = self._tensor(number)
@@ -83,7 +83,7 @@ class _Written:
 
     @torch.no_grad()
     def _write(self, part: int, *, pre: bool = False) -> None:
-        """Write a part's values into the model, or what ``pre`` says of it: θ_pre."""
+        """Write a part's values into the model; with ``pre``, write θ_pre at its entries."""
         for piece in self._pieces[part]:
             tensor, values = self._tensor(piece.number), piece.pre if pre else piece.values
             if tensor.is_contiguous() and tensor.device == piece.local.device:
@@ -93,7 +93,7 @@ class _Written:
                 flat[at] = values.to(flat)
 
     def _tensor(self, number: int) -> Tensor:
-        """Return a tensor of the space as the model has it now: whoever moves a model may put others into it."""
+        """Return the model's current tensor: moving a model may replace its tensors."""
         parameters, name = self._owners[number]
         tensor = parameters[name]
         assert tensor is not None  # of a space
@@ -102,13 +102,13 @@ class _Written:
     @cached_property
     def _owners(self) -> list[tuple[dict[str, nn.Parameter | None], str]]:
         """The place of each tensor of the space in the model."""
-        self._space.parameters(self._model)  # refuses a model that lacks one
+        self._space.parameters(self._model)  # raises for a model that lacks one
         places = [spec.name.rpartition(".") for spec in self._space.tensors]
         return [(self._model.get_submodule(module)._parameters, name) for module, _, name in places]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that a task needs to be what they are."""
+        """The tensors that must not change while the model answers a task."""
         return [self._tensor(number) for number in range(len(self._space.tensors))]
 
     @property
@@ -117,7 +117,7 @@ class _Written:
         return {spec.name for spec in self._space.tensors}
 
     def values(self, region: Region) -> Tensor:
-        """Return the values ``(s,)`` that the model has at the entries of a region."""
+        """Return the values ``(s,)`` of the model at the entries of a region."""
         return self._space.gather(self._model, region.indices)
 
     def put(self, region: Region, values: Tensor) -> None:
@@ -126,7 +126,7 @@ class _Written:
 
 
 class _Beside:
-    """Entries whose differences linear layers add to their outputs: the model's tensors are only read.
+    """Entries with differences that linear layers add to their outputs: the model's tensors are only read.
 
     Args:
         model: that the space is of.
@@ -141,21 +141,21 @@ class _Beside:
         self._added: list[int] = []
 
     def change(self, undone: Sequence[int], written: Sequence[int], graft_of: Callable[[int], Graft]) -> None:
-        """Let the layers add no longer the parts ``undone``, but the parts ``written``."""
+        """Let the layers add the parts ``written``, and no longer the parts ``undone``."""
         added = [part for part in self._added if part not in undone] + [*written]
         grafts, present = [graft_of(part) for part in added], ExitStack()
         if grafts:
             indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
             values = torch.cat([graft.values for graft in grafts])[order].to(self._layers.device)
             present.enter_context(Differences(self._layers, Region(indices), values).applied())
-        self._present.close()  # not before the others are there
+        self._present.close()  # only after the new ones are there
         self._present, self._added = present, added
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that a task needs to be what they are."""
+        """The tensors that must not change while the model answers a task."""
         model = self._layers.model
-        if is_sharded(model):  # whose passes gather others for a moment
+        if is_sharded(model):  # its passes gather temporary tensors
             return [each for each in model.state_dict(keep_vars=True).values() if hasattr(each, "full_tensor")]
         return list(model.parameters())
 
@@ -168,20 +168,20 @@ class _Beside:
 
 
 class LedgerSwitch:
-    """Changes one model, bit for bit, between θ_pre and what the tasks of a ledger are inferred with.
+    """Switches one model, bit for bit, between θ_pre and the tasks of a ledger.
 
-    What a task owns is disjoint from what it stands on, so going to a task that stands on another writes the records between
-    them, and going back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that
-    do not stand on each other, it goes by what both stand on. The ledger may grow meanwhile.
+    The entries of a task are disjoint from the entries of its ancestors. So a switch from an ancestor to a task writes the
+    records between them, and a switch back writes θ_pre there: only the entries that must change are touched. Between tasks
+    that do not stand on each other, the model goes through their last common ancestor. The ledger may grow meanwhile.
 
     >>> switch = LedgerSwitch(ledger, model)  # doctest: +SKIP
     >>> switch.to(1)  # the model answers the first task; 0: it is θ_pre again  # doctest: +SKIP
 
     Args:
         ledger: the records.
-        model: the base model, or any with its body where the ledger is of that; it must hold θ_pre now.
+        model: the base model, or any model with its body if the ledger belongs to the body; it must hold θ_pre now.
         check: first compare layout, configuration and fingerprint with the ledger's (reads the whole model once).
-        fingerprint: the model's, if it is known already.
+        fingerprint: the model's fingerprint, if it is known already.
 
     Raises:
         LedgerError: the ledger belongs to another model.
@@ -201,11 +201,11 @@ class LedgerSwitch:
 
     @property
     def stage(self) -> int:
-        """The number of the record whose task the model answers now; 0: none."""
+        """The record number of the task that the model answers now; 0: none."""
         return self._stage
 
     def to(self, stage: int) -> None:
-        """Make the model infer the task of record ``stage``, counted from 1; 0 is θ_pre.
+        """Switch the model to the task of record ``stage``, counted from 1; 0 is θ_pre.
 
         Raises:
             LedgerError: there is no such record.
@@ -215,7 +215,7 @@ class LedgerSwitch:
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
         if stage != self._stage:
             undone, written = self.ledger.way(self._stage, stage)
-            if undone and written:  # by what both stand on: nothing is half applied where one cannot be read
+            if undone and written:  # through the common ancestor: nothing is half applied if a record fails
                 self.to(self.ledger.stage(records[written[0]].parent))
                 undone = []
             self._entries.change(undone, written, self._graft)
@@ -227,12 +227,12 @@ class LedgerSwitch:
         self._restore_buffers()
 
     def _graft(self, part: int) -> Graft:
-        """Return what a part writes."""
+        """Return the graft that a part writes."""
         record = self.ledger.records[part]
         return self.ledger.graft(record.task) if self.ledger.composition == "selection" else record.owned
 
     def to_task(self, task: str) -> None:
-        """Make the model infer ``task``."""
+        """Switch the model to ``task``."""
         self.to(self.ledger.position(task) + 1)
 
     @contextmanager
@@ -245,16 +245,16 @@ class LedgerSwitch:
         moves_anything: bool = False,
         check: bool = True,
     ) -> Iterator[Transaction[Any]]:
-        """Let a task be learned inside, on top of another or of θ_pre, and be recorded in the ledger.
+        """Let a task be learned inside the block, on top of another task or of θ_pre, and be recorded in the ledger.
 
-        At the end, with its record in the ledger or not, and after an error, the model has what it had at the beginning of the
-        block: what the task stands on.
+        At the end, with the record in the ledger or not, and after an error, the model is back in its state at the beginning of
+        the block: the state of the task's parent.
 
         Args:
             region: the entries that are trained.
             parent: the task that it stands on; empty: θ_pre.
-            modules: what is trained whole beside them, such as a readout; of a recorded task it stays as it is.
-            moves_anything: whether training may move other entries, too, which are put back.
+            modules: modules that are trained as a whole, such as a readout; they stay as trained if the task is recorded.
+            moves_anything: whether training may move other entries, too; they are restored.
             check: whether to compare all entries outside of the region at the end (reads the model twice).
 
         Raises:
@@ -297,7 +297,7 @@ class LedgerSwitch:
             self._restore_buffers()
 
     def _check_outside(self, task: str, digests: Sequence[str]) -> None:
-        """Raise ``LedgerError`` where an entry has changed since these were the tensors' digests."""
+        """Raise ``LedgerError`` if a tensor has changed since these digests were taken."""
         pairs = zip(self.ledger.space.tensors, digests, self._digests(), strict=True)
         if changed := [spec.name for spec, before, now in pairs if before != now]:
             raise LedgerError(
@@ -311,7 +311,7 @@ class LedgerSwitch:
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:
-        """Give the model as it infers ``task``, in evaluation mode; after the block it holds θ_pre and has its modes again.
+        """Yield the model switched to ``task``, in evaluation mode; after the block it holds θ_pre and has its modes again.
 
         Raises:
             TrainingError: an optimiser is about to step the model inside.
@@ -332,7 +332,7 @@ class LedgerSwitch:
                 self.to(0)
 
     def _versions(self) -> list[tuple[int, torch.dtype]]:
-        """What PyTorch counts of changes of the tensors, and their dtypes, of which it does not."""
+        """Return the tensors' versions, which PyTorch raises at changes in place, and dtypes, which may change without that."""
         return [(0 if each.is_inference() else each._version, each.dtype) for each in self._entries.tensors]
 
     @torch.no_grad()
@@ -345,8 +345,8 @@ class LedgerSwitch:
 
 @contextmanager
 def refusing_steps(model: nn.Module, task: str) -> Iterator[None]:
-    """Raise ``TrainingError`` inside where an optimiser is about to change a model that answers a task."""
-    known = ref(model)  # the hook is everybody's, and outlives a switch that nobody has undone
+    """Raise ``TrainingError`` if, inside the block, an optimiser is about to change a model that answers a task."""
+    known = ref(model)  # the hook is global, and outlives a switch that is never undone
 
     def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         own = {id(each) for each in model.parameters()} if (model := known()) is not None else set()
@@ -372,7 +372,7 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
     }
 
 
-# -- Checks that a ledger belongs to a model. Each raises ``LedgerError`` and says what differs. ----------
+# -- Checks that a ledger belongs to a model. Each raises ``LedgerError`` and names the difference. -------
 
 
 def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = None, *, anew: bool = False) -> None:
@@ -380,9 +380,9 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
 
     Args:
         ledger: the ledger to check.
-        model: the base model, or any with its body where the ledger is of that. It may have a pooler that the ledger's model
-            lacks, because no pooler is grafted.
-        fingerprint: the model's, if it is known already.
+        model: the base model, or any model with its body if the ledger belongs to the body. It may have a pooler that the
+            ledger's model lacks, because no pooler is grafted.
+        fingerprint: the model's fingerprint, if it is known already.
         anew: see `fingerprint_of`.
     """
     backbone = part_named(model, ledger.space)
@@ -426,16 +426,16 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
 
 
 def has_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None, *, anew: bool = False) -> bool:
-    """Return whether a model has the ledger's weights; a pooler, which no graft touches, counts or does not."""
+    """Return whether a model has the ledger's weights, with or without a pooler, which no graft touches."""
     return fingerprint == ledger.fingerprint or any(
         fingerprint_of(backbone, without=names, anew=anew) == ledger.fingerprint for names in (POOLER, None)
     )
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
-    """Check what answers depend on besides weights, against the binding ``now`` of the model that will answer.
+    """Check the ledger's binding against ``now``, the binding of the model that will answer.
 
-    Ledgers of rows that are no texts do not say it, and pass; ``where`` is the ledger's file, for the message.
+    Ledgers of rows that are not texts have no binding, and pass; ``where`` is the ledger's file, for the message.
     """
     if ledger.binding and (differ := ledger.binding.differences(now)):
         raise LedgerError(
@@ -445,12 +445,12 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
 
 
 def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
-    """Check that tasks are what they are in the ledger: kind, labels in order, prompts, and all else of their definitions.
+    """Check that tasks are defined as in the ledger: kind, labels in order, prompts, and all other fields.
 
     Args:
         ledger: the ledger to check.
         tasks: definitions by name.
-        where: where these definitions are, for the message.
+        where: the place of these definitions, for the message.
     """
     for record in ledger.records:
         if record.definition is None or record.task not in tasks:

@@ -1,4 +1,4 @@
-"""A change of a model that is taken back: for good, unless it is committed, and while the model answers other tasks."""
+"""A change of a model that is undone at the end, unless it is committed, and suspended while the model answers other tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ State = TypeVar("State")
 
 
 class Transaction(Generic[State]):
-    """The change that the training of a task makes to a model: at the end of the block it is taken back, unless committed.
+    """The change that the training of a task makes to a model: at the end of the block it is undone, unless committed.
 
     Args:
-        read: returns copies of what training changes in the model.
-        write: puts such copies into the model.
+        read: returns copies of the state that training changes.
+        write: writes such copies into the model.
 
     Attributes:
-        before: what was read at first.
+        before: the state before the change.
     """
 
     def __init__(self, read: Callable[[], State], write: Callable[[State], None]) -> None:
@@ -36,14 +36,14 @@ class Transaction(Generic[State]):
         self._has_ended = True
 
     def roll_back(self) -> None:
-        """Take the change back, unless it is committed."""
+        """Undo the change, unless it is committed."""
         if not self._has_ended:
             self._has_ended = True
             self._write(self.before)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Let the model have what it had before inside, so that it answers other tasks."""
+        """Restore the state before the change inside the block, so that the model answers other tasks."""
         if self._has_ended:
             yield
             return

@@ -1,1 +1,1 @@
-"""Models: a pre-trained backbone, read out per task."""
+"""Models: a pre-trained backbone with a readout per task."""

@@ -1,7 +1,7 @@
-"""Loads θ_ft from a model directory in Hugging Face layout that was fine-tuned elsewhere.
+"""Loads θ_ft from the directory of a model in Hugging Face layout that was fine-tuned elsewhere.
 
-Its head determines how it is read: a sequence classifier by its own head, which does not change; masked and causal
-language models by label words; a token classifier by its linear layer at the first token (the last, for causal models).
+The head of the model determines its readout: for a sequence classifier, its own head, which does not change; for masked and
+causal language models, label words; for a token classifier, its linear layer at the first token (causal models: the last).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
 
-#: The part of an architecture's name that names its head, how that is read, and the class that loads it.
+#: A part of an architecture's name for each head, the kind of its readout, and the class that loads it.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
@@ -37,15 +37,15 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
 
 @dataclass(frozen=True)
 class FineTunedModel:
-    """A fine-tuned model and the pre-trained model that it was made from.
+    """A fine-tuned model and the pre-trained model from which it was made.
 
     Attributes:
         architecture: its Hugging Face class.
-        fingerprint: that of all its weights.
-        loaded: the pre-trained model, with the kind of readout that the fine-tuned one has.
+        fingerprint: the fingerprint of all its weights.
+        loaded: the pre-trained model, with the fine-tuned model's kind of readout.
         theta: θ_ft, ``(N,)``.
-        head: the tensors of the readout: of a linear one in the order of the task's labels; empty where label words are read.
-        left_out: tensors that differ and are neither graftable nor of the head. A graft does not have them.
+        head: the tensors of the readout; for a linear one, in the order of the task's labels; empty for label words.
+        left_out: tensors that differ and are neither graftable nor in the head. A graft does not have them.
     """
 
     architecture: str
@@ -56,12 +56,12 @@ class FineTunedModel:
     left_out: tuple[str, ...]
 
     def put_into(self, store: StateStore, key: str, pre: ModelState) -> None:
-        """Put θ_ft and its readout into a store of fine-tuned models, as the one of a key.
+        """Put θ_ft and its readout into a store of fine-tuned models, under a key.
 
         Args:
             store: the store.
-            key: of a model that is fine-tuned on the one task.
-            pre: the pre-trained state, of that task.
+            key: the key of a model that is fine-tuned on this one task.
+            pre: the pre-trained state with the task's readout.
         """
         with store.making(key) as known:
             if known is None:
@@ -69,7 +69,7 @@ class FineTunedModel:
 
     @property
     def note(self) -> str:
-        """A sentence on what a graft of it lacks; an empty text where it lacks nothing."""
+        """A sentence on the tensors that a graft of it lacks; an empty text if it lacks none."""
         if not self.left_out:
             return ""
         return (
@@ -92,8 +92,8 @@ def load_fine_tuned(
     Args:
         directory: in Hugging Face layout; a tokenizer is not needed.
         model: the pre-trained model's name or directory.
-        task: what it was fine-tuned on; labels are matched by name.
-        readout: that the user asks for; its head determines which there is.
+        task: the task that it was fine-tuned on; labels are matched by name.
+        readout: the requested readout: ``auto``, or the one that the head determines.
         graftable: see `ReadoutModel`.
         max_length: see `load_model`.
 
@@ -108,7 +108,7 @@ def load_fine_tuned(
             f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
         )
     config = read_config(directory, directory)
-    # Label words need no classes; what the labels tell comes before any weight is loaded.
+    # Label words need no classes; labels are checked before any weight is loaded.
     classes = label_order(config.id2label, task, directory) if kind in ("classifier", "linear") else ()
     as_body = "linear" if kind == "classifier" else kind
     loaded = load_model(model, as_body, graftable=graftable, max_length=max_length, tasks=[task])
@@ -142,14 +142,14 @@ def load_fine_tuned(
     elif kind == "classifier":
         tokens: Any = loaded.model.tokens
         tuned = TaskModel(body, tokens, "classifier", head=Head(architecture, classes, head), graftable=graftable)
-        body.load_state_dict(pre.state_dict(), strict=False)  # all but the pooler, which is the head's
+        body.load_state_dict(pre.state_dict(), strict=False)  # all but the pooler, a part of the head
         loaded = replace(loaded, model=tuned, readout="classifier", fingerprint=fingerprint_of(body))
     return FineTunedModel(architecture, fingerprint, loaded, theta, head, left_out)
 
 
 def _head_apart(backbone: Any, tokenizer: Any, directory: str) -> dict[str, Tensor]:
     """Return the tensors of a fine-tuned classifier's head, see `own_readout`; raise ``UsageError`` if it has none."""
-    align_(backbone)  # as what is apart from it: elsewhere in memory the last bits may be others
+    align_(backbone)  # like the separate head: at other addresses the last bits may differ
     own = own_readout(backbone)
     if own is None or not reads_alike(own, backbone, tokenizer("What is it?", return_tensors="pt")):
         raise UsageError(
@@ -185,11 +185,11 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 
     Args:
         names: the model's classes, ``id2label`` of its config.json.
-        task: the task whose labels are matched.
-        directory: the model's, for the message.
+        task: the task with the labels to match.
+        directory: the model's directory, for the message.
 
     Raises:
-        UsageError: there are more or fewer classes than labels, or their names are others.
+        UsageError: classes and labels differ in number or in their names.
     """
     numbers = sorted(names)
     classes, labels = [str(names[number]) for number in numbers], list(task.labels)
@@ -207,7 +207,7 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 
 
 def _head(directory: str) -> tuple[ReadoutKind, str]:
-    """Return how a fine-tuned model is read, and the class that loads it."""
+    """Return the kind of a fine-tuned model's readout, and the class that loads it."""
     path = Path(directory)
     weighed = any(path.glob("model*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if not weighed or not (path / "config.json").is_file():

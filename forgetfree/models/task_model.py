@@ -1,18 +1,18 @@
-"""Models with readouts by task: a language model (`TaskModel`), or any network that ends in a linear layer (`ModuleModel`).
+"""Models with a readout per task: a language model (`TaskModel`), or any network that ends in a linear layer (`ModuleModel`).
 
-Five readouts of language models (paper, §3; what is frozen: A.1; prompts: A.2):
+Five readouts of language models (paper, §3; frozen parts: A.1; prompts: A.2):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
-- ``generate``: the logits of all tokens, a causal LM's or those of an encoder-decoder's decoder, at the marked positions of a
-  row: see `forgetfree.data.prompts`. Texts are written by it, and labels are read as by ``causal``;
-- ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
-  encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's); where words are labelled, on that of
-  each word's first token;
+- ``generate``: the logits of all tokens, from a causal LM or the decoder of an encoder-decoder, at the marked positions of a
+  row: see `forgetfree.data.prompts`. It writes texts, and reads labels like ``causal``;
+- ``linear``: a linear layer per task on the first token's hidden state ([CLS]); for causal models and encoder-decoders, on the
+  last token's (BART: in the decoder, as in its own classifier; T5: in the encoder); where words are labelled, on each word's
+  first token's;
 - ``mean``: the same layer on the mean of all tokens' hidden states, special ones included.
 
-A classifier that was trained elsewhere has one more, ``classifier``: its own head, see `forgetfree.models.heads.Head`. What a
-model needs besides token ids, such as the attention mask, follows from them: see `forgetfree.models.token_inputs`.
+A classifier that was trained elsewhere has one more, ``classifier``: its own head, see `forgetfree.models.heads.Head`. The
+other inputs of a model, such as the attention mask, are computed from token ids: see `forgetfree.models.token_inputs`.
 
 ``prompt``, ``causal`` and ``generate`` add no tensor. Linear layers and heads belong to their tasks, and so to the ledger.
 """
@@ -38,7 +38,7 @@ from forgetfree.models.token_inputs import TokenInputs, TokenLayout, moved_toget
 if TYPE_CHECKING:
     from forgetfree.models.heads import Head
 
-#: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
+#: Tokens per row for timing passes: enough to keep the device busy, on a CPU and elsewhere.
 _EXAMPLE, _LONG_EXAMPLE = 32, 256
 
 
@@ -50,8 +50,8 @@ class TaskModel(ReadoutModel):
         tokens: the special ids of its tokenizer.
         readout: one of the six.
         pooling: the states that linear layers read.
-        head: for ``classifier``: what the tasks' heads are of.
-        dropout: before the linear layer, as in the backbone's own classification head.
+        head: for ``classifier``: the classifier of the tasks' heads.
+        dropout: the dropout before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
     """
 
@@ -82,7 +82,7 @@ class TaskModel(ReadoutModel):
         return hidden_size_of(self.backbone.config)
 
     def make_layer(self, name: str, n_labels: int, seed: int) -> nn.Module:
-        """Return the untrained layer of a task's readout; a head of transformers' own, with the tensors that it has so far."""
+        """Return the untrained layer of a task's readout; for ``classifier``, the head, with its tensors if it has any."""
         if self.head is None:
             return super().make_layer(name, n_labels, seed)
         from forgetfree.models.heads import make_head
@@ -93,7 +93,7 @@ class TaskModel(ReadoutModel):
         return layer.to(next(self.backbone.parameters()).dtype)
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the arguments for the backbone, where ``x`` is."""
+        """Return the arguments for the backbone, on the device of ``x``."""
         mask = self.tokens.attention_mask(x)
         longest = int(mask.sum(1).max())  # padding that a data loader added costs nothing
         x, mask = self.tokens.ids(x[:, :longest]), mask[:, :longest]
@@ -104,33 +104,33 @@ class TaskModel(ReadoutModel):
         return inputs
 
     def prepared(self, x: Tensor | TokenInputs) -> TokenInputs:
-        """Return what the model reads of a batch, on its device."""
+        """Return the model's inputs for a batch, on the model's device."""
         return x if isinstance(x, TokenInputs) else self._prepared(x).to(self.device)[0]
 
     def on_device(self, batch: Batch) -> tuple[TokenInputs, Tensor, Tensor]:
-        """Return a batch ``(x, y, t)`` on the model's device, by one copy, but for ``t``, whose values are looked at."""
+        """Return a batch ``(x, y, t)`` on the model's device, by one copy; ``t`` stays, because the host reads its values."""
         x, y, t = batch
-        if y.dtype != x.dtype or y.device != x.device:  # a plugin's own
+        if y.dtype != x.dtype or y.device != x.device:  # from a plugin
             return self.prepared(x), y.to(self.device), t
         inputs, (labels,) = self._prepared(x).to(self.device, y)
         return inputs, labels, t
 
     def _prepared(self, x: Tensor) -> TokenInputs:
-        """Return what the model reads of a batch, on the batch's device."""
+        """Return the model's inputs for a batch, on the batch's device."""
         if self.writes_apart:
             return self._decoded(x)
         inputs = self._unlabelled(x)
         return replace(inputs, at=self._read_at(x[:, : inputs.mask.shape[1]], inputs.named["input_ids"]))
 
     def _unlabelled(self, x: Tensor) -> TokenInputs:
-        """Return it without the places at which labels are read."""
+        """Return the model's inputs without the positions of labels."""
         named = self.inputs(x)
         return TokenInputs(x, named, x.new_empty(0), bool(named["attention_mask"].all()))
 
     def _arguments(self, inputs: TokenInputs) -> dict[str, Any]:
-        """Return the arguments for the backbone, with a mask whose values nobody has to read.
+        """Return the arguments for the backbone, with a mask in a form that transformers need not check.
 
-        Given a mask ``(B, L)``, transformers reads whether any token is masked, to leave the mask out if none is.
+        Given a mask ``(B, L)``, transformers checks whether any token is masked, to leave the mask out if none is.
         """
         config: Any = self.backbone.config
         attention, length = attention_of(config), inputs.mask.shape[1]
@@ -140,23 +140,23 @@ class TaskModel(ReadoutModel):
         elif attention == "causal" and inputs.device.type != "cpu":
             mask = None
             if not (inputs.is_full and config.use_cache):  # without a cache transformers would read the positions
-                # No token sees what fills a row on the right.
+                # No token attends to the padding on the right.
                 mask = torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril_()[None, None]
         return inputs.named | {"attention_mask": mask}
 
     def example(self, rows: int) -> Tensor:
-        """Return rows of any tokens, as long as makes sense for a device: int64 ``(rows, L)``."""
+        """Return rows of random tokens, of a length that suits the device: int64 ``(rows, L)``."""
         config: Any = self.backbone.config
         length = min(_EXAMPLE if self.device.type == "cpu" else _LONG_EXAMPLE, positions_of(self.backbone))
         words = getattr(config, "vocab_size", None) or 128  # CANINE reads characters, of which there are more
         return torch.randint(words, (rows, length), generator=torch.Generator().manual_seed(0), device="cpu")
 
     def counts(self, x: Tensor) -> Tensor:
-        """Return the number of labels of each row ``(B,)``: of its words where they are marked, else 1."""
+        """Return the number of labels of each row ``(B,)``: the number of its marked words, or 1 if there are none."""
         return (x < 0).sum(1).clamp(min=1)
 
     def _read_at(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Return where in all rows, one after the other, labels are read ``(n,)``: at marked words, or a row's one position."""
+        """Return the positions of labels in the flattened batch ``(n,)``: marked words, or else a row's one position."""
         words = x < 0
         words[torch.arange(len(x), device=x.device), self._position(ids)] |= ~words.any(1)
         return words.flatten().nonzero().squeeze(1)
@@ -164,21 +164,19 @@ class TaskModel(ReadoutModel):
     def pooled(self, x: Tensor | TokenInputs, layer: int | None = None) -> Tensor:
         """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
         marked = x.x if isinstance(x, TokenInputs) else x
-        if self.readout in BY_WORDS and bool(
-            (marked < 0).any()
-        ):  # what is written after a prompt does not tell what it is about
+        if self.readout in BY_WORDS and bool((marked < 0).any()):  # only the prompt shows a row's content
             from forgetfree.data.prompts import prompt_of
 
             lengths = self.tokens.attention_mask(marked).sum(1).tolist()
             x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(marked, lengths, strict=True)])
-        body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
+        body: Any = body_of(self)  # needs neither the LM head nor a decoder above an encoder
         read = body.get_encoder() if body.config.is_encoder_decoder else body
         inputs = x if isinstance(x, TokenInputs) else self._unlabelled(x).to(self.device)[0]
         states = read(**self._arguments(inputs), output_hidden_states=True).hidden_states
         return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs.mask)
 
     def features_and_mean(self, x: Tensor | TokenInputs) -> Tensor:
-        """Return both of one pass, where one layer has them."""
+        """Return both from one pass, if one layer has them."""
         config: Any = self.backbone.config
         if self.readout != "linear" or config.is_encoder_decoder:
             return super().features_and_mean(x)
@@ -192,20 +190,20 @@ class TaskModel(ReadoutModel):
         return next(self.parameters()).device
 
     def most_after(self, prompt: Sequence[int]) -> int:
-        """Return the most tokens that may be written after a prompt; a decoder apart begins with a token of its own."""
+        """Return the most tokens that may be written after a prompt; an encoder-decoder's decoder begins with its own token."""
         return positions_of(self.backbone) - (1 if self.writes_apart else len(prompt))
 
     def to_continue(
         self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], length: int | None = None
     ) -> dict[str, Tensor]:
-        """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
+        """Return the arguments of transformers' ``generate``: prompts, with the texts that were written so far.
 
-        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts, which have one length:
-        BART's decoder would count what fills them as positions. Any other model reads both as one row, padded on the left.
+        An encoder-decoder reads the prompts padded on the right, and its decoder continues the texts, which have one length:
+        BART's decoder would count padding as positions. Any other model reads both as one row, padded on the left.
 
         Args:
             rows: prompts and texts.
-            length: to which prompts are padded; default: that of the longest row.
+            length: the length to which prompts are padded; default: the longest row's.
         """
         if self.writes_apart:
             prompts = self._padded([prompt for prompt, _ in rows], self.device, length=length)
@@ -232,7 +230,7 @@ class TaskModel(ReadoutModel):
         length: int | None = None,
         left: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return rows of ids filled to one length, and 1 at their tokens, 0 at what fills them: int64 ``(B, L)`` each."""
+        """Return rows of ids padded to one length, and 1 at their tokens, 0 at padding: int64 ``(B, L)`` each."""
         longest = length or max(map(len, rows))
         ids = torch.full((len(rows), longest), self.tokens.pad, device="cpu")
         mask = torch.zeros_like(ids)
@@ -243,7 +241,7 @@ class TaskModel(ReadoutModel):
         return ids, mask
 
     def _decoded(self, x: Tensor) -> TokenInputs:
-        """Return what a decoder apart reads of rows: up to its first mark a row is the prompt, the rest the text."""
+        """Return the inputs of an encoder-decoder for rows: a row is the prompt up to its first mark, and the text after it."""
         from forgetfree.data.prompts import prompt_of
 
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
@@ -253,7 +251,7 @@ class TaskModel(ReadoutModel):
         return TokenInputs(x, self._by_name(prompts, texts), at, False)
 
     def features(self, x: Tensor | TokenInputs) -> Any:
-        """Return what the readouts read, see `Readout.forward`."""
+        """Return the inputs of the readouts, see `Readout.forward`."""
         inputs = self.prepared(x)
         named = self._arguments(inputs)
         if self.readout not in BY_WORDS:
@@ -268,7 +266,7 @@ class TaskModel(ReadoutModel):
 
 
 def _read(states: Tensor, inputs: TokenInputs) -> Tensor:
-    """Return the states ``(B, L, …)`` that the labels are read from ``(n, …)``."""
+    """Return the states ``(n, …)`` at the positions of labels, out of ``(B, L, …)``."""
     return states.flatten(0, 1).index_select(0, inputs.at)
 
 
@@ -291,7 +289,7 @@ class ModuleModel(ReadoutModel):
         graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's layer.
 
     Raises:
-        ModelError: there is no such layer; or a part of the network is frozen, and ``graftable`` does not say what to train.
+        ModelError: there is no such layer; or a part of the network is frozen, and ``graftable`` is not given.
     """
 
     def __init__(
@@ -316,11 +314,11 @@ class ModuleModel(ReadoutModel):
             self.space().check_trainable(backbone, type(network).__name__)
         #: Name of the layer in the network.
         self.head_name = name
-        self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is no module of this model
+        self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is not a submodule
 
     @property
     def hidden_size(self) -> int:
-        """The width of what the readouts read."""
+        """The width of the readouts' inputs."""
         return self._head_layer[0].in_features
 
     @property
@@ -338,6 +336,6 @@ class ModuleModel(ReadoutModel):
         return ParameterSpace.of(self.backbone, include=(self._graftable,), exclude=())
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the network gives to its last layer: ``(B, H)``."""
+        """Return the input of the network's last layer: ``(B, H)``."""
         features: Tensor = self.backbone(x)
         return features

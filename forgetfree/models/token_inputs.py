@@ -1,7 +1,7 @@
-"""The inputs of a language model: what follows from the ids of a batch, prepared where the batch is made.
+"""The inputs of a language model, computed from the ids of a batch on the device where the batch is made.
 
-On the CPU that costs next to nothing. A GPU would be given thirty small operations, and asked for values that decide what
-comes next, at each of which the processor waits until it has done all its work.
+On the CPU that costs next to nothing. On a GPU it would take thirty small operations, and some of their values decide the
+next operations: for each such value, the processor would wait until the GPU has finished all its work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenLayout:
     separator: int | None = None
 
     def ids(self, x: Tensor) -> Tensor:
-        """Return the ids without marks: the first token of a labelled word stands as its complement."""
+        """Return the ids without marks: the first token of a labelled word is stored as its complement."""
         return torch.where(x < 0, ~x, x)
 
     def attention_mask(self, x: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """A batch as a language model reads it.
+    """A batch as input of a language model.
 
     Attributes:
         x: the ids, with marks: int64 ``(B, L)``.
-        named: the arguments of the model by their names: int64 ``(B, L)`` each, without columns in which all is padding.
-        at: where the labels are read, in all rows one after the other: int64 ``(n,)``.
+        named: the arguments of the model by their names: int64 ``(B, L)`` each, without columns of padding only.
+        at: the positions of labels in the flattened batch: int64 ``(n,)``.
         is_full: whether no row is padded.
     """
 
@@ -101,7 +101,7 @@ class TokenInputs:
 
 
 def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return int64 tensors on a device; to another one than theirs they go by one copy, for which nothing waits."""
+    """Return int64 tensors on a device; they move to another device by one copy, without waiting for it."""
     if all(each.device == device for each in tensors):
         return list(tensors)
     packed = torch.cat([each.reshape(-1) for each in tensors])
