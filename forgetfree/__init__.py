@@ -1,6 +1,6 @@
 """forgetfree: continual learning for pre-trained language models.
 
-Importing this package imports neither torch nor transformers nor Avalanche; the names below load on first use.
+Importing this package imports neither torch nor transformers nor Avalanche; the names below are loaded on first use.
 """
 
 from __future__ import annotations

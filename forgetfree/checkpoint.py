@@ -1,6 +1,6 @@
-"""The state of a phase of training: kept while it lasts, so that a phase that is cut short goes on to the same bits.
+"""The state of a phase of training, stored while it runs, so that an interrupted phase resumes and ends with the same bits.
 
-A loop says what its steps change (`Resumable`), asks how many steps are done already, and tells of each further one:
+A loop describes the state that its steps change (`Resumable`), asks how many steps are done, and reports each further step:
 
     done = checkpoint.begin(steps, state)
     for step in range(done + 1, steps + 1):
@@ -18,49 +18,50 @@ from typing import Any, Protocol
 class Resumable(Protocol):
     """The state that the steps of a phase change and depend on.
 
-    A state is made of tensors, numbers, texts and ``None``, in dictionaries, lists and tuples.
+    A state consists of tensors, numbers, texts and ``None``, in dictionaries, lists and tuples.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; its tensors may be those in use."""
+        """Return the state; its tensors need not be copies."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Bring everything to a state, so that the next step does what it would have done then."""
+        """Load a state, so that the next step gives the same result as it would have given then."""
 
 
 class Checkpoint:
-    """Keeps nothing: every phase begins with its first step. `forgetfree.jobs.checkpoints` has one that keeps files.
+    """Stores nothing: every phase begins with its first step. `forgetfree.jobs.checkpoints` has one that writes files.
 
     Attributes:
-        directory: where files are kept; ``None``: nowhere.
-        earlier: the seconds that phases which go on here took in processes before this one.
+        directory: the directory of the files; ``None`` without files.
+        earlier: the seconds that the resumed phases took in earlier processes.
     """
 
     directory: Path | None = None
     earlier: float = 0.0
 
     def clock(self) -> float:
-        """Return a time in seconds; the difference of two is what lies between them, with the earlier parts of phases."""
+        """Return a time in seconds; the difference of two times includes the earlier parts of phases resumed in between."""
         return time.perf_counter() + self.earlier
 
     def begin(self, steps: int, state: Resumable, *about: Any) -> int:
-        """Bring a phase to where it was cut short, and return the number of steps that are done.
+        """Load the last stored state of a phase, and return the number of steps that are done.
 
         Args:
-            steps: of the phase.
-            state: as it is at the start. It tells one phase from all others.
-            about: what else tells it from others, as a part of a state.
+            steps: the number of steps of the phase.
+            state: the state at the start of the phase, which is part of the checkpoint's key.
+            about: extra values mixed into the checkpoint's key, so that another phase is not resumed by mistake. Their types
+                are those of a state.
         """
         return 0
 
     def after(self, step: int, steps: int, state: Resumable) -> None:
-        """Keep the state now and then.
+        """Store the state from time to time.
 
         Args:
-            step: the number of the step that is done, from 1.
-            steps: of the phase.
-            state: after the step.
+            step: the number of the last step, from 1.
+            steps: the number of steps of the phase.
+            state: the state after the step.
         """
 
     def forget(self) -> None:
-        """Forget all phases so far: what they led to is kept elsewhere."""
+        """Forget all phases so far: their results are stored elsewhere."""

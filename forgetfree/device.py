@@ -11,12 +11,12 @@ import torch
 
 from forgetfree.errors import UnknownNameError, UsageError
 
-#: The number of the accelerator that this process was given among several.
+#: The number of this process's own accelerator among several.
 _own_number: int | None = None
 
 
 def give_device(number: int) -> None:
-    """Let this process compute on the accelerator of that number wherever none is named by its own."""
+    """Let this process use the accelerator with this number wherever a device is given without a number."""
     global _own_number
     _own_number = number
 
@@ -30,21 +30,21 @@ def devices() -> list[str]:
 
 
 def spread(name: str) -> list[int]:
-    """Return the numbers of the devices that ``cuda:*`` spreads units over; none for a name of one device."""
+    """Return the numbers of the devices that ``cuda:*`` spreads units over; empty for the name of one device."""
     type_ = name.removesuffix(":*")
     return [] if type_ == name else [int(each.rpartition(":")[2]) for each in devices() if device_type(each) == type_]
 
 
 def find_device(name: str) -> str:
-    """Return the name of a device that is here: ``cuda`` or else ``cpu`` for ``auto``, and any other as it is given.
+    """Return the name of an available device: for ``auto``, ``cuda`` or else ``cpu``; any other name unchanged.
 
-    Where processes have a device each (`give_device`), it is theirs of that type, unless one is named by its number.
+    If this process has its own device (`give_device`) of that type, return this device, unless ``name`` has a number.
 
     Raises:
         UsageError: there is no such device.
     """
     known = devices()
-    if name == "auto":  # other accelerators are there for who names them
+    if name == "auto":  # other accelerators must be named
         name = "cuda" if "cuda:0" in known else "cpu"
     if name.endswith(":*"):
         name = name.removesuffix(":*")
@@ -67,7 +67,7 @@ def device_type(name: str) -> str:
     return name.partition(":")[0]
 
 
-#: What /proc/cpuinfo says of a processor, and not of its clock or of one core; first on x86, then on ARM.
+#: Fields of /proc/cpuinfo on the processor, without those on its clock or on one core; first on x86, then on ARM.
 _OF_A_PROCESSOR = {
     *("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"),
     *("CPU implementer", "CPU variant", "CPU part", "Features"),
@@ -76,7 +76,7 @@ _OF_A_PROCESSOR = {
 
 @cache
 def processor_of(device: str) -> str:
-    """Return what bits and speed of a device depend on: the name of a GPU, or the processor with all its instructions."""
+    """Return the properties that bits and speed depend on: the GPU's name, or a digest of the processor's properties."""
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {torch.cuda.get_device_capability(device)}"
     try:

@@ -1,4 +1,4 @@
-"""Text for people: users' texts that are safe on a terminal, numbers with their unit, and the streams that are written to.
+"""Text for people: users' texts made safe for a terminal, numbers with their unit, and the standard streams.
 
 A standard stream may be a terminal, a pipe that nobody reads, closed, ``None``, or an application's console.
 """
@@ -19,13 +19,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
-#: Stands where there is no number, or nothing was set.
+#: Printed for a missing number or an option that is not set.
 NULL = "—"
-#: What moves a cursor, colours a terminal, ends a line, changes the direction of text, or is no character at all:
+#: Characters that move a cursor, colour a terminal, end a line, change the direction of text, or are no characters at all:
 #: controls, the two separators, bidirectional controls and lone surrogates. Joiners and marks belong to real text.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-#: Characters that no font shows, beside those of the categories Cf and Cc: fillers and variation selectors.
+#: Further characters that no font shows, in addition to the categories Cf and Cc: fillers and variation selectors.
 _FILLERS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
@@ -45,7 +45,7 @@ def _is_invisible(char: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    r"""Say whether ``text`` has no character that anybody sees.
+    r"""Return whether ``text`` has no visible character.
 
     >>> [is_blank(text) for text in ("", " \u200b\n", "\u200ba")]
     [True, True, False]
@@ -54,12 +54,12 @@ def is_blank(text: str) -> bool:
 
 
 def without_invisible(text: str) -> str:
-    """Return ``text`` without characters that nobody sees, such as a zero-width space, and without white space around it."""
+    """Return ``text`` without invisible characters, such as a zero-width space, and without white space around it."""
     return "".join(char for char in text if not _is_invisible(char)).strip()
 
 
 def with_invisible(text: str) -> str:
-    """Return ``text`` with the characters that nobody sees escaped as in JSON."""
+    """Return ``text`` with its invisible characters escaped as in JSON."""
     return "".join(_code(char) if _is_invisible(char) else char for char in text)
 
 
@@ -68,17 +68,17 @@ def _code(char: str) -> str:
 
 
 def nfc(text: str) -> str:
-    """Return ``text`` with each character in its shortest code: file systems and programs write é in one code or in two."""
+    """Return ``text`` in Unicode normal form NFC: file systems and programs write é with one code point or with two."""
     return unicodedata.normalize("NFC", text)
 
 
 def escaped_lines(text: str) -> str:
-    """Return ``text`` `escaped`, but for the line breaks before indented lines: those of a table in a message."""
+    """Return ``text`` `escaped`, except for the line breaks before indented lines, which are a table in a message."""
     return "\n  ".join(map(escaped, text.split("\n  ")))
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a value is a text with a UTF-8 form, so without half of a surrogate pair."""
+    """Return whether a value is a text that UTF-8 can encode, so without half of a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:
@@ -89,25 +89,25 @@ def is_text(value: Any) -> bool:
 
 
 def brief(value: Any, most: int = 60) -> str:
-    """Return a value as Python writes it, cut to ``most`` characters, for messages."""
+    """Return the ``repr`` of a value, cut to ``most`` characters, for messages."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def first_twice(names: Iterable[str]) -> str | None:
-    """Return the first name that comes again; ``None`` if all are different."""
+    """Return the first name that occurs more than once; ``None`` if all are different."""
     counts = Counter(names)
     return next((name for name, count in counts.items() if count > 1), None)
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
-    """Return the first names of many, and how many more there are."""
+    """Return the first ``most`` names, and the number of the others."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many things there are, which ``what`` names in the singular.
+    """Return a count with its noun; ``what`` is the noun in the singular.
 
     >>> counted(1, "row"), counted(0, "entry"), counted(1000, "training row")
     ('1 row', '0 entries', '1,000 training rows')
@@ -118,14 +118,14 @@ def counted(count: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """The form of numbers of one kind in every table, figure and line.
+    """The format of numbers of one kind in every table, figure and line.
 
     >>> Scale().titled("loss"), Scale().text(0.6931), PERCENT.titled("score"), PERCENT.with_unit(0.8125)
     ('loss', '0.693', 'score (%)', '81.2 %')
 
     Attributes:
-        factor: by which they are multiplied.
-        unit: what stands behind them; empty for none.
+        factor: the factor that numbers are multiplied by.
+        unit: the unit after the number; empty for none.
         decimals: digits after the point.
     """
 
@@ -134,7 +134,7 @@ class Scale:
     decimals: int = 3
 
     def text(self, number: float) -> str:
-        """Return a number without its unit; a dash where it is NaN."""
+        """Return a number without its unit; a dash for NaN."""
         if math.isnan(number):
             return NULL
         return f"{self.factor * number:z.{self.decimals}f}"  # z: no minus sign before 0.0
@@ -144,13 +144,13 @@ class Scale:
         return f"{self.text(number)} {self.unit}".rstrip()
 
     def titled(self, name: str) -> str:
-        """Return the title of an axis or a column: what the numbers are, and their unit."""
+        """Return the title of an axis or a column: the name of the numbers, and their unit."""
         return f"{name} ({self.unit})" if self.unit else name
 
 
-#: Of shares, which lie in [0, 1].
+#: The scale of shares, which lie in [0, 1].
 PERCENT = Scale(100.0, "%", 1)
-#: Of all other numbers.
+#: The scale of all other numbers.
 PLAIN = Scale()
 
 
@@ -168,7 +168,7 @@ def json_text(value: Any, indent: int) -> str:
 
 
 class Screen(io.TextIOBase):
-    """A stream that people watch. Nothing that it lacks or cannot do raises an error, which would cost a result.
+    """A stream that people watch. Missing methods and failures of the stream raise no error, which could lose a result.
 
     Args:
         stream: a stream, an object that has only some of a stream's methods, or ``None``.
@@ -178,7 +178,7 @@ class Screen(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write what can be written; of a character that cannot, its number."""
+        """Write a text; a character that the stream cannot encode is escaped by its number."""
         with suppress(Exception):
             try:
                 self._stream.write(text)
@@ -187,7 +187,7 @@ class Screen(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what was written."""
+        """Flush the stream."""
         with suppress(Exception):
             self._stream.flush()
 
@@ -199,23 +199,23 @@ class Screen(io.TextIOBase):
 
 
 def stderr() -> TextIO:
-    """Return the standard error of this moment, for who watches."""
+    """Return the current standard error as a `Screen`."""
     return cast(TextIO, Screen(sys.stderr))
 
 
 def tell(message: str) -> None:
-    """Print one line on stderr, for who watches; nothing of an empty text."""
+    """Print one line on stderr; nothing for an empty text."""
     if message:
         print(escaped(message), file=stderr(), flush=True)
 
 
-#: The notes of the command at hand; ``None`` outside of commands.
+#: The notes of the current command; ``None`` outside of commands.
 _told: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
 @contextmanager
 def each_note_once() -> Iterator[None]:
-    """Within the block, `tell_note` prints a note once, whatever reads the same rows or loads the same model again."""
+    """Within the block, `tell_note` prints each note once, even if the same rows or the same model are loaded again."""
     before = _told.set(set())
     try:
         yield
@@ -224,7 +224,7 @@ def each_note_once() -> Iterator[None]:
 
 
 def tell_note(text: str) -> None:
-    """Print a note on stderr; nothing of an empty text, or of what was told already in `each_note_once`."""
+    """Print a note on stderr; nothing for an empty text, or for a note already printed within `each_note_once`."""
     told = _told.get()
     if not text or (told is not None and text in told):
         return
@@ -234,14 +234,14 @@ def tell_note(text: str) -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device in the place of each standard stream that is closed, for good.
+    """Open the null device in place of each closed standard stream, permanently.
 
-    Else the next file that is opened gets its number, and what libraries write to that number goes into the file.
+    Otherwise the next opened file gets the stream's number, and the output of libraries to this number goes into the file.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # which gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -1,7 +1,7 @@
-"""Every error that a caller of forgetfree can meet.
+"""All errors that forgetfree raises.
 
-A message is one paragraph: what happened, what was expected, what was found, and the remedy. It shows texts of users
-as `forgetfree.display.escaped` returns them, and names options as the command line has them; in Python, ``--held-out`` is
+A message is one paragraph: what happened, what was expected, what was found, and the remedy. It shows users' texts as
+`forgetfree.display.escaped` returns them, and uses the option names of the command line; in Python, ``--held-out`` is
 ``held_out``.
 """
 
@@ -17,7 +17,7 @@ from forgetfree.display import brief, escaped, escaped_lines
 
 
 class ForgetfreeError(Exception):
-    """The base of all errors that forgetfree raises on purpose."""
+    """The base class of all errors that forgetfree raises on purpose."""
 
     exit_code = 1
 
@@ -25,7 +25,7 @@ class ForgetfreeError(Exception):
         super().__init__(escaped(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error by its message and attributes, so that it comes back unchanged from another process."""
+        """Pickle the error by its message and attributes, so that it returns unchanged from another process."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -36,7 +36,7 @@ class UsageError(ForgetfreeError):
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return a sentence that suggests the nearest known name; empty if none is near by `difflib`'s ratio."""
+    """Return a sentence that suggests the nearest known name; empty if `difflib`'s ratio is too low for all names."""
     names = sorted(known)
     begun = [each for each in names if len(name) > 2 and each.startswith(name)]
     near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
@@ -44,7 +44,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 class FieldError(UsageError):
-    """A field of a request, or an argument, asks for what a task does not do; ``field`` is its name."""
+    """A field of a request, or an argument, asks for something that a task does not support; ``field`` is its name."""
 
     def __init__(self, message: str, field: str = "") -> None:
         self.field = field
@@ -52,9 +52,9 @@ class FieldError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """There is no such name; the message suggests the ``same`` by its known name, or the nearest one, and lists all.
+    """There is no such name; the message suggests ``same`` or the nearest known name, and lists all.
 
-    The nearest one may also be among ``others``.
+    ``same`` is the known name of the same object. The nearest name may also be among ``others``.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class UnknownNameError(UsageError):
 
 
 class OptionError(UsageError):
-    """An option's value is of the wrong type or out of range; ``parts`` has each fault where several are told together."""
+    """An option's value is of the wrong type or out of range; ``parts`` has each fault if several are reported together."""
 
     def __init__(self, message: str, parts: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -81,10 +81,10 @@ class OptionError(UsageError):
 
 
 class SeveralFaultsError(UsageError):
-    """Several things are wrong with what was asked for, or one.
+    """A request has one or several faults.
 
     Args:
-        faults: a paragraph for each.
+        faults: a paragraph for each fault.
         rows: the bad rows of data among them, see `BadDataError`.
     """
 
@@ -94,10 +94,10 @@ class SeveralFaultsError(UsageError):
 
 
 class Faults:
-    """All that is wrong with what was asked for, reported together.
+    """Collects all faults of a request, to report them together.
 
     Args:
-        caught: the errors that are faults.
+        caught: the class of errors that count as faults.
     """
 
     def __init__(self, caught: type[ForgetfreeError] = UsageError) -> None:
@@ -106,11 +106,11 @@ class Faults:
         self._rows: list[Any] = []
 
     def add(self, fault: str) -> None:
-        """Add one more, as a sentence."""
+        """Add a fault, as a sentence."""
         self._found[fault] = None
 
     def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``action`` returns; ``None`` where it finds a fault."""
+        """Return the result of ``action``; ``None`` if it raises a fault, which is added."""
         try:
             return action(*arguments)
         except self._caught as error:
@@ -118,13 +118,13 @@ class Faults:
             return None
 
     def catch(self, error: Any) -> None:
-        """Add what an error tells."""
+        """Add the faults of an error."""
         for fault in getattr(error, "faults", (str(error),)):
             self.add(fault)
         self._rows += getattr(error, "rows", ())
 
     def report(self) -> None:
-        """Raise ``UsageError`` with the fault, or `SeveralFaultsError` with all of them, if there is one."""
+        """Raise `SeveralFaultsError` with all faults, if there is one."""
         if self._found:
             raise SeveralFaultsError(self._found, self._rows)
 
@@ -136,10 +136,10 @@ class Faults:
 
 
 class DataError(ForgetfreeError):
-    """A data file does not hold what a task needs.
+    """A data file lacks something that a task needs.
 
     Attributes:
-        rest: the tasks that can be read in spite of it, each a `forgetfree.data.rows.TaskRows`, to find what else is wrong.
+        rest: the tasks that can be loaded in spite of it, each a `forgetfree.data.rows.TaskRows`, to find further faults.
     """
 
     rest: tuple[Any, ...] = ()
@@ -150,12 +150,12 @@ class NoDataError(DataError):
 
 
 class BadDataError(DataError):
-    """Data with faults, told together.
+    """Data with faults, which are reported together.
 
     Args:
-        faults: a paragraph for each; those of all bad rows are one, with a table in indented lines.
+        faults: a paragraph for each fault; all bad rows share one paragraph, with a table in indented lines.
         rows: the bad rows, each a `forgetfree.data.bad_rows.BadRow`.
-        others: those of the paragraphs that are of no rows.
+        others: the paragraphs that are not about rows.
     """
 
     def __init__(self, faults: Iterable[str], rows: Iterable[Any] = (), others: Iterable[str] = ()) -> None:
@@ -171,7 +171,7 @@ def _listed(faults: Sequence[str]) -> str:
 
 
 class ModelError(ForgetfreeError):
-    """A model cannot be loaded, or lacks what the readout needs."""
+    """A model cannot be loaded, or lacks something that the readout needs."""
 
 
 class RegionError(ForgetfreeError):
@@ -195,7 +195,7 @@ class TrainingError(ForgetfreeError):
 
 
 class OutOfMemoryError(ForgetfreeError):
-    """There is not enough memory; made of the error that says so."""
+    """There is not enough memory; the message includes the original error."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -228,12 +228,12 @@ class ConformanceError(ForgetfreeError):
         Exception.__init__(self, "\n".join(map(escaped, lines)))
 
 
-#: What torch and its libraries say where memory is short and they raise no error of its own, as on CPUs and on mps.
+#: Messages of torch and its libraries when memory is short and they raise no dedicated error, as on CPUs and on mps.
 _NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE)
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return what to tell of an error that says that there is not enough memory; ``None`` of any other."""
+    """Return an `OutOfMemoryError` for an error caused by a lack of memory; ``None`` for any other error."""
     if isinstance(error, ForgetfreeError):
         return error if isinstance(error, OutOfMemoryError) else None
     named = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)  # torch's, without importing it

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and the directories that commands write: who may have one, and when."""
+"""Files that are written completely or not at all, locks, and checks of the directories that commands write to."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import Any
 from forgetfree.display import brief, json_text, nfc
 from forgetfree.errors import RunError, UsageError, first_line
 
-#: What our functions take as a path.
+#: The types of a path argument.
 StrPath = str | os.PathLike[str]
-#: The name of what is being written: the name that it is to have, what makes it unique, by `tempfile`, and a word of ours.
+#: The name of a temporary file or directory: the final name, a unique part by `tempfile`, and our suffix.
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.unfinished")
-#: The numbers of errors of a disk without room, or a quota or limit that is reached.
+#: The numbers of errors for a full disk, or a quota or limit that is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: A directory in place of the user's cache.
+#: The environment variable with a directory in place of the user's cache.
 CACHE_VARIABLE = "FORGETFREE_CACHE"
-#: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
+#: The number of characters of a name that fit before its suffixes, if each takes four of the 255 bytes of a name.
 _MOST_NAME = 58
 
 
 def cache_directory() -> Path | None:
-    """Return where what took time is kept: ``FORGETFREE_CACHE``, or as by the hub's library ``~/.cache`` or ``XDG_CACHE_HOME``.
+    """Return the cache directory: ``FORGETFREE_CACHE``, or ``forgetfree`` in ``XDG_CACHE_HOME`` or ``~/.cache``, as the hub's.
 
-    Nothing for a user without a home.
+    ``None`` for a user without a home.
     """
     if override := os.environ.get(CACHE_VARIABLE):
         return Path(override).absolute()
@@ -41,7 +41,7 @@ def cache_directory() -> Path | None:
 
 
 def as_there(path: str) -> str:
-    """Return a path as the disk has it, where its letters are coded otherwise there; any other as it is."""
+    """Return a path with its characters encoded as on the disk, where they differ; any other path unchanged."""
     parent, name = os.path.split(path)
     if path.isascii() or os.path.lexists(path) or not name:
         return path
@@ -58,7 +58,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write; after the block it is ``path``, complete and on the disk, or removed if an error was raised."""
+    """Yield a file to write; after the block it becomes ``path``, complete and synced, or is removed if an error was raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(**_unfinished(path))
     os.close(handle)
@@ -67,7 +67,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        # mkstemp makes the file private; give it the permissions any new file would have.
+        # mkstemp makes the file private; give it the permissions of any new file.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
         _sync_directory(path.parent)
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _sync_directory(path: Path) -> None:
-    """Put the names in a directory on the disk, where the system can."""
+    """Sync the names in a directory to the disk, if the system can."""
     with suppress(OSError):  # some file systems cannot
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -88,9 +88,9 @@ def _sync_directory(path: Path) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
+    """Yield a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
-    What killed processes left of the same path is removed, too.
+    Temporary directories that killed processes left for the same path are removed, too.
 
     Args:
         path: a path that does not exist, or an empty directory.
@@ -115,16 +115,16 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    """Return how `tempfile` names what is to become ``path``."""
+    """Return the arguments of `tempfile` for a temporary file that becomes ``path``."""
     return {"dir": path.parent, "prefix": f".{path.name[:_MOST_NAME]}.", "suffix": ".unfinished"}
 
 
 def remove_unfinished(directory: Path, name: str = "") -> None:
-    """Remove what killed processes did not finish, where no other process writes now.
+    """Remove the temporary files of killed processes; call it only where no other process is writing.
 
     Args:
-        directory: where it lies.
-        name: that it was to have; default: any.
+        directory: the directory of the files.
+        name: their final name; default: any.
     """
     with suppress(OSError):
         for path in directory.iterdir():
@@ -133,12 +133,12 @@ def remove_unfinished(directory: Path, name: str = "") -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Say whether a name is that of what is being written, or of what a killed process left."""
+    """Return whether this is one of our temporary files."""
     return _UNFINISHED.fullmatch(path.name) is not None
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Say whether an error, or what led to it, is that of a disk without room: safetensors tells it in words alone."""
+    """Return whether an error or its causes report a full disk; safetensors reports the number only in its message."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
@@ -150,14 +150,14 @@ def is_full(error: BaseException | None) -> bool:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Keep other processes and threads out, inside.
+    """Hold a lock inside, against other processes and threads.
 
     Args:
-        path: a file that is there only while somebody is inside.
-        wait: for whoever is.
+        path: the lock file, which exists only while the lock is held.
+        wait: wait until the lock is free.
 
     Raises:
-        BlockingIOError: somebody is inside, and ``wait`` is false.
+        BlockingIOError: the lock is held elsewhere, and ``wait`` is false.
         RunError: files cannot be locked there.
     """
     from filelock import FileLock, Timeout
@@ -177,7 +177,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        # Before it is free: whoever waits for the file finds that it is gone, and makes a new one.
+        # Before the release: a process that waits for the file finds that it is gone, and creates a new one.
         path.unlink(missing_ok=True)
         lock.release()
 
@@ -205,7 +205,7 @@ def sha256(path: Path) -> str:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Give a file a second name in the place of what has it, or copy it where the file system has no hard links."""
+    """Link a file to ``path``, replacing any file there, or copy it if the file system has no hard links."""
     path.unlink(missing_ok=True)
     try:
         os.link(source, path)
@@ -214,7 +214,7 @@ def link_or_copy(source: Path, path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file in bytes, before it is opened: reading a pipe or a device might never end.
+    """Return the size of a file in bytes; call it before opening: reading a pipe or a device might never end.
 
     Raises:
         OSError: it is missing, a directory, a pipe or a device.
@@ -227,11 +227,11 @@ def size_of(path: Path) -> int:
     return status.st_size
 
 
-# -- Where a command writes ------------------------------------------------------------------------------
+# -- Output directories ----------------------------------------------------------------------------------
 
 
 def free_directory(stream: str) -> str:
-    """Return ``runs/STREAM``, or that with the first number that is free: ``runs/STREAM-2``."""
+    """Return ``runs/STREAM``, or if it exists, the same with the first free number: ``runs/STREAM-2``."""
     name, number = stream.rstrip(",").replace(",", "-").replace("/", "-")[:60], 2
     path = Path("runs") / name
     while os.path.lexists(path):
@@ -240,7 +240,7 @@ def free_directory(stream: str) -> str:
 
 
 def check_place(path: Path, flag: str = "--out") -> None:
-    """Raise ``UsageError`` unless a directory, given by ``flag``, can be written, or made; nothing is made here."""
+    """Raise ``UsageError`` unless a directory, given by ``flag``, can be written or created; nothing is created here."""
     with _written(path, flag):
         there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
         if not there.is_dir():
@@ -251,7 +251,7 @@ def check_place(path: Path, flag: str = "--out") -> None:
 
 
 def make_directory(path: Path, flag: str = "--out") -> None:
-    """Make a directory, given by ``flag``, unless it is there; raise ``UsageError`` if it cannot be written."""
+    """Create a directory, given by ``flag``, unless it exists; raise ``UsageError`` if it cannot be written."""
     with _written(path, flag):
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -259,7 +259,7 @@ def make_directory(path: Path, flag: str = "--out") -> None:
 
 @contextmanager
 def _written(path: Path, flag: str) -> Iterator[None]:
-    """Raise ``UsageError`` where a directory is found inside to be none that can be written."""
+    """Convert errors inside into ``UsageError``: the directory cannot be written."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -269,6 +269,6 @@ def _written(path: Path, flag: str) -> Iterator[None]:
 
 
 def check_empty(out: Path) -> None:
-    """Raise ``UsageError`` unless a directory does not exist, or holds nothing."""
+    """Raise ``UsageError`` unless ``out`` does not exist or is an empty directory."""
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {str(out)!r} exists and is not an empty directory. Give another one.")

@@ -1,4 +1,4 @@
-"""Grafts and ledgers on the Hugging Face hub: one safetensors file and a card a repository, by `huggingface_hub`."""
+"""Grafts and ledgers on the Hugging Face hub: one safetensors file and a card per repository, by `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Some parameters of a pre-trained model with the values that {{ "a task" if noun 
 class HubFile(
     ModelHubMixin, library_name="forgetfree", paper_url="https://arxiv.org/abs/2302.06600", model_card_template=_CARD
 ):
-    """A file that goes to the hub and comes from there: ``push_to_hub``, ``from_pretrained`` and ``save_pretrained``."""
+    """A file on the hub, with ``push_to_hub``, ``from_pretrained`` and ``save_pretrained``."""
 
-    #: The name of the file, and of what it holds.
+    #: The name of the file and of its content.
     noun: ClassVar[str]
-    #: Python that uses it, for the card.
+    #: Python code that uses it, for the card.
     use: ClassVar[str]
-    #: What config.json says, by which the hub counts downloads; nothing of it is read.
+    #: The content of config.json, with which the hub counts downloads; it is never read.
     _hub_mixin_config: dict[str, Any] = {"library_name": "forgetfree"}  # noqa: RUF012
 
     def save(self, path: StrPath) -> None:
@@ -49,18 +49,18 @@ class HubFile(
 
     @classmethod
     def load(cls, path: StrPath) -> Any:
-        """Read the file, and check all of it."""
+        """Load the file, and check all of it."""
         raise NotImplementedError
 
     def facts(self) -> Sequence[Mapping[str, Any]]:
-        """Return what the card says of it, an object a line."""
+        """Return the facts for the card, one object per line."""
         raise NotImplementedError
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """Write file and card into a directory; see `huggingface_hub.ModelHubMixin.save_pretrained`.
 
         Raises:
-            UsageError: a model or a run lies there, whose config.json it would replace.
+            UsageError: the directory has a model or a run, whose config.json would be replaced.
         """
         config = Path(save_directory) / "config.json"
         if config.is_file() and not (config.parent / f"{self.noun}.safetensors").is_file():
@@ -78,7 +78,7 @@ class HubFile(
         known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         try:
             file = hf_hub_download(model_id, name, **{key: options[key] for key in known})
-        except Exception as error:  # of whichever HTTP library the client uses
+        except Exception as error:  # from any HTTP library that the client uses
             raise HubError(
                 f"{model_id} cannot be read from the hub: {first_line(error)}. Check the name and the revision; if it is "
                 "private, log in by `hf auth login`, or set HF_TOKEN; else the network, proxy, HF_ENDPOINT and HF_HUB_OFFLINE."
@@ -86,7 +86,7 @@ class HubFile(
         return cls.load(file)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """Return the card. Names of others stand in it as JSON, indented, which no markdown can leave."""
+        """Return the card. It shows users' names as indented JSON, which markdown in them cannot break out of."""
         facts = [
             json.dumps(fact, ensure_ascii=False).replace("\u2028", " ").replace("\u2029", " ") for fact in self.facts()
         ]

@@ -1,7 +1,6 @@
-"""JSON that somebody may have changed: it is read within bounds, and checked before it is used.
+"""JSON that somebody may have changed: it is read within limits, and checked before it is used.
 
-A check raises ``ValueError`` with the place, what is expected there and what was found; `read_json` makes the reader's own
-error of it.
+A check raises ``ValueError`` with the place, the expected and the found value; `read_json` converts it into the caller's error.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _Made = TypeVar("_Made")
-#: The largest file that is read, and how deep its lists and objects may lie in each other.
+#: The largest file that is read, and the maximum depth of nested lists and objects.
 MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
 #: The most faults that one message names.
 MOST_FAULTS = 5
 
-#: How messages of pydantic say what ours say.
+#: Phrases in messages of pydantic, and ours.
 _WORDS = {
     "a valid array": "a list",
     "a valid integer": "an integer",
@@ -52,7 +51,7 @@ def read_json(
         path: the file.
         error: the error to raise.
         remedy: the last sentence of its message.
-        check: raises ``ValueError`` if the content is not right.
+        check: raises ``ValueError`` if the content is not valid.
 
     Raises:
         ForgetfreeError: ``error``, with the file and the reason.
@@ -71,7 +70,7 @@ def read_json(
 
 
 def read_bounded(path: Path) -> str:
-    """Read the text of a file that is no larger than `MOST_BYTES`.
+    """Return the text of a file of at most `MOST_BYTES`.
 
     Raises:
         OSError: the file cannot be read, or is larger.
@@ -87,10 +86,10 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 
     Args:
         text: JSON.
-        finite: whether numbers must be; else it may hold ``Infinity`` and ``NaN``, as Python writes them.
+        finite: whether numbers must be finite; else ``Infinity`` and ``NaN`` are accepted, as Python writes them.
 
     Raises:
-        ValueError: the text is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a
+        ValueError: the text is no JSON, is nested too deep, or has a key twice, a number that is not finite, or half of a
             surrogate pair, which is no character.
     """
     too_deep = f"its lists and objects are nested more than {MOST_DEPTH} deep"
@@ -99,13 +98,13 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
         value = json.loads(text, parse_float=number, parse_constant=number, object_pairs_hook=_once)
     except RecursionError as error:
         raise ValueError(too_deep) from error
-    if text.count("[") + text.count("{") > MOST_DEPTH:  # else it cannot be deeper
+    if text.count("[") + text.count("{") > MOST_DEPTH:  # fewer brackets cannot be nested deeper
         level, depth = [value], 0
         while level := [inner for each in level if isinstance(each, list | dict) for inner in _inside(each)]:
             depth += 1
             if depth > MOST_DEPTH:
                 raise ValueError(too_deep)
-    if "\\u" in text:  # how such halves are written
+    if "\\u" in text:  # JSON writes such halves as escapes
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -135,16 +134,15 @@ def _inside(value: list[Any] | dict[str, Any]) -> Any:
 
 
 def checked(kind: type[_Made], value: Any, context: Mapping[str, Any] | None = None) -> _Made:
-    """Return a JSON value as an object of ``kind``, say a dataclass, whose annotations say what is right (pydantic, strict).
+    """Return a JSON value as an object of ``kind``, such as a dataclass, checked by its annotations (pydantic, strict).
 
     Args:
-        kind: what the value must describe. Keys that it does not know are refused where its ``__pydantic_config__`` forbids
-            them.
-        value: what `parse_json` returned, or an object of ``kind`` that was made without a check.
-        context: what validators of ``kind`` compare with.
+        kind: the type of the object. Unknown keys are refused if its ``__pydantic_config__`` forbids them.
+        value: a result of `parse_json`, or an object of ``kind`` that was created without a check.
+        context: the context of the validators of ``kind``.
 
     Raises:
-        ValueError: for each fault the place, what is expected there and what was found.
+        ValueError: the value is not valid; for each fault, the message has the place, the expected and the found value.
     """
     from pydantic import ValidationError
 
@@ -181,13 +179,13 @@ def _fault(fault: Mapping[str, Any]) -> str:
 
 
 def check(key: str, value: Any, right: bool, expected: str) -> None:
-    """Raise ``ValueError`` unless the value at ``key`` is ``right``, with what is expected there."""
+    """Raise ``ValueError``, with the expected value, unless the value at ``key`` is ``right``."""
     if not right:
         raise ValueError(f"{key} must be {expected}, got {brief(value)}")
 
 
 def check_fields(key: str, value: Any, fields: Fields) -> None:
-    """Raise ``ValueError`` unless ``value`` is an object with all ``fields``, each of its type."""
+    """Raise ``ValueError`` unless ``value`` is an object with all ``fields``, each with its type."""
     check(key or "the content", value, isinstance(value, dict), "an object")
     for name, kind in fields.items():
         inner = f"{key}.{name}" if key else name

@@ -1,6 +1,6 @@
 """Options as pydantic models: typed, bounded, described; filled from Python, ``--set key=value``, a flag or a file.
 
-Pydantic reads and checks the values; the sentences are ours.
+Pydantic parses and checks the values; the messages are ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 #: A function as an option: itself, or its name ``package.module:function``.
 Function = Callable[..., Any]
-#: A place as an option: a text, which the shell completes.
+#: A path as an option: a text that the shell completes.
 if TYPE_CHECKING:
     Place = str
 else:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass as _ModelType
 else:
     _ModelType = type(pydantic.BaseModel)
-#: Where an option stands in the help of a command.
+#: The group of an option in the help of a command.
 HelpGroup = Literal["What to learn", "How to learn", "How to run"]
 GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
 #: The largest whole number that an option takes.
@@ -56,7 +56,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 def typed(value: Any) -> str:
-    """Return the value of an option as one types it.
+    """Return the value of an option as a user types it.
 
     >>> typed(False), typed(None), typed([0, 1]), typed(1e-4)
     ('false', 'none', '0, 1', '0.0001')
@@ -81,14 +81,14 @@ def option(
     """Return the field of an option, with its meaning, its bounds, and its flag, if it has one.
 
     Args:
-        default: the default, or a function that makes it.
-        help: what it means.
+        default: the default, or a function that returns it.
+        help: the meaning.
         above: bound that the value must exceed.
         at_least: lower bound.
-        at_most: upper bound. Where a word may stand for the number, the type has the bounds:
+        at_most: upper bound. If a word may replace the number, the type has the bounds:
             ``Annotated[int, Field(ge=1)] | Literal["auto"]``.
-        group: the group of its flag in the help of a command; none: ``--set`` alone reaches it.
-        placeholder: what stands for its value there; none: its choices.
+        group: the group of its flag in the help of a command; ``None``: no flag, only ``--set``.
+        placeholder: the placeholder of its value there; ``None``: its choices.
     """
     key = "default_factory" if callable(default) else "default"
     how: dict[str, Any] = {key: default, "gt": above, "ge": at_least, "le": at_most}
@@ -103,7 +103,7 @@ def option(
 
 
 class _OptionsType(_ModelType):
-    """The metaclass of options, which refuses ``@dataclass`` in a sentence."""
+    """The metaclass of options, which refuses ``@dataclass`` with a clear message."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name == "__dataclass_params__":
@@ -112,7 +112,7 @@ class _OptionsType(_ModelType):
 
 
 class Options(pydantic.BaseModel, metaclass=_OptionsType):
-    """Base of all options: reads texts, checks types and bounds when it is made, and reports all faults together.
+    """Base of all options: parses texts, checks types and bounds on creation, and reports all faults together.
 
     >>> class Speed(Options):
     ...     rate: float = option(0.1, "how fast", above=0)
@@ -137,7 +137,7 @@ class Options(pydantic.BaseModel, metaclass=_OptionsType):
 
     @classmethod
     def _made(cls, values: Mapping[str, Any], handler: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
-        """Return the options of values, or raise ``OptionError`` with all that is wrong with them."""
+        """Return the options with these values, or raise ``OptionError`` with all their faults."""
         try:
             return handler(values)
         except pydantic.ValidationError as error:
@@ -156,7 +156,7 @@ class Options(pydantic.BaseModel, metaclass=_OptionsType):
     def _read(cls, value: Any, info: ValidationInfo) -> Any:
         try:
             return read_value(value, cls.model_fields[info.field_name or ""].annotation)
-        except OptionError as error:  # told with the others
+        except OptionError as error:  # reported with the others
             raise ValueError(str(error)) from error
 
 
@@ -177,11 +177,11 @@ def build(options: type[AnyOptions], values: Mapping[str, Any], owner: str) -> A
     Args:
         options: the class.
         values: option names to values; texts are read as the option's type.
-        owner: whose options they are, for messages.
+        owner: the owner of the options, for messages.
 
     Raises:
-        UnknownNameError: no such option; lists the known ones.
-        OptionError: a value of the wrong type or out of range.
+        UnknownNameError: there is no such option; the message lists the known ones.
+        OptionError: a value has the wrong type or is out of range.
     """
     try:
         return options.model_validate(dict(values), context=owner)
@@ -191,12 +191,12 @@ def build(options: type[AnyOptions], values: Mapping[str, Any], owner: str) -> A
 
 
 def read_value(value: Any, hint: Any) -> Any:
-    """Return the value that a text or a path, or each of several, stands for.
+    """Return the value of a text or a path, or of each of several, parsed by the type ``hint``.
 
-    A text that is nothing of the type stays, to be reported later.
+    A text that does not fit the type is returned unchanged, to be reported later.
 
     Raises:
-        OptionError: a function of the name cannot be imported.
+        OptionError: a function with the name cannot be imported.
     """
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     is_one = isinstance(value, str) or not isinstance(value, Sequence)
@@ -222,8 +222,8 @@ def sentences(options: type[Options], error: pydantic.ValidationError, show: Cal
 
     Args:
         options: the class.
-        error: what pydantic says of its values.
-        show: makes what a phrase calls an option of its name.
+        error: pydantic's error for its values.
+        show: maps the name of an option to its name in a phrase.
     """
     refused: dict[str, list[ErrorDetails]] = {}
     for each in error.errors():
@@ -231,8 +231,8 @@ def sentences(options: type[Options], error: pydantic.ValidationError, show: Cal
     phrases: list[str] = [_message(each) for each in refused.pop("", ())]
     for name, errors in refused.items():
         hint = options.model_fields[name].annotation
-        if _is_union(hint):  # a number out of bounds is none of the words beside it
-            depth = min(len(each["loc"]) for each in errors)  # those deeper down are of parts of the value
+        if _is_union(hint):  # for a number out of bounds, errors on the alternative words do not matter
+            depth = min(len(each["loc"]) for each in errors)  # deeper errors concern parts of the value
             whole = [each for each in errors if len(each["loc"]) == depth]
             errors = [each for each in errors if each["type"] in _BOUNDS] or whole
         phrases += dict.fromkeys(_phrase(show(name), each, hint) for each in errors)
@@ -240,7 +240,7 @@ def sentences(options: type[Options], error: pydantic.ValidationError, show: Cal
 
 
 def function_named(name: str) -> Function:
-    """Import the function of a name ``package.module:function``.
+    """Import the function with a name ``package.module:function``.
 
     Raises:
         OptionError: there is none.
@@ -257,13 +257,13 @@ def function_named(name: str) -> Function:
 
 
 def name_of_function(function: Function) -> str:
-    """Return the name of a function in its module, which need not lead back to it: that of a lambda does not."""
+    """Return the name ``module:function`` of a function, which cannot always be imported: a lambda's cannot."""
     named = function if hasattr(function, "__qualname__") else type(function)  # a partial function has no name
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def by_name(value: Any) -> Any:
-    """Return the name of a function that can be imported by it; anything else as it is."""
+    """Return the name of a function that can be imported by this name; any other value unchanged."""
     if not callable(value) or (name := name_of_function(value)).startswith("__main__:"):
         return value
     try:
@@ -273,13 +273,13 @@ def by_name(value: Any) -> Any:
 
 
 def recorded(options: Options) -> dict[str, Any]:
-    """Return options by name, for a file: functions by their names."""
+    """Return options by name, for a file; functions are replaced by their names."""
     return {name: name_of_function(value) if callable(value) else value for name, value in options}
 
 
 def type_name(hint: Any) -> str:
-    """Return a type as a user reads it, e.g. ``a number or none``."""
-    kinds = (each for each in _choices(hint) if each is not Path)  # read as a text
+    """Return a type in words for users, e.g. ``a number or none``."""
+    kinds = (each for each in _choices(hint) if each is not Path)  # parsed as a text
     return " or ".join(_TYPE_NAMES.get(each) or _TYPE_NAMES.get(typing.get_origin(each), str(each)) for each in kinds)
 
 
@@ -294,7 +294,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def _unbounded(hint: Any) -> Any:
-    """Return a type without its bounds, so that a text beyond them is read, too."""
+    """Return a type without its bounds, so that a text out of bounds is parsed, too."""
     if typing.get_origin(hint) is Annotated:
         return _unbounded(typing.get_args(hint)[0])
     return typing.Union[tuple(map(_unbounded, typing.get_args(hint)))] if _is_union(hint) else hint  # noqa: UP007
@@ -311,7 +311,7 @@ def _message(error: ErrorDetails) -> str:
 
 
 def _phrase(name: str, error: ErrorDetails, hint: Any) -> str:
-    """Return what is wrong with one value of an option."""
+    """Return the phrase for the fault of an option's value."""
     kind = error["type"]
     if kind == "missing":
         return f"{name} has no default: declare it as {name}: {getattr(hint, '__name__', hint)} = option(default, help)"

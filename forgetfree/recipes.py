@@ -1,4 +1,4 @@
-"""Models known by name, and their recipes: the options that were measured to suit each of them."""
+"""Models known by name, and their recipes: options that proved suitable for each model in measurements."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-#: The dtype that a model's weights are held in, by its name in torch and transformers.
+#: The dtype of a model's weights, by its name in torch and transformers.
 ModelDtype = Literal["float32", "bfloat16"]
 #: The optimisers that have a name.
 OptimizerName = Literal["sgd", "momentum", "adamw"]
-#: Of forward passes in training, as it is asked for; ``auto`` is what `forgetfree.core.precision.faster_precision` says.
+#: The requested precision of forward passes in training; for ``auto`` see `forgetfree.core.precision.faster_precision`.
 PrecisionChoice = Literal["fp32", "bf16", "fp16", "auto"]
-#: By what an entry is scored, see `forgetfree.core.selection.saliency`.
+#: The score of an entry, see `forgetfree.core.selection.saliency`.
 Saliency = Literal["movement", "gradient", "snip", "gallop", "fisher", "random"]
 #: How γ is chosen: by learning the mask, or by a saliency.
 RegionSource = Literal["mask"] | Saliency
-#: What says how many updates a task gets, where no number does: see `forgetfree.training.training_options.TrainingOptions`.
+#: The rule for the number of updates of a task, if none is set: see `forgetfree.training.training_options.TrainingOptions`.
 StepsRule = Literal["auto", "paper"]
 
 
@@ -27,11 +27,11 @@ class ModelEntry:
 
     Attributes:
         summary: one line.
-        recipe: options measured to suit the model, ``STRATEGY.OPTION`` for one strategy's alone. They stand in for
-            the strategies' defaults, as a whole, unless ``optimizer`` chooses another way to train; any single one
-            gives way to what is set. See `recipe_of`.
-        graft_recipe: likewise, for a graft on its own, whose region is not trained after it was found.
-        on_hub: whether the hub has it under this name; else it comes in a package.
+        recipe: options that suit the model by measurements, ``STRATEGY.OPTION`` for a single strategy. They replace the
+            strategies' defaults as a whole, unless ``optimizer`` is set to another one; options that are set override them.
+            See `recipe_of`.
+        graft_recipe: likewise, for a graft alone, whose region is not trained after it was found.
+        on_hub: whether the hub has the model under this name; else it comes in a package.
     """
 
     summary: str
@@ -42,9 +42,9 @@ class ModelEntry:
 
 #: The strategies of ``forgetfree graft``: a task's graft, beside the fine-tuned model that it comes from.
 GRAFT = ("fine-tune", "bare-graft")
-#: Strategies whose regions are others than those that a recipe's options of the region were chosen for.
+#: Strategies with other regions than those for which a recipe's options of the region were chosen.
 OTHER_REGIONS = ("packnet", "wsn", "lotto", "bitfit")
-#: How a run names a model that was given as an object.
+#: The suffix in a run of the name of a model that was given as an object.
 IN_MEMORY = " in memory"
 MODELS: dict[str, ModelEntry] = {
     "minilm": ModelEntry(
@@ -64,7 +64,7 @@ MODELS: dict[str, ModelEntry] = {
             "dropout": "fine-tuning",
             **{f"{name}.region_rate_factor": 1.0 for name in OTHER_REGIONS},
             **{f"{name}.dropout": True for name in OTHER_REGIONS},
-            # Where the mask is searched for.
+            # For the search of the mask.
             "base_fraction": 0.0,
             "mask_steps": 4,
             "mask_batch_size": 256,
@@ -75,7 +75,7 @@ MODELS: dict[str, ModelEntry] = {
             "si.si_lambda": 1e3,
             "mas.lambda_reg": 100.0,
             "rwalk.ewc_lambda": 1000.0,
-            # As long as its authors train.
+            # As in the authors' training.
             "gdumb.passes": 256,
         },
         # SGD's moves localize, AdamW's do not: see docs/results/paper.md.
@@ -105,7 +105,7 @@ MODELS: dict[str, ModelEntry] = {
             "region_rate_factor": 3.0,
             **{f"{name}.region_rate_factor": 1.0 for name in OTHER_REGIONS},
             "grafting-continual.composition": "alone",
-            # Where the mask is searched for, as in docs/results/smollm2.md.
+            # For the search of the mask, as in docs/results/smollm2.md.
             "base_fraction": 0.0,
             "mask_steps": 1,
             "mask_batch_size": 256,
@@ -124,20 +124,21 @@ def recipe_of(
     strategies: Sequence[str] = (),
     strategy: str | None = None,
 ) -> dict[str, Any]:
-    """Return a model's recipe, for the options that are not set otherwise.
+    """Return a model's recipe, for the options that are not set in ``settings``.
 
-    Nothing is left of it where ``optimizer`` is set to another of ours, such as the paper's SGD: its rates and its way to find
-    regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft and strategies
-    that are made by hand.
+    The whole recipe is dropped if ``optimizer`` is set to another named one, such as the paper's SGD: the recipe's rates and
+    its way to find regions belong to its optimizer. With a custom optimizer, all other options stay. The same rule holds for
+    run, graft and strategies that are created in Python.
 
-    The options of the region belong together as well: nothing is left of them where ``region_from`` is set otherwise, or an
-    option of the search for a mask is, which wants that search. Options of the search are left where there is one.
+    The options of the region also belong together: they are dropped if ``region_from`` is set to another value, or if an option
+    of the search for a mask is set, which requests this search. Options of the search stay only if the mask is searched for.
 
     Args:
         model: as ``--model``.
         settings: the options that are set.
-        strategies: that run. Where these are `GRAFT` alone, it is the recipe for a graft whose region is not trained.
-        strategy: whose; settings for others do not count. Default: for all, where settings for one alone do not count.
+        strategies: the strategies to run. If these are `GRAFT` alone, the result is based on the ``graft_recipe``.
+        strategy: the strategy of the recipe; settings for others do not count. Default: all strategies, where settings for a
+            single one do not count.
     """
     entry = MODELS.get(model)
     set_here = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
@@ -160,7 +161,7 @@ def recipe_of(
 
 
 def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Say whether settings choose the region in another way than the recipe."""
+    """Return whether settings choose the region in another way than the recipe."""
     named = {key: value for key, value in settings.items() if "." not in key}
     searched = "mask" if any(map(_is_of_search, named)) else recipe.get("region_from")
     return bool(named.get("region_from", searched) != recipe.get("region_from"))

@@ -1,8 +1,8 @@
-"""Names and what they stand for. Reading this file imports none of them: targets are ``package.module:object``.
+"""The registered names and their objects. Importing this module imports none of them: targets are ``package.module:object``.
 
-Any installed package adds names of its own by entry points, in the groups ``forgetfree.strategies``, ``forgetfree.streams``
-(streams and tasks), ``forgetfree.kinds`` and ``forgetfree.metrics``; docs/plug-in.md says what each must be. A plug-in never
-takes a name of ours, and one that cannot be used stops only the runs that name it.
+Any installed package can add names by entry points, in the groups ``forgetfree.strategies``, ``forgetfree.streams``
+(streams and tasks), ``forgetfree.kinds`` and ``forgetfree.metrics``; docs/plug-in.md describes the object for each group. A
+plug-in cannot replace a name of ours, and a broken plug-in stops only the runs that name it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
 
-#: What packages may add.
+#: The groups of names that packages may add.
 Group = Literal["strategies", "streams", "kinds", "metrics"]
 
 
@@ -35,8 +35,8 @@ class Entry:
     Attributes:
         target: ``package.module:object``.
         summary: one line.
-        origin: whose it is, for messages.
-        remedy: what to do where it cannot be used.
+        origin: the owner of the object, for messages.
+        remedy: the remedy if it cannot be used, for messages.
     """
 
     target: str
@@ -45,7 +45,7 @@ class Entry:
     remedy: str = "Install forgetfree again."
 
     def load(self, check: Callable[[Any], Any] = lambda found: found) -> Any:
-        """Import the target and return what ``check`` makes of it.
+        """Import the target and return the result of ``check`` for it.
 
         Raises:
             UsageError: it cannot be imported, or ``check`` refuses it; the message names it and the reason.
@@ -156,14 +156,14 @@ KINDS: dict[str, Entry] = {
     "multi-label": Entry("forgetfree.kinds.multi_label:MultiLabel", "any number of labels per text or pair of texts"),
 }
 
-#: Those of answers that are labels.
+#: Metrics of answers that are labels.
 LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of correct predictions"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 for two labels, F1 of entities for tagging"),
     "macro_f1": Entry("forgetfree.results.metrics:MACRO_F1", "the unweighted mean of the F1 of all labels"),
     "micro_f1": Entry("forgetfree.kinds.multi_label:MICRO_F1", "F1 over all labels together, for multi-label tasks"),
 }
-#: Those of answers that are texts.
+#: Metrics of answers that are texts.
 TEXT_METRICS: dict[str, Entry] = {
     "rouge_l": Entry(
         "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L: F1 of the longest common subsequence of words"
@@ -185,7 +185,7 @@ SOURCES: dict[str, Entry] = {
 }
 
 
-#: What answers from the file that a strategy without a ledger saves, by the file's name; the first that is there counts.
+#: The classes that answer from the saved file of a strategy without a ledger, by file name; the first existing file is used.
 WEIGHTS: dict[str, Entry] = {
     "adapters.safetensors": Entry("forgetfree.strategies.adapter_file:AdapterWeights"),
     "fine-tuned.json": Entry("forgetfree.serve.weights:ModelWeights"),
@@ -193,22 +193,22 @@ WEIGHTS: dict[str, Entry] = {
 }
 
 
-#: Lays out the report of `forgetfree.results.table.Results`, which shows its tables.
+#: The function that lays out the report of `forgetfree.results.table.Results`.
 REPORT = Entry("forgetfree.results.report.run_report:lay_out")
 
 
 def strategies() -> dict[str, Entry]:
-    """Return all strategies: ours first, then those of installed packages, which cannot take our names."""
+    """Return all strategies: ours first, then those of installed packages, which cannot replace ours."""
     return STRATEGIES | _plugins("strategies")
 
 
 def strategy(reference: str) -> Any:
-    """Return the strategy class that is registered by a name, or that ``MODULE:CLASS`` or ``NAME=MODULE:CLASS`` refers to.
+    """Return the strategy class of a registered name, of ``MODULE:CLASS`` or of ``NAME=MODULE:CLASS``.
 
     Raises:
-        UnknownNameError: no such strategy.
-        UsageError: its package or module is broken, or has something else under the name; or its name is another's, or is not
-            fit for a folder.
+        UnknownNameError: there is no such strategy.
+        UsageError: its package or module is broken, or has something else under the name; or its name is taken, or cannot be a
+            folder's name.
     """
     _, named, target = reference.rpartition("=")
     if named or ":" in target:
@@ -220,13 +220,13 @@ def strategy(reference: str) -> Any:
 
 
 def strategy_name(reference: str) -> str:
-    """Return what tables, options and folders call a strategy: its name, or that of its class where it has no other."""
+    """Return the name of a strategy in tables, options and folders: its given name, or else the name of its class."""
     name, named, target = reference.rpartition("=")
     return name if named else target.rpartition(":")[2]
 
 
 def check_strategy_name(name: str, remedy: str) -> None:
-    """Raise ``UsageError``, with how another is given, unless a class of the user's own can have a name, also as its folder."""
+    """Raise ``UsageError``, with ``remedy``, unless a user's strategy class can have this name, also as its folder's name."""
     if name in strategies() or name == "all":
         raise UsageError(f"{name!r} is the name of a registered strategy. Give your class another: {remedy}.")
     if _TAKEN.fullmatch(name) or not _FOLDER.fullmatch(name):
@@ -244,24 +244,24 @@ def _entry(what: str, name: str, known: Mapping[str, Entry], hint: str) -> Entry
 
 
 def name_of(strategy: type) -> str | None:
-    """Return the name that a strategy class is registered by, if it is."""
+    """Return the registered name of a strategy class, or ``None``."""
     target = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, entry in strategies().items() if entry.target == target), None)
 
 
 def kinds() -> dict[str, Entry]:
-    """Return all kinds of tasks: ours first, then those of installed packages, which cannot take our names."""
+    """Return all kinds of tasks: ours first, then those of installed packages, which cannot replace ours."""
     return KINDS | _plugins("kinds")
 
 
 def kind(name: str) -> Any:
-    """Return the kind of tasks, a `forgetfree.kinds.kind.Kind`, of a name.
+    """Return the kind of tasks with a name, a `forgetfree.kinds.kind.Kind`.
 
     Args:
-        name: its own, or that of a form of rows, as definitions have them: ``single``, ``pair``, ``tokens``.
+        name: the kind's name, or a form of rows from a definition: ``single``, ``pair``, ``tokens``.
 
     Raises:
-        UnknownNameError: no such kind.
+        UnknownNameError: there is no such kind.
         UsageError: its package is broken, or has something else under the name.
     """
     from forgetfree.tasks import KIND_OF_FORM
@@ -274,28 +274,28 @@ def kind(name: str) -> Any:
 
 
 def metrics() -> dict[str, Entry]:
-    """Return all metrics: ours first, then those of installed packages, which cannot take our names."""
+    """Return all metrics: ours first, then those of installed packages, which cannot replace ours."""
     return METRICS | _plugins("metrics")
 
 
 def metric(name: str) -> Any:
-    """Return the metric, a `forgetfree.results.metrics.Metric`, of a name.
+    """Return the metric with a name, a `forgetfree.results.metrics.Metric`.
 
     Raises:
-        UnknownNameError: no such metric.
+        UnknownNameError: there is no such metric.
         UsageError: its package is broken, or has something else under the name.
     """
     return _entry("metric", name, metrics(), "An installed package may add metrics.").load(_metric)
 
 
 def metrics_of(name: str) -> list[str]:
-    """Return the names of the metrics that tasks of a kind can be scored by: its own, and those of packages."""
+    """Return the names of the metrics that can score tasks of a kind: the kind's own, and those of packages."""
     own = kind(name).metrics
     return [metric for metric in metrics() if metric in own or metric not in METRICS]
 
 
 def unknown_names(task: TaskDefinition) -> list[str]:
-    """Return a phrase for the kind, and for the metric, that a definition names and no package here has."""
+    """Return a phrase for the kind and for the metric of a definition if they are unknown here."""
     from forgetfree.tasks import KIND_OF_FORM
 
     names = list(dict.fromkeys([*KIND_OF_FORM, *kinds()]))
@@ -308,7 +308,7 @@ def unknown_names(task: TaskDefinition) -> list[str]:
 
 
 def faults_of(task: TaskDefinition) -> list[str]:
-    """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
+    """Return a phrase for each fault of a definition: of its fields and names, or else those that its kind finds."""
     from forgetfree.json_file import checked
     from forgetfree.tasks import TaskDefinition
 
@@ -321,9 +321,9 @@ def faults_of(task: TaskDefinition) -> list[str]:
 
 
 def check_stored(task: TaskDefinition) -> None:
-    """Raise ``ValueError`` for the faults of a definition that was read back, if its kind and metric are here.
+    """Raise ``ValueError`` for the faults of a stored definition, if its kind and metric are installed.
 
-    One of a package that is not here is refused where the task is asked for.
+    A definition that needs a missing package is refused only when its task is used.
     """
     if not unknown_names(task) and (faults := faults_of(task)):
         raise ValueError("; ".join(faults))
@@ -345,7 +345,7 @@ def streams() -> dict[str, tuple[str, ...]]:
 
 
 def broken(group: Group) -> dict[str, str]:
-    """Return the plug-ins of a group that cannot be used, by name, with a paragraph on each. This imports all of them."""
+    """Return the plug-ins of a group that cannot be used, by name, with a paragraph on each. This imports all plug-ins."""
     taken = {
         f"{point.name} of {_package_of(point)}": f"{_origin(point)} ({point.value}) cannot be used: that name is forgetfree's "
         "own. Give its entry point another name."
@@ -355,9 +355,9 @@ def broken(group: Group) -> dict[str, str]:
     return {name: str(plugin) for name, plugin in _loaded(group).items() if isinstance(plugin, UsageError)} | taken
 
 
-#: A name that every file system and archive takes, and those that have another use: in a run, and on Windows.
+#: A name that every file system and archive accepts, and names with another use: in a run, and on Windows.
 _FOLDER, _TAKEN = re.compile(r"[^\W_][\w-]{0,99}"), re.compile(r"fine-tuned|con|prn|aux|nul|(com|lpt)\d", re.IGNORECASE)
-#: What tables of scores call their other columns.
+#: The names of the other columns in tables of scores.
 _BESIDE_METRICS = (
     *("strategy", "seed", "task", "after", "metric", "value", "rows"),
     *("score", "ece", "agreement", "seconds"),
@@ -378,7 +378,7 @@ def _is_ours(group: Group, name: str) -> bool:
 
 
 def _loaded(group: Group) -> dict[str, Any]:
-    """Return what each plug-in of a group gives, or the error that it ends in."""
+    """Return the object of each plug-in of a group, or the error that it raises."""
     checks = {"strategies": strategy_class, "kinds": _kind_class, "metrics": _metric}
     loaded: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
@@ -390,12 +390,12 @@ def _loaded(group: Group) -> dict[str, Any]:
 
 
 def strategy_class(candidate: Any) -> Any:
-    """Return a strategy class as it was given; raise ``UsageError`` if it is none."""
+    """Return a strategy class unchanged; raise ``UsageError`` if it is no strategy class."""
     from forgetfree.options import build
 
     _subclass(candidate, "forgetfree.continual.strategy:ContinualStrategy")
     _subclass(candidate.Options, "forgetfree.training.training_options:TrainingOptions")
-    # This fails where an option has a type that cannot be read, or a default that it would refuse.
+    # This fails if an option has a type that cannot be parsed, or a default that it would refuse.
     build(candidate.Options, dict(candidate.Options()), candidate.__name__)
     return candidate
 
@@ -405,8 +405,8 @@ def _kind_class(candidate: Any) -> Any:
 
 
 def _subclass(candidate: Any, target: str) -> Any:
-    """Return a class as it was given; raise ``UsageError`` unless it is one of a base, with all methods that that asks for."""
-    base = Entry(target).load()  # by name: it stands in a layer above
+    """Return a class unchanged; raise ``UsageError`` unless it is a subclass of ``target`` without abstract methods."""
+    base = Entry(target).load()  # by name: it is in a layer above
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
         raise UsageError(f"expected a subclass of {base.__name__}, got {brief(candidate)}")
     if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
@@ -421,7 +421,7 @@ def _metric(candidate: Any) -> Any:
 
 
 def _stream_or_task(name: str, candidate: Any) -> Any:
-    """Return a stream as a tuple, or a task under its name and with the default prompts."""
+    """Return a stream as a tuple, or a task with its registered name and the default prompts."""
     from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
 
     if isinstance(candidate, TaskDefinition):
@@ -447,7 +447,7 @@ def _stream_or_task(name: str, candidate: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _entry_points(group: Group, places: tuple[str, ...]) -> EntryPoints:
-    """Return the entry points of a group. Every package's are read for it, so once for the same ``places`` on the path."""
+    """Return the entry points of a group. Reading those of all packages is slow, so cache them by ``places``, the path."""
     return entry_points(group=f"forgetfree.{group}")
 
 
@@ -460,10 +460,10 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _plugins(group: Group) -> dict[str, Entry]:
-    """Return what installed packages add to a group, by name; none takes one of our names."""
+    """Return the entries that installed packages add to a group, by name, without those with one of our names."""
     entries: dict[str, Entry] = {}
     for point in sorted(_entry_points(group, tuple(sys.path)), key=_package_of):
-        if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
+        if not _is_ours(group, point.name):  # if two packages add one name, the first by package name counts
             summary = f"from {_package_of(point)}"
             entries.setdefault(
                 point.name, Entry(point.value, summary, _origin(point), "Fix or uninstall that package.")
@@ -472,7 +472,7 @@ def _plugins(group: Group) -> dict[str, Entry]:
 
 
 def _class_of_module(name: str) -> Any:
-    """Return the strategy class of a name ``module:Class``, of what can be imported or lies in the working directory."""
+    """Return the strategy class with a name ``module:Class``; the module may also be in the working directory."""
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)) or module.endswith(".py"):
         raise UsageError(

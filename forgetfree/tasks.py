@@ -1,4 +1,4 @@
-"""The definition of a task, before any data is read: form of its rows, labels or texts, prompt, metric, place on the hub."""
+"""The definition of a task, independent of its data: form of its rows, labels or texts, prompt, metric, place on the hub."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Literal
 from forgetfree.display import brief
 from forgetfree.json_file import checked
 
-#: The kind of a task, as `forgetfree.registry.kind` knows it, by the form of its rows: a text, two, the words of a sentence, a
-#: prompt with the text that answers it, or a chat. The definition of a task of ours names the form; that of a task of another
-#: kind names the kind.
+#: The kind of a task, see `forgetfree.registry.kind`, by the form of its rows: a text, two texts, the words of a sentence, a
+#: prompt with the text that answers it, or a chat. In a definition, ``kind`` is the form for our own kinds, and the kind's
+#: name for others.
 KIND_OF_FORM = {
     "single": "classification",
     "pair": "classification",
@@ -30,11 +30,11 @@ class HubSource:
     Attributes:
         path: repository, e.g. ``nyu-mll/glue``; or a folder of data files, such as an installed package ships.
         name: its configuration, e.g. ``qnli``.
-        columns: the hub's text columns, in order: one for a single text, two for a pair. Where a text is made of
-            several columns, a template such as ``{title}. {content}``.
+        columns: the hub's text columns, in order: one for a single text, two for a pair. For a text made from several
+            columns, a template such as ``{title}. {content}``.
         label: the hub's label column.
-        splits: our split to the hub's. A missing ``validation`` is split off from ``train``.
-        labels: the hub's label value to our label index, where they differ.
+        splits: from our splits to the hub's. A missing ``validation`` is split off from ``train``.
+        labels: from the hub's label values to our label indices, where they differ.
     """
 
     path: str
@@ -45,45 +45,45 @@ class HubSource:
     labels: Mapping[int, int] | None = None
 
 
-#: What is known at inference (van de Ven & Tolias, 2019): the task; or neither the task nor which of all tasks'
-#: labels are meant (``class``), or not the task but the labels, which all tasks share (``domain``).
+#: The information at inference (van de Ven & Tolias, 2019): the task; or, without the task, one label among those of all tasks
+#: is predicted (``class``), or a label that all tasks share (``domain``).
 Scenario = Literal["task", "class", "domain"]
 
-#: Which rows models are scored on: those of the test set; or validation rows in their place, to choose options by.
+#: The rows that models are scored on: test rows; or validation rows in their place, to choose options.
 EvaluatedOn = Literal["test", "validation"]
 
-#: The metrics of tasks whose labels are told apart from those of all others, ``class``.
+#: The metrics for predictions among the labels of all tasks, ``class``.
 OF_ALL_LABELS = ("accuracy", "macro_f1")
 
-#: The longest text that may be asked for, in tokens.
+#: The maximum length of a text to write, in tokens.
 MOST_NEW_TOKENS = 8192
 
-#: Longest row in tokens where nothing else is said (LM-BFF's default); the longest text is cut first.
+#: Default maximum length of a row in tokens (LM-BFF's default); the longest text is cut first.
 MAX_LENGTH = 128
 
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """A task over a text, a pair of texts, or each word of a sentence; or one that is answered by a text.
+    """A task over a text, a pair of texts, or each word of a sentence; or a task with text answers.
 
     Attributes:
         name: the task's name, on the command line and in a data directory.
         kind: ``single`` text, ``pair`` of texts, or ``tokens``: the words of a sentence; ``generation`` of a text that answers
             a prompt, or ``messages`` of a chat; or the name of a registered kind.
         labels: label names; their positions are the integer labels. For ``tokens``, ``O`` and then ``B-X`` and ``I-X`` for
-            each kind X of entity: see `of_entities`. None where texts are the answers.
+            each kind X of entity: see `of_entities`. Empty where texts are the answers.
         template: the prompt for masked LMs, with ``{text}`` or ``{text_a}``/``{text_b}`` and one ``{mask}``.
             ``{text_a:bare}`` drops a final punctuation mark, ``{text_b:lower}`` lower-cases the first letter. Where texts are
-            the answers, what stands before an answer, with ``{prompt}``; empty: the tokenizer's chat template, if it has one.
-        label_words: one word a label, read at the mask (or, for causal LMs, after the last token).
+            the answers, the text before an answer, with ``{prompt}``; empty: the tokenizer's chat template, if it has one.
+        label_words: one word per label, predicted at the mask (or, for causal LMs, after the last token).
         causal_template: the prompt for causal LMs: it ends where the label word would follow.
-        metric: ``accuracy``, ``macro_f1``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities; or the name of another
-            that is registered.
-        hub: where the hub holds it, if it does.
-        instruction: what to do, the same for all rows, where texts are the answers.
-        max_new_tokens: the longest text that is written, in tokens.
+        metric: ``accuracy``, ``macro_f1``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities; or another registered
+            name.
+        hub: the task's place on the hub, if it has one.
+        instruction: where texts are the answers, an instruction for all rows.
+        max_new_tokens: the maximum length of a written text, in tokens.
         stop: texts before which an answer ends.
-        closed_answers: the texts that may answer, of which the likeliest does; none where any text may.
+        closed_answers: the possible answers, of which the likeliest is given; empty if any text is possible.
     """
 
     name: str
@@ -105,7 +105,7 @@ class TaskDefinition:
     def of_entities(
         cls, name: str, entities: Sequence[str], kind: str = "tokens", metric: str = "f1"
     ) -> TaskDefinition:
-        """Return the definition of a task that finds entities of these kinds in sentences.
+        """Return the definition of a task of finding entities of these kinds in sentences.
 
         >>> TaskDefinition.of_entities("people", ["PER"]).labels
         ('O', 'B-PER', 'I-PER')
@@ -115,10 +115,10 @@ class TaskDefinition:
 
     @classmethod
     def of_fields(cls, fields: Any) -> TaskDefinition:
-        """Return the definition with these `fields`, as they come back from JSON.
+        """Return the definition with these `fields`, as loaded from JSON.
 
         Raises:
-            ValueError: a field is not known, is missing or does not fit; the message names each.
+            ValueError: a field is unknown, missing or not valid; the message names each.
         """
         task = checked(cls, fields)
         if len({*task.labels}) < len(task.labels):
@@ -127,12 +127,12 @@ class TaskDefinition:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All fields without ``hub``, which says where rows are and not what they mean."""
+        """All fields except ``hub``, which is the place of the rows and not part of their meaning."""
         return {name: value for name, value in asdict(self).items() if name != "hub"}
 
     @property
     def form(self) -> str:
-        """The form of a row, ``single``, ``pair`` or such: the kind says it, or else labels and prompts do."""
+        """The form of a row, such as ``single`` or ``pair``: from the kind, or else from labels and prompts."""
         if self.kind in KIND_OF_FORM:
             return self.kind
         if self.entities:
@@ -152,7 +152,7 @@ class TaskDefinition:
 
     @property
     def entities(self) -> tuple[str, ...]:
-        """The kinds of entities that a task finds whose labels are those of words: see `of_entities`."""
+        """The kinds of entities of a task that labels words, see `of_entities`; empty for any other task."""
         kinds = tuple(label[2:] for label in self.labels[1::2])
         if self.kind == "tokens":
             return kinds
@@ -170,7 +170,7 @@ def slots(template: str) -> list[str]:
     return re.findall(r"\{(.*?)(?::bare|:lower)?\}", template)
 
 
-#: Prompts for tasks that bring none, the commonest of LM-BFF's (Gao et al., 2021, table 1) for either kind.
+#: Prompts for tasks without their own, the commonest of LM-BFF's (Gao et al., 2021, table 1) for each kind.
 DEFAULT_TEMPLATE: dict[str, str] = {
     "single": "{text} It was {mask}.",
     "pair": "{text_a:bare}? {mask}, {text_b:lower}",

@@ -1,11 +1,11 @@
-"""Tensor files: safetensors with metadata, checked before anything of them is used. No pickle.
+"""Tensor files: safetensors with metadata, which are checked before they are used. No pickle.
 
-Every file of ours that holds tensors is of a kind, a `TensorFile`. Its metadata have its ``format``, if it has one, and a
+Every kind of tensor file is described by a `TensorFile`. The metadata of a file have its ``format``, if it has one, and a
 ``checksum`` of metadata and tensors.
 
-Ledgers, grafts, adapters and whole models are `TaskFile`: each tensor belongs to a task. ``3/readout/weight`` is that of the
-fourth. The metadata list the ``tasks``: the name of each, its fields, and a checksum of its tensors. So one task is read
-without the others.
+Ledgers, grafts, adapters and whole models are `TaskFile`: each tensor belongs to a task. ``3/readout/weight`` belongs to the
+fourth task. The metadata list the ``tasks``: the name of each, its fields, and a checksum of its tensors. So one task can be
+loaded without the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _Made = TypeVar("_Made")
-#: What safetensors calls the dtypes that files hold, by torch's names. It refuses all others.
+#: The names of dtypes in safetensors, by torch's names. Other dtypes are refused.
 DTYPES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL"},
     **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8"},
@@ -36,7 +36,7 @@ DTYPES = {
     **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
     **{"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"},
 }
-#: The form of a `TaskFile`.
+#: The version of the form of a `TaskFile`.
 _SCHEMA = 5
 
 
@@ -45,10 +45,10 @@ class TensorFile:
     """A kind of tensor file.
 
     Attributes:
-        error: what is raised where a file is missing, damaged or another one.
+        error: the error to raise if a file is missing, damaged or of another kind.
         remedy: the last sentence of its message.
-        format: what the metadata name; empty: nothing.
-        name: what a user calls it, such as ``ledger``.
+        format: the format in the metadata; empty for none.
+        name: the name of the kind for users, such as ``ledger``.
     """
 
     error: type[ForgetfreeError]
@@ -57,18 +57,18 @@ class TensorFile:
     name: str = "file of a run"
 
     def content(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-        """Return the bytes of a file. Equal tensors and metadata give equal bytes, which those of safetensors are not."""
+        """Return the bytes of a file. Equal tensors and metadata give equal bytes, which safetensors does not guarantee."""
         return b"".join(_parts(tensors, self._signed(tensors, metadata)))
 
     def write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-        """Write a file, atomically, and without a copy of it in memory."""
+        """Write a file atomically, without a copy of it in memory."""
         self._write(path, tensors, self._signed(tensors, metadata))
 
     def read(self, path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return metadata and tensors of a file.
 
         Raises:
-            ForgetfreeError: `error`: it is missing, damaged or another one, with the reason.
+            ForgetfreeError: `error`: it is missing, damaged or of another kind, with the reason.
         """
         file = self._opened(path)
         with self._readable(path):
@@ -116,9 +116,9 @@ class TaskTensors:
     """The tensors of one task in a `TaskFile`.
 
     Attributes:
-        task: its name; empty for what belongs to no task alone.
-        tensors: by name. A slash groups them: ``readout/weight`` is one of the readout's.
-        fields: what else is known of it, as JSON.
+        task: its name; empty for tensors that do not belong to a single task.
+        tensors: the tensors by name. A slash groups them: ``readout/weight`` is in the group ``readout``.
+        fields: further data on the task, as JSON.
     """
 
     task: str
@@ -164,8 +164,8 @@ class TaskFile(TensorFile):
     """A kind of file with tensors by task.
 
     Attributes:
-        keys: the metadata that it must have besides.
-        groups: the groups of its tensors, and the tensors of no group.
+        keys: further metadata that it must have.
+        groups: the groups of its tensors, and the tensors without a group.
     """
 
     keys: Collection[str] = ()
@@ -176,17 +176,17 @@ class TaskFile(TensorFile):
         rows = [{"task": each.task, "checksum": each.checksum, "fields": each.fields} for each in tasks]
         header = {"schema": str(_SCHEMA), "tasks": json.dumps(rows, separators=(",", ":")), **metadata}
         tensors = {f"{k}/{name}": tensor for k, each in enumerate(tasks) for name, tensor in each.tensors.items()}
-        self._write(path, tensors, self._signed({}, header))  # whose checksum covers those of the tasks
+        self._write(path, tensors, self._signed({}, header))  # its checksum covers those of the tasks
 
     def load(self, path: Path, make: Callable[[StoredTasks], _Made]) -> _Made:
-        """Return what ``make`` makes of a file.
+        """Return the result of ``make`` for the tasks of a file.
 
         Args:
             path: the file.
-            make: raises ``RegionError`` or ``ValueError`` with the reason where what it reads is not sound.
+            make: raises ``RegionError`` or ``ValueError``, with the reason, if the content is not valid.
 
         Raises:
-            ForgetfreeError: `error`: the file is missing, damaged, another one or not sound.
+            ForgetfreeError: `error`: the file is missing, damaged, of another kind or not valid.
         """
         file = self._opened(path)
         try:
@@ -197,10 +197,10 @@ class TaskFile(TensorFile):
 
 
 class StoredTasks:
-    """The tasks of a `TaskFile`; the tensors of a task are read, and checked, when they are asked for.
+    """The tasks of a `TaskFile`; the tensors of a task are loaded, and checked, when they are used.
 
     Attributes:
-        metadata: the file's, which match their checksum.
+        metadata: the file's metadata, which match their checksum.
         tasks: the names, in order.
     """
 
@@ -232,10 +232,10 @@ class StoredTasks:
         return self._rows[k].fields
 
     def read(self, k: int) -> TaskTensors:
-        """Return what the file holds of a task.
+        """Return the tensors and fields of a task.
 
         Raises:
-            ValueError: its tensors do not match their checksum, or hold what is no finite number.
+            ValueError: its tensors do not match their checksum, or hold NaN or infinity.
         """
         row = self._rows[k]
         found = TaskTensors(
@@ -260,7 +260,7 @@ def _of(task: str) -> str:
 
 
 class OpenFile:
-    """A safetensors file, whose tensors are read when they are asked for. Nothing of it is checked.
+    """A safetensors file whose tensors are loaded when they are used. Its content is not checked.
 
     Attributes:
         metadata: its metadata.
@@ -289,7 +289,7 @@ class OpenFile:
 
         try:
             tensor: Tensor = self._file.get_tensor(name)
-        # What torch raises for a dtype or a shape that it does not know.
+        # torch raises these for a dtype or a shape that it does not know.
         except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise SafetensorError(first_line(error)) from error
         return tensor
@@ -335,8 +335,8 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor, which are not copied where it is on the CPU and contiguous."""
-    import torch  # here, so that what only names a kind of file does not import it
+    """Return the bytes of a tensor, without a copy if it is on the CPU and contiguous."""
+    import torch  # here, so that modules that only define a kind of file do not import it
 
     data = tensor.detach().cpu().contiguous().flatten()
     return data.view(dtype=torch.uint8).numpy().data if len(data) else b""

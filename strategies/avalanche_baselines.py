@@ -123,7 +123,7 @@ class GDumb(
 
 
 class _ForTask(nn.Module):
-    """A model in the form in which DER calls it: for one task, without task labels, with the same width of logits for all tasks."""
+    """A model in DER's form: for one task, without task labels, with the same width of logits for all tasks."""
 
     def __init__(self, model: nn.Module, task: int, width: int) -> None:
         super().__init__()
@@ -248,8 +248,7 @@ class SI(
 
 
 class _MASPlugin(avalanche.MASPlugin):
-    """Avalanche's plugin raises an error at a loss of exactly 0, which it takes for a missing loss; here the loss is made positive.
-    """
+    """Avalanche's plugin, made to accept a loss of exactly 0, which it takes for a missing loss."""
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         if not strategy.loss:

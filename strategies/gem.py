@@ -19,9 +19,9 @@ from forgetfree.options import option
 class _ProjectedUpdate:
     """Mixin of GEM's and A-GEM's plugins: they project the update, unless it is the gradient times one rate.
 
-    AdamW's scaling, momentum, decay and a separate rate of the readout change the direction of a projected gradient, so that the
-    constrained losses may rise. For the projection the update is scaled to the gradient's length, since GEM's γ is a margin
-    relative to it.
+    AdamW's scaling, momentum, decay and a separate rate of the readout change the direction of a projected gradient, so that
+    the constrained losses may rise. For the projection the update is scaled to the gradient's length, since GEM's γ is a
+    margin relative to it.
 
     Readouts of earlier tasks have no gradient in a step. Avalanche's plugins leave them out of the projected gradient, but not
     of the constraint. Here they are in both.
@@ -80,7 +80,7 @@ class _GEMPlugin(_ProjectedUpdate, avalanche.GEMPlugin):
 
 
 def _a_sample_a_task(options: Any, stream: Stream) -> None:
-    """Refuse too small a sample: Avalanche takes ``sample_size // tasks`` rows per task, none if there are more tasks than rows."""
+    """Refuse a sample smaller than the number of tasks: Avalanche takes ``sample_size // tasks`` rows of each, then none."""
     earlier = len(stream.tasks) - 1
     if options.sample_size < earlier:
         raise OptionError(

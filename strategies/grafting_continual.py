@@ -25,8 +25,8 @@ class GraftingOptions(SkillOptions):
     )
     warm_start: bool = option(
         False,
-        "fine-tune each task from θ_ft of the task before in the place of θ_pre, with a new readout; for "
-        "region_from=movement, and with among=free",
+        "start the fine-tuning of each task from θ_ft of the task before instead of θ_pre, with a new readout; requires "
+        "region_from=movement, and implies among=free",
     )
     final_union: bool = option(False, "also evaluate the final union on all tasks")
 

@@ -3,9 +3,9 @@
     class EWC(PluginStrategy, plugin=EWCPlugin, ewc_lambda=option(1e3, "strength of the penalty", at_least=0)):
         \"\"\"Elastic weight consolidation (Kirkpatrick et al., 2017, eq. 3).\"\"\"
 
-The options named become arguments of the plugin and take their place beside `TrainingOptions`, on the command line too.
-All of Avalanche's code runs as it is, in our loop, on our batches. What of it goes wrong there is fixed around it, here
-for all and in `forgetfree.strategies` for one: docs/baselines.md says what and why.
+The named options become arguments of the plugin and are added to `TrainingOptions`, also on the command line. Avalanche's
+code runs unchanged, in our loop, on our batches. Its faults are fixed around it: here for all strategies, in
+`forgetfree.strategies` for one; docs/baselines.md lists them with their reasons.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from forgetfree.training.training_options import TrainingOptions
 
 
 class AvalancheStrategy(ContinualStrategy):
-    """Base of all: one model for all tasks, whose readouts are trained together, as Avalanche does.
+    """Base of all: one model for all tasks, whose readouts are trained together, as in Avalanche.
 
-    A readout that takes no part in a step, nor in a penalty, has no gradient and stays as it is.
+    A readout that takes part in neither a step nor a penalty has no gradient and does not change.
 
-    A class statement may name, beside options: ``fixed``, arguments that are no options; and ``requires``, a function of
-    options and stream that raises where they do not go together.
+    In addition to options, a class statement may name ``fixed``, arguments that are no options, and ``requires``, a function of
+    options and stream that raises an error if they are incompatible.
     """
 
     _own_options: ClassVar[tuple[str, ...]] = ()
@@ -61,13 +61,14 @@ class AvalancheStrategy(ContinualStrategy):
             cls.Options = create_model(f"{cls.__name__}Options", __base__=cls.Options, **fields)
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
-        cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
+        cls._requires = staticmethod(requires) if requires else None  # not a method, although it is a class attribute
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse accumulation and loss scaling: Avalanche's plugins take gradients of their own and know of neither.
+        """Refuse accumulation and loss scaling: Avalanche's plugins compute gradients of their own and support neither.
 
-        Weights in half precision, too: these plugins work in the weights' own dtype, which rounds small squares and steps to 0.
+        Refuse weights in half precision, too: these plugins compute in the weights' dtype, which rounds small squares and steps
+        to 0.
         """
         if options.accumulation > 1:
             raise OptionError(
@@ -88,19 +89,19 @@ class AvalancheStrategy(ContinualStrategy):
             cls._requires(options, stream)
 
     def arguments(self) -> dict[str, Any]:
-        """Return what the plugin or template is made with."""
+        """Return the arguments of the plugin or template."""
         return {name: getattr(self.options, name) for name in self._own_options} | dict(self._fixed)
 
     def keep_beside(self, memory: Callable[[], Any]) -> None:
-        """Count what ``memory`` returns beside the model: tensors, modules, rows of data, or Avalanche's objects with them."""
+        """Count the result of ``memory`` as stored, too: tensors, modules, rows of data, or Avalanche's objects with them."""
         tokens = getattr(self.model, "tokens", None)
         self.storage = ModelStorage(self, lambda: object_bytes(memory(), tokens))
 
     def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
-        """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`.
+        """Return the training of the backbone and the readouts of all tasks; arguments as for `everything`.
 
         Raises:
-            UsageError: the strategy was loaded: what it remembers of its tasks is not saved, and it would train without.
+            UsageError: the strategy was loaded: its memory of earlier tasks is not saved, and training needs it.
         """
         if self.learned and not self.clock.train_exp_counter:
             raise UsageError(
@@ -117,16 +118,16 @@ class AvalancheStrategy(ContinualStrategy):
     def _before_train_dataset_adaptation(self, **kwargs: Any) -> None:
         model = self.model
         super()._before_train_dataset_adaptation(**kwargs)
-        if self.model is not model:  # GDumb's fresh start is a copy; the stream's own model is to be the one trained
+        if self.model is not model:  # GDumb starts from a copy, but the stream's own model must be trained
             model.load_state_dict(self.model.state_dict())
             self.model = model
 
 
 class PluginStrategy(AvalancheStrategy):
-    """Base of strategies that are an Avalanche plugin; give it as ``plugin=…`` of the class statement.
+    """Base of strategies that are an Avalanche plugin, given as ``plugin=…`` of the class statement.
 
-    What the plugin holds is counted beside the model, working space included; ``keeps=…`` names its attribute that counts
-    instead. Options that are no arguments of the plugin stand in the class's own ``Options``.
+    All data of the plugin, working space included, counts as stored in addition to the model; ``keeps=…`` names an attribute to
+    count instead. Options that are no arguments of the plugin belong to the class's own ``Options``.
     """
 
     plugin: ClassVar[Any] = None
@@ -137,7 +138,7 @@ class PluginStrategy(AvalancheStrategy):
         cls.plugin, cls._keeps = plugin, keeps
 
     def setup(self) -> None:
-        """Make the plugin; those of the user come after it."""
+        """Create the plugin; the user's plugins come after it."""
         self.avalanche_plugin = plugin = self.plugin(**self.arguments())
         self.plugins.insert(0, plugin)
         self.keep_beside(lambda: getattr(plugin, self._keeps) if self._keeps else plugin)
@@ -148,12 +149,12 @@ class PluginStrategy(AvalancheStrategy):
         return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
 
     def updates_for(self, task: EncodedTask) -> int | None:
-        """Return how many updates a task has; ``None``: as many as the options say."""
+        """Return the number of updates of a task; ``None``: as the options say."""
         return None
 
 
 class ImportanceOptions(TrainingOptions):
-    """Options that strategies that weigh parameters after each task take beside those of training."""
+    """Options of strategies that weigh parameters after each task, in addition to those of training."""
 
     importance_rows: int | None = option(
         512,
@@ -164,7 +165,7 @@ class ImportanceOptions(TrainingOptions):
 
 
 class ImportanceStrategy(PluginStrategy):
-    """Base of strategies whose plugin goes through the training rows once more after each task: here through a sample."""
+    """Base of strategies whose plugin passes over the training rows once more after each task: here over a sample."""
 
     Options = ImportanceOptions
 
@@ -174,7 +175,7 @@ class ImportanceStrategy(PluginStrategy):
 
 
 class _OnASample:
-    """Mixin of plugins, which shows them a sample of the rows when they look for importances."""
+    """Mixin of plugins, which estimates importances on a sample of the rows."""
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         rows, data = strategy.options.importance_rows, strategy.experience.dataset
@@ -189,11 +190,11 @@ class TemplateStrategy(AvalancheStrategy):
     """Base of strategies that inherit from an Avalanche strategy too: ``class DER(TemplateStrategy, avalanche.DER)``."""
 
     def avalanche_arguments(self) -> dict[str, Any]:
-        """Return the strategy's arguments beside those of every template."""
+        """Return the strategy's arguments, in addition to those of every template."""
         return self.arguments()
 
     def training_epoch(self, **kwargs: Any) -> None:
-        """Run the strategy's own loop, where it has one; else ours."""
+        """Run the loop of the Avalanche strategy, if it has its own; else ours."""
         template: Any = next(
             cls for cls in type(self).__mro__ if cls.__module__.startswith("avalanche.training.supervised")
         )
@@ -205,7 +206,7 @@ class TemplateStrategy(AvalancheStrategy):
 
 
 def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
-    """Refuse streams in which words are labelled, or texts are written."""
+    """Refuse streams with tasks that have more than one label per row, or answers that are texts."""
     for task in stream.tasks:
         if task.kind.answer != "label":
             raise UsageError(
@@ -229,7 +230,7 @@ def showing(strategy: Any, data: Any) -> Iterator[None]:
 
 @contextmanager
 def _around(strategy: AvalancheStrategy) -> Iterator[None]:
-    """Around the training of a task: no warnings of Avalanche's, no dropout where none is wanted."""
+    """Inside, while a task is trained, suppress Avalanche's warnings, and dropout if the options exclude it."""
     with _without_its_warnings(), ExitStack() as hooks:
         if not strategy.options.dropout:  # A-GEM, GEM and MAS ask for training mode before passes of their own
             hooks.callback(strategy.model.register_forward_pre_hook(_evaluation_mode).remove)
@@ -243,12 +244,12 @@ def _evaluation_mode(model: nn.Module, _: Any) -> None:
 
 @contextmanager
 def _without_its_warnings() -> Iterator[None]:
-    """Inside, no warnings about Avalanche's own code, which its callers can do nothing about."""
+    """Inside, suppress warnings about Avalanche's own code, which its callers cannot fix."""
     usual, silent = decorators.warnings, SimpleNamespace(simplefilter=_nothing, warn=_nothing)
-    decorators.warnings = silent  # what its @deprecated warns by, after it has set a filter of its own
+    decorators.warnings = silent  # its @deprecated uses this module after setting its own filter
     try:
         with warnings.catch_warnings():
-            # By np.square(tensor) in SI.
+            # Caused by np.square(tensor) in SI.
             warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
             yield
     finally:
@@ -256,10 +257,10 @@ def _without_its_warnings() -> Iterator[None]:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Warn of nothing."""
+    """Do nothing."""
 
 
-# -- How many bytes an object of Avalanche's holds ------------------------------------------------------
+# -- The bytes of Avalanche's objects -------------------------------------------------------------------
 
 
 #: The size of a label, a task label or a token id in a row.
@@ -267,10 +268,10 @@ _INTEGER_BYTES = 8
 
 
 def object_bytes(holder: Any, tokens: TokenLayout | None = None) -> int:
-    """Count the bytes of all tensors, modules and rows of data that an object of Avalanche's holds, each once.
+    """Return the bytes of all tensors, modules and rows of data in an object of Avalanche, each counted once.
 
-    Rows are counted in every data set that has them. With ``tokens``, the padding that brings a data set's rows to one
-    length does not count; tensors count as they are.
+    Rows count in every data set that has them. With ``tokens``, the padding of a data set's rows to one length does not count;
+    tensors count as they are.
     """
     return _bytes_of(holder, tokens, set())
 
@@ -283,7 +284,7 @@ def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
         return value.numel() * value.element_size()
     if isinstance(value, AvalancheDataset):
         return sum(
-            _row_part(part, None if place else tokens)  # only what is read has padding
+            _row_part(part, None if place else tokens)  # only inputs have padding
             for row in range(len(value))
             for place, part in enumerate(value[row])
         )
@@ -293,7 +294,7 @@ def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
         return sum(_bytes_of(each, tokens, seen) for each in value.values())
     if isinstance(value, (list, tuple, set)):
         return sum(_bytes_of(each, tokens, seen) for each in value)
-    # Buffers, tensors in Avalanche's own wrapping, and what inherits from them; but no strategy.
+    # Buffers, tensors in Avalanche's wrappers, and classes that inherit from them; but no strategy.
     if _is_avalanches(type(value)) and not isinstance(value, BaseTemplate):
         return _bytes_of(vars(value), tokens, seen)
     return 0

@@ -1,7 +1,7 @@
-"""Modules that Avalanche imports and hardly uses are imported when one of their names is first used.
+"""Defers modules that Avalanche imports and hardly uses: they are imported when one of their names is first used.
 
-Without this, a command that trains takes twice the time to its first step. ``importlib.util.LazyLoader`` does not help:
-Avalanche takes names from these modules, which loads them.
+Without this, the first training step of a command takes twice as long to begin. ``importlib.util.LazyLoader`` does not help:
+Avalanche imports names from these modules, which loads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class _Name(type):
-    """A stand-in for a class of a deferred module: its calls, attributes and instances are those of the class."""
+    """A stand-in for a class of a deferred module, with the calls, attributes and instances of that class."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         return cls._real()(*args, **keywords)
@@ -37,7 +37,7 @@ class _Deferred(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None)  # find_spec, by which libraries ask for optional ones, reads it
+        self.__spec__ = ModuleSpec(name, None)  # find_spec, with which libraries look for optional packages, reads it
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is not self:

@@ -1,8 +1,8 @@
 """Base class of strategies with a ledger: each task trains a region that no later task can change.
 
-Such a strategy chooses a task's region, and what the task stands on: θ_pre or an earlier task. The region minus what is owned
-there is trained as one small vector and recorded. An author meets `RegionStrategy` and its options here; `LedgerModel` below
-decides which weights the model holds at each moment; `forgetfree.continual.strategy` has the rest.
+Such a strategy chooses a task's region, and whether the task stands on θ_pre or on an earlier task. The region minus the
+entries owned there is trained as one small vector and recorded. The author of a strategy uses `RegionStrategy` and its options;
+`LedgerModel` below decides which weights the model holds at each moment; `forgetfree.continual.strategy` has the rest.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import LocalizationOptions, TrainingOptions, region_rate
 
-#: What a strategy's tasks stand on. ``union``: each on the one before it, so that tasks are inferred with unions (paper, C.3);
-#: ``alone``: each on θ_pre; ``parents``: on what `RegionStrategy.region_training` is told; ``selection``: a ledger of
+#: The parent that a strategy's tasks stand on. ``union``: the task before, so that tasks are inferred with unions (paper, C.3);
+#: ``alone``: θ_pre; ``parents``: the ``parent`` given to `RegionStrategy.region_training`; ``selection``: a ledger of
 #: selections, in which no task stands on another.
 StandsOn = Literal["union", "alone", "parents", "selection"]
 
 
 class RegionOptions(TrainingOptions):
-    """Options of training a region that is chosen."""
+    """Options of training a given region."""
 
     region_steps: int | None = option(
         None, "number of updates of the region; none: as many as in fine-tuning", at_least=0
@@ -56,14 +56,14 @@ class RegionOptions(TrainingOptions):
     )
 
     def region_updates(self, full: int) -> int:
-        """Return the updates of a region, of a task that fine-tuning gives ``full`` updates."""
+        """Return the number of updates of a region, for a task with ``full`` updates in fine-tuning."""
         return full if self.region_steps is None else self.region_steps
 
     def for_region(self, space_size: int, allowed: int) -> Self:
-        """Return the options by which a region is trained that may have ``allowed`` of the N entries of the space."""
+        """Return the options of training a region that may have ``allowed`` of the N entries of the space."""
         changes = {
             "readout_learning_rate": self.readout_learning_rate or self.learning_rate,
-            "l1": 0.0,  # a region is as sparse as it gets
+            "l1": 0.0,  # a region is sparse already
             "learning_rate": self.region_rate_factor * region_rate(self, space_size, allowed),
             "dropout": self.dropout is True,
         }
@@ -90,9 +90,9 @@ class RegionStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = LedgerOptions
     forget_free: ClassVar[bool] = True
-    #: Who owns what, with the values.
+    #: The owner of each entry, with the values.
     ledger: Ledger
-    #: The model as the ledger says.
+    #: Switches the model between the tasks of the ledger.
     ledger_model: LedgerModel
 
     @final
@@ -100,16 +100,16 @@ class RegionStrategy(ContinualStrategy):
         """Create an empty ledger, which becomes the strategy's `storage`.
 
         Args:
-            stands_on: what the tasks stand on.
-            extra_bytes: bytes that learning the next task needs beside it, once one is learned.
+            stands_on: see `StandsOn`.
+            extra_bytes: bytes in addition to the ledger that learning the next task needs, once a task is learned.
         """
         self.ledger_model = LedgerModel(self, stands_on, extra_bytes)
 
     @contextmanager
     def _bench_on(self, task: EncodedTask, parent: str) -> Iterator[SingleTask]:
-        """Yield the bench of a task on top of another, or of θ_pre; the model holds that inside."""
+        """Yield the bench of a task on top of another task or of θ_pre; inside, the model holds the weights below."""
         readout = self.model.readout_module(task.label)
-        before = tensors_of(readout)  # of a task that is learned already, this is not the untrained one
+        before = tensors_of(readout)  # if the task is learned already, this readout is trained
         try:
             with self.ledger_model.standing_on(parent):
                 readouts = {task.name: self.pre_trained.readouts[task.name]}
@@ -121,12 +121,13 @@ class RegionStrategy(ContinualStrategy):
     def fine_tuned(self, task: EncodedTask, parent: str = "", start: ModelState | None = None) -> ModelState:
         """Return θ_ft of ``task``, trained on its rows alone, from θ_pre, once per store; the model does not change.
 
-        If `SkillOptions` choose γ at θ_pre, return θ_pre with a readout trained on it, wherever it starts.
+        If `SkillOptions` choose γ without θ_ft, return θ_pre (or the parent's weights) with a readout trained on it; ``start``
+        is then ignored.
 
         Args:
             task: the task.
-            parent: an earlier task, with whose weights the training begins in the place of θ_pre.
-            start: any state, such as θ_ft of another task, with whose weights and buffers it begins instead.
+            parent: an earlier task, whose weights the training starts from in place of θ_pre.
+            start: any state, such as θ_ft of another task, whose weights and buffers the training starts from instead.
         """
         options = self.options
         with self._bench_on(task, parent) as bench, among_own_labels(self, task):
@@ -136,13 +137,13 @@ class RegionStrategy(ContinualStrategy):
 
     @final
     def localize(self, task: EncodedTask, tuned: ModelState, parent: str | None = None) -> Region:
-        """Return γ of ``task`` as its `LocalizationOptions` say: by ``region_from=mask``, eqs. 3 and 4; the model is as before.
+        """Return γ of ``task`` by its `LocalizationOptions`: with ``region_from=mask``, by eqs. 3 and 4. The model is restored.
 
         Args:
             task: the task.
-            tuned: what `fine_tuned` returned.
-            parent: what it was fine-tuned on, and stands on. Except by ``mask``, γ is then chosen among what is free there.
-                Default: it was fine-tuned on θ_pre, and stands on what the ledger was opened for.
+            tuned: the state that `fine_tuned` returned.
+            parent: the task on whose weights it was fine-tuned, and that it stands on; except with ``mask``, γ is then chosen
+                among the entries free there. Default: it was fine-tuned on θ_pre, and its parent is set by `open_ledger`.
         """
         options = self.options
         below = self.ledger_model.usual_parent if parent is None else parent
@@ -165,25 +166,25 @@ class RegionStrategy(ContinualStrategy):
         options: TrainingOptions | None = None,
         trained: Callable[[], TrainedParameters] | None = None,
     ) -> Training:
-        """Return the training of the entries of γ that no task below owns, on top of what the task stands on.
+        """Return the training of the free entries of γ, which no task below owns, on top of the tasks below.
 
         Args:
             task: the task.
             region: γ.
-            start: where its free entries and the readout start from, such as θ_ft; default: θ_pre, and the untrained readout.
+            start: initial values of the free entries and the readout, such as θ_ft; default: θ_pre and the untrained readout.
                 With ``region_start=pre-trained`` the entries start from θ_pre all the same.
-            sparsity: the share of the space that γ was allowed; default: that of the options, or else what γ has.
-            parent: the task that it stands on; empty: θ_pre. Default: what the ledger was opened for; of ``parents``, θ_pre.
-            rate_for: how many entries the rate of AdamW is meant for; default: as many as γ was allowed.
-            steps: updates; default: `RegionOptions.region_updates`.
-            options: how it is trained; default: `RegionOptions.for_region`.
-            trained: makes what is trained, which may move any entry of a model between whose tasks θ_pre stands; default: the
-                values of the free entries.
+            sparsity: the allowed size of γ, as a share of the space; default: the options' sparsity, or else γ's own share.
+            parent: the task that it stands on; empty: θ_pre. Default: as set by `open_ledger`; with ``parents``, θ_pre.
+            rate_for: the number of entries that sets AdamW's learning rate; default: the allowed size of γ.
+            steps: number of updates; default: `RegionOptions.region_updates`.
+            options: options of the training; default: `RegionOptions.for_region`.
+            trained: returns the trained parameters, which may move any entry; only for ledgers whose model holds θ_pre between
+                tasks. Default: the values of the free entries.
         """
         model, space, own = self.model, self.space, self.options
         if sparsity is None and isinstance(own, LocalizationOptions):
             sparsity = own.sparsity
-        # Though fewer entries may have moved, the rate is that of as many as γ may have.
+        # The rate is set by the allowed size of γ, though γ may have fewer entries.
         allowed = len(region) if sparsity is None else budget(len(space), sparsity)
         usual = self.ledger_model.usual_parent
         parent = usual if parent is None else parent
@@ -208,11 +209,11 @@ class RegionStrategy(ContinualStrategy):
         return Training(task, what, readouts, steps, options, region=task_region)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record who owns what, with the values that the model holds; after, it holds what the next task starts from."""
+        """Record the task's region with the model's values; then load the weights that the next task starts from."""
         self.ledger_model.commit(self.ledger_model.record(training))
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
-        """Answer with what the ledger says for the task."""
+        """Answer with the weights that the ledger has for the task."""
         return self.ledger_model.of(task)
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
@@ -222,11 +223,11 @@ class RegionStrategy(ContinualStrategy):
 
 
 class LedgerModel:
-    """The model of a strategy, as its ledger says; a `Storage`, which keeps the ledger.
+    """Switches a strategy's model between the tasks of its ledger; a `Storage`, which saves the ledger.
 
     Args:
-        strategy: its model holds θ_pre. It gets an empty ledger, and this as what it keeps.
-        stands_on: what the strategy's tasks stand on.
+        strategy: its model holds θ_pre. It gets an empty ledger, and this object as its `storage`.
+        stands_on: see `StandsOn`.
         extra_bytes: see `RegionStrategy.open_ledger`.
     """
 
@@ -234,8 +235,8 @@ class LedgerModel:
         loaded = strategy.stream.loaded
         self._binding = loaded.binding()
         self._strategy = strategy
-        self._united: str | None = None  # the task by whose union all are answered
-        #: What the training of a task changes, and the block of the switch that it is in; none between tasks.
+        self._united: str | None = None  # the task whose union answers all tasks
+        #: The changes of a task's training, in a block of the switch; none between tasks.
         self._change: Transaction[Any] | None = None
         self._learning = ExitStack()
         self.stands_on, self._extra_bytes = stands_on, extra_bytes
@@ -249,16 +250,16 @@ class LedgerModel:
 
     @property
     def usual_parent(self) -> str:
-        """The task that the next one stands on, where nothing else is said; empty: θ_pre."""
+        """The default parent of the next task; empty: θ_pre."""
         return self.ledger.last if self.stands_on == "union" else ""
 
     def _reset(self) -> None:
-        """Put into the model what the next task usually starts from."""
+        """Load the weights of `usual_parent` into the model: the next task starts from them by default."""
         self._switch.to(self.ledger.stage(self.usual_parent))
 
     @contextmanager
     def standing_on(self, task: str) -> Iterator[None]:
-        """Inside, the model holds what a task is answered with, or θ_pre; after, what the next task usually starts from."""
+        """Inside, the model holds the weights of a task (empty: θ_pre); afterwards, those of `usual_parent`."""
         self._switch.to(self.ledger.stage(task))
         try:
             yield
@@ -268,23 +269,23 @@ class LedgerModel:
     # -- Learning a task -------------------------------------------------------------------------------------
 
     def begin(self, task: EncodedTask, free: Region, parent: str, *, moves_anything: bool = False) -> nn.Module:
-        """Put what a task stands on into the model, which is going to change; return the task's readout.
+        """Load the weights that a task stands on, so that they can be trained; return the task's readout.
 
         Args:
             task: the task.
-            free: the entries that are trained.
+            free: the entries to train.
             parent: the task that it stands on; empty: θ_pre.
             moves_anything: whether training may move other entries, too.
         """
         module = self._strategy.model.readout_module(task.label)
         block = self._switch.learning(free, parent=parent, modules=[module], moves_anything=moves_anything)
         self._change = self._learning.enter_context(block)
-        # Nothing is left to undo once it is committed.
+        # After the commit, nothing is left to undo.
         self._strategy.scope.enter_context(undo_on_error(self.roll_back))
         return module
 
     def record(self, training: Training) -> Record:
-        """Return who owns what after a training, with the values that the model holds."""
+        """Return the record of a trained task, with the values that the model holds."""
         strategy, task, own = self._strategy, training.task, training.region
         if own is None:
             fault = "begin(task): expected a Training of a region, got one without. Return self.region_training(task, region)."
@@ -303,13 +304,13 @@ class LedgerModel:
         )
 
     def commit(self, record: Record) -> None:
-        """Append what the model holds to the ledger; the model holds what the next task starts from."""
+        """Append a record to the ledger, and load the weights that the next task starts from."""
         self.ledger.append(record)
         self._end()
         self._reset()
 
     def roll_back(self) -> None:
-        """Take what is being trained out of the model, for good, if there is anything."""
+        """Remove an unfinished training from the model for good, if there is one."""
         if self._change is not None:
             self._change.roll_back()
             self._end()
@@ -323,7 +324,7 @@ class LedgerModel:
 
     @contextmanager
     def of(self, task: EncodedTask) -> Iterator[None]:
-        """Inside, the model is what the ledger says for ``task``; for one that is not learned, what the next starts from."""
+        """Inside, the model has the weights of ``task``; for a task that is not learned, those of `usual_parent`."""
         name = self._united or task.name
         with self._without_training():
             if name in self.ledger.tasks:
@@ -347,11 +348,11 @@ class LedgerModel:
             yield
 
     def _without_training(self) -> AbstractContextManager[None]:
-        """Inside, what is being trained is out of the model, if there is anything."""
+        """Inside, an unfinished training is out of the model, if there is one."""
         return nullcontext() if self._change is None else self._change.suspended()
 
     def union_scores(self) -> dict[str, list[float | None]]:
-        """Return the scores of the one union of all regions on the tasks of the stream, and their calibration errors."""
+        """Return the scores and calibration errors of the final union of all regions on the tasks of the stream."""
         self._united = self.ledger.last
         try:
             answers = self._strategy.evaluate()
@@ -370,7 +371,7 @@ class LedgerModel:
         self.ledger.save(directory / file)
 
     def load(self, directory: Path, file: str = LEDGER) -> None:
-        """Read the ledger; the next task may be learned on top of it."""
+        """Load the ledger; the next task may be learned on top of it."""
         path, strategy = directory / file, self._strategy
         ledger, composition = Ledger.load(path), self.ledger.composition
         if ledger.composition != composition:
@@ -407,7 +408,7 @@ class LedgerModel:
             strategy.note_learned(task, dict(record.readout))
 
     def bytes_kept(self) -> int:
-        """Count the ledger once something is learned, and what stands beside it."""
+        """Count the ledger once a task is learned, and the extra bytes."""
         return self.ledger.size_in_bytes + self._extra_bytes if self.ledger.records else 0
 
 

@@ -1,8 +1,8 @@
-"""The contract of a strategy: what its author writes, and what its author can use.
+"""The contract of a strategy: the methods that its author writes, and those that its author can use.
 
-A strategy says what is trained for a task, from where and for how long (`begin`), what is recorded when that is done
+A strategy decides what to train for a task, from which weights and for how many steps (`begin`), what to record afterwards
 (`commit`), and which model answers for a task (`answering`). All else is the same for all strategies:
-`forgetfree.continual.template` does Avalanche's work, `task_inference` answers where the stream withholds the task.
+`forgetfree.continual.template` connects them to Avalanche, `task_inference` answers where the stream withholds the task.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ContinualStrategy(StrategyTemplate):
         eval_every, peval_mode: Avalanche's periodic evaluation.
 
     Raises:
-        OptionError: options and stream do not go together, or a plugin would move the rate of an optimiser that is none of a
-            task's own.
+        OptionError: options and stream are incompatible, or a plugin would change the learning rate of an optimiser, while
+            each task has its own optimiser.
     """
 
     # -- What you write --------------------------------------------------------------------------------------
@@ -82,13 +82,13 @@ class ContinualStrategy(StrategyTemplate):
 
     @abstractmethod
     def begin(self, task: EncodedTask) -> Training:
-        """Prepare the model for the training of ``task`` and return what is trained; `everything` returns the usual `Training`.
+        """Prepare the model for the training of ``task`` and return its `Training`; `everything` returns the usual one.
 
         The model is as the last task left it. Before changing it, enter `undo_on_error` into `scope`.
         """
 
     def commit(self, task: EncodedTask, training: Training) -> None:
-        """Record what was trained, and prepare the model for the next task."""
+        """Record the trained values, and prepare the model for the next task."""
 
     @abstractmethod
     def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
@@ -153,7 +153,7 @@ class ContinualStrategy(StrategyTemplate):
 
         Args:
             task: the task.
-            pre: the state that it is learned on top of, which the model holds; θ_ft is then in no store. Default: θ_pre.
+            pre: the state that the task is learned on top of and the model holds; θ_ft is then in no store. Default: θ_pre.
         """
         return SingleTask(
             self.stream.loaded,
@@ -215,7 +215,7 @@ class ContinualStrategy(StrategyTemplate):
         """Return the seed of one phase of one task."""
         return derive_seed(self.seed, phase, task.name)
 
-    # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
+    # -- Methods for users, in addition to Avalanche's `train` and `eval` --------------------------------------
 
     def evaluate(self, tasks: Sequence[EncodedTask] | None = None) -> dict[str, Answers]:
         """Return the answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
@@ -228,21 +228,21 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def save(self, directory: StrPath) -> None:
-        """Write what is needed to answer later."""
+        """Write everything that later predictions need."""
         for part in self._stored:
             part.save(Path(directory))
 
     @final
     def load(self, directory: StrPath) -> None:
-        """Answer as the strategy did that wrote ``directory`` by `save`; on a new one. Errors as of `Storage.load`."""
+        """Load the files of `save` into this new strategy, so that it predicts the same. Errors as for `Storage.load`."""
         if self.task_features is not None:
-            self.task_features.read(Path(directory))  # a damaged file is told before anything is changed
+            self.task_features.read(Path(directory))  # a damaged file is reported before anything is changed
         for part in self._stored:
             part.load(Path(directory))
 
     @final
     def bytes_kept(self) -> int:
-        """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
+        """Return the bytes stored to predict for the tasks learned so far and to learn the next, in addition to θ_pre."""
         return sum(part.bytes_kept() for part in self._stored)
 
     @property
@@ -280,7 +280,7 @@ class ContinualStrategy(StrategyTemplate):
         self.store = store or StateStore()
         self.space = stream.model.space()
         self.pre_trained = stream.pre_trained
-        self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
+        self.has_plugins = bool(plugins)  # their effect on training is not in the key of a shared model
         self.seconds, self.updates = self.monitor.seconds, self.monitor.updates
         self.predictions: dict[str, Answers] = {}
         self.training: Training | None = None
@@ -288,7 +288,7 @@ class ContinualStrategy(StrategyTemplate):
         self.learned = []
         self.readouts: dict[str, dict[str, Tensor]] = {}  # of the learned tasks, as they were left
         self.storage = ModelStorage(self)
-        # Avalanche gives the template a constructor that knows no other base of a strategy, such as avalanche's DER.
+        # Avalanche gives the template a constructor that does not call another base of a strategy, such as avalanche's DER.
         super(StrategyTemplate, self).__init__(
             model=stream.model.to(device),
             optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
@@ -311,7 +311,7 @@ class ContinualStrategy(StrategyTemplate):
 
 
 def check_options(cls: Any, options: TrainingOptions, stream: Stream) -> None:
-    """Raise where options and stream do not go together, by what every strategy refuses and by the ``check`` of this one."""
+    """Raise an error if options and stream are incompatible: by the checks of every strategy and by this one's ``check``."""
     check_inference(options, stream)
     if isinstance(options, LocalizationOptions):
         check_localization(options, stream.model.space())
@@ -319,7 +319,7 @@ def check_options(cls: Any, options: TrainingOptions, stream: Stream) -> None:
 
 
 def recipe_options(strategy: Any, model: str) -> TrainingOptions:
-    """Return the options of a strategy class that is given none: the recipe of its model, said on stderr once."""
+    """Return the default options of a strategy class: the recipe of its model, printed to stderr once."""
     name = registry.name_of(strategy)
     options: TrainingOptions = strategy.Options.for_model(model, strategy=name)
     recipe = recipes.recipe_of(model, strategy=name)
@@ -337,19 +337,19 @@ def _say_once(line: str) -> None:
 
 
 class StreamAnswers:
-    """A strategy's answers on every task, brought up to date after each task that it learns; what cannot have changed stays.
+    """A strategy's answers on every task, updated after each task that it learns; answers that cannot change are kept.
 
     A task that `ContinualStrategy.changed_by` does not name keeps its answers. So do learned tasks of a strategy that claims
-    ``forget_free``, once a sample of their rows has been answered again with the same bits: a stream of T tasks costs T whole
+    ``forget_free``, if a sample of their rows gets answers with the same bits again: a stream of T tasks costs T whole
     evaluations of learned tasks in place of T².
 
     Args:
-        strategy: before it learns the first task.
+        strategy: the strategy, before it learns the first task.
         upper_triangle: evaluate tasks before they are learned, too.
 
     Attributes:
-        answers: the latest, by the names of the tasks that were evaluated.
-        sampled: the answers to samples of learned tasks, from right after they were learned.
+        answers: the latest answers, by the names of the tasks that were evaluated.
+        sampled: the answers to samples of learned tasks, right after they were learned.
         broken: a phrase for each time that ``forget_free`` was claimed and did not hold.
     """
 
@@ -361,21 +361,21 @@ class StreamAnswers:
         self.sampled: dict[str, Answers] = {}
 
     def resume(self, learned: Sequence[EncodedTask], answers: dict[str, Answers], sampled: dict[str, Answers]) -> None:
-        """Go on after the tasks ``learned``, with ``answers`` and ``sampled`` as they were then."""
+        """Resume after the tasks ``learned``, with the ``answers`` and ``sampled`` of that moment."""
         self._learned, self.answers, self.sampled = list(learned), dict(answers), sampled
 
     def before(self, known: dict[str, Answers] | None = None) -> dict[str, Answers]:
         """Return the answers before the first task, on all tasks or on none.
 
         Args:
-            known: what they are; default: they are computed.
+            known: the answers, if they are known; default: they are computed.
         """
         if self._upper:
             self.answers = dict(self._strategy.evaluate() if known is None else known)
         return dict(self.answers)
 
     def begun(self, learned: Sequence[EncodedTask]) -> dict[str, Answers]:
-        """Return the answers of a strategy that has learned the first tasks already, on all tasks or on these."""
+        """Return the answers of a strategy that has already learned the first tasks: on all tasks, or on those learned."""
         self._learned = list(learned)
         self.answers = dict(self._strategy.evaluate(None if self._upper else learned))
         if self._claims:
@@ -404,12 +404,12 @@ class StreamAnswers:
 
     @property
     def _claims(self) -> bool:
-        """Whether learned tasks are to keep their answers."""
+        """Whether learned tasks must keep their answers."""
         # Where the stream withholds the task, a model for each task is chosen among those learned so far.
         return self._strategy.forget_free and (self._strategy.stream.scenario == "task" or not self._strategy.taskwise)
 
     def _changed(self, tasks: Sequence[EncodedTask]) -> list[EncodedTask]:
-        """Return the tasks whose sample is answered otherwise than right after they were learned, in any bit."""
+        """Return the tasks whose sample gets other answers than right after they were learned, in any bit."""
         again = self._answer_sample(tasks)
         return [task for task in tasks if not self.sampled[task.name].same_as(again[task.name])]
 
@@ -422,10 +422,10 @@ class StreamAnswers:
 
 
 def sample(batches: list[list[int]], count: int) -> list[list[int]]:
-    """Return at most ``count`` rows, in batches no larger.
+    """Return at most ``count`` of the rows, in batches of at most the same size.
 
-    They are spread evenly over batches that stand in the order of length, and are the same at every call, since the bits of a
-    row's logits depend on the rows beside it.
+    The rows are spread evenly over batches sorted by length. They are the same at every call, since the bits of a row's logits
+    depend on the other rows in its batch.
     """
     rows, size = [row for batch in batches for row in batch], max(map(len, batches))
     chosen = [rows[place] for place in evenly(len(rows), count)]

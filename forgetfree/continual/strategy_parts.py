@@ -1,4 +1,4 @@
-"""The parts of a strategy: `Training`, which its `begin` returns, and `Storage` of what it has learned."""
+"""The parts of a strategy: `Training`, which its `begin` returns, and `Storage`, which saves what it has learned."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Phase
 from forgetfree.training.training_options import TrainingOptions
 
-#: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
+#: A function from inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32, such as the model itself.
 Answer = Callable[[Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)
 class TaskRegion:
-    """The region of a task, for a strategy on a ledger: what is recorded beside the values.
+    """The region of a task, for a strategy on a ledger: it is recorded beside the values.
 
     Attributes:
-        region: γ, of which what is free is trained.
-        sparsity: the share of the space that γ was allowed.
+        region: γ; its free entries are trained.
+        sparsity: the allowed size of γ, as a share of the space.
         parent: the task that it stands on; empty: θ_pre.
     """
 
@@ -44,22 +44,22 @@ class TaskRegion:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of one task: what is trained, from the weights that the model holds when `begin` returns, and for how long.
+    """The training of one task: the trained parameters and the number of steps. It starts from the weights after `begin`.
 
     Attributes:
         task: the task.
-        trained: what is trained of the backbone: it takes the gradients before each update and writes the values after it.
-        readout: the readouts' parameters that are trained.
-        steps: updates.
-        options: how: rate, batches, schedule, precision and so on.
-        phase: what the steps are called in progress and timings.
-        answer: from inputs to logits in training, in place of the model: for prompts, for other readouts.
-        loss: from logits and labels to the loss, in place of cross-entropy: for penalties.
-        optimizer: from PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
-        schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
+        trained: the trained parameters of the backbone: gradients are collected before each update, values written after it.
+        readout: the trained parameters of the readouts.
+        steps: the number of updates.
+        options: the learning rate, batches, schedule, precision and so on.
+        phase: the name of the steps in progress and timings.
+        answer: maps inputs to logits in training, in place of the model: for prompts, for other readouts.
+        loss: maps logits and labels to the loss, in place of cross-entropy: for penalties.
+        optimizer: maps PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
+        schedule: maps the number of updates done to the factor on the learning rate, in place of the options' schedule.
         learns: the tasks that are learned by it; default: ``task`` alone.
-        region: what `commit` records beside the values, where a region is trained.
-        finish: called after the last update; `commit` gets the training that it returns, with what it leaves in the model.
+        region: if a region is trained, `commit` records it beside the values.
+        finish: called after the last update; `commit` gets the training that it returns, and the model as it leaves it.
     """
 
     task: EncodedTask
@@ -78,14 +78,14 @@ class Training:
 
 
 def training_of(training: Training | None) -> Training:
-    """Return what a strategy trains now."""
+    """Return the current training of a strategy."""
     assert training is not None, "only available between `begin` and `commit`"
     return training
 
 
 @contextmanager
 def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo`` if an error, or an interrupt, passes through: what training left in the model must not stay there."""
+    """Call ``undo`` if an error, or an interrupt, passes through: an unfinished training must not stay in the model."""
     try:
         yield
     except BaseException:
@@ -97,28 +97,28 @@ def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 class Storage(Protocol):
-    """Writes, reads and counts what a strategy has learned: set as `ContinualStrategy.storage`."""
+    """Saves, loads and measures what a strategy has learned; set as `ContinualStrategy.storage`."""
 
     def save(self, directory: Path) -> None:
-        """Write all that is needed to answer later."""
+        """Write everything that later predictions need."""
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote, into a new strategy, and call its `note_learned` for each task.
+        """Load the files of `save` into a new strategy, and call its `note_learned` for each task.
 
         Raises:
-            ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
+            ForgetfreeError: a file is missing or damaged, or belongs to another model or stream; nothing is changed.
         """
 
     def bytes_kept(self) -> int:
-        """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
+        """Return the bytes stored to predict for the tasks learned so far and to learn the next, in addition to θ_pre."""
 
 
 class ModelStorage:
-    """The one model that answers all tasks: all that training may change of it.
+    """Stores the one model that answers all tasks: everything in it that training may change.
 
     Args:
-        strategy: whose model.
-        extra_bytes: bytes that are kept beside the model, a memory of rows, say.
+        strategy: a strategy, for its model.
+        extra_bytes: returns the bytes that are stored in addition to the model, such as a memory of rows.
     """
 
     def __init__(self, strategy: Any, extra_bytes: Callable[[], int] = lambda: 0) -> None:
@@ -130,7 +130,7 @@ class ModelStorage:
         ModelState.of(self._strategy.model).save(directory / "checkpoint.safetensors", learned=learned)
 
     def load(self, directory: Path) -> None:
-        """Put the saved model into the stream's."""
+        """Load the saved weights into the stream's model."""
         strategy, path = self._strategy, directory / "checkpoint.safetensors"
         state, names = load_checkpoint(path)
         learned = tasks_named(strategy.stream, names, path)
@@ -140,13 +140,13 @@ class ModelStorage:
             strategy.note_learned(task, tensors_of(strategy.model.readout_module(task.label)))
 
     def bytes_kept(self) -> int:
-        """Count the model once something is learned, and what stands beside it."""
-        # All that a state of the model holds is as large as it was before training.
+        """Count the model once a task is learned, and the extra bytes."""
+        # A state of the model is as large as before training.
         return self._strategy.pre_trained.size_in_bytes + self._extra_bytes() if self._strategy.learned else 0
 
 
 def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[EncodedTask]:
-    """Return the stream's tasks of these names, which a file says were learned.
+    """Return the stream's tasks with these names, which a file lists as learned.
 
     Raises:
         RunError: the stream lacks one.

@@ -1,6 +1,6 @@
 """A stream: tasks in order, the model that learns them, the strategy that owns it, and their Avalanche benchmark.
 
-Only this room and the strategies import Avalanche.
+Only this package and the strategies import Avalanche.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
 from forgetfree.training.encoded_task import EncodedTask, encode_task, label_spaces
 
-#: Where a network keeps its `Owner`, so that a copy of both belong together.
+#: The attribute of a network that holds its `Owner`; a copy of the network copies it, too.
 _OWNER = "_owner"
 
 
 class WithTaskLabels(MultiTaskModule):
-    """The class by which Avalanche knows a model with task labels."""
+    """The class by which Avalanche recognises a model with task labels."""
 
     def adaptation(self, experience: Any) -> None:
-        """Nothing to adapt: the readouts of all tasks are there from the start."""
+        """Adapt nothing: the readouts of all tasks exist from the start."""
 
 
 class StreamModel(TaskModel, WithTaskLabels):
-    """A `TaskModel` that Avalanche knows as one with task labels."""
+    """A `TaskModel` that Avalanche recognises as a model with task labels."""
 
     @classmethod
     def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
         """Return a model on a loaded model's backbone that has no readouts so far.
 
         Raises:
-            UsageError: its weights are not those that were loaded.
+            UsageError: its weights have changed since it was loaded.
         """
         model = cast(TaskModel, loaded.model)
         if fingerprint_of(model.backbone, anew=True) != loaded.fingerprint:
@@ -79,12 +79,12 @@ class StreamModel(TaskModel, WithTaskLabels):
 
 
 class BenchmarkModel(ModuleModel, WithTaskLabels):
-    """A `ModuleModel` that Avalanche knows as one with task labels."""
+    """A `ModuleModel` that Avalanche recognises as a model with task labels."""
 
 
 @dataclass(eq=False)
 class Owner:
-    """The strategy that a model belongs to, by the name of its class: the last that was made on it."""
+    """The strategy that a model belongs to, by the name of its class: the last strategy that was created on it."""
 
     name: str
 
@@ -101,7 +101,7 @@ class Stream:
         name: its name, as given to `load_stream`.
         tasks: in order.
         loaded: the model with its tokenizer and fingerprint. It belongs to the last strategy that was created on it.
-        seed: of the k-shot samples and the readouts' first weights.
+        seed: the seed of the k-shot samples and of the readouts' initial weights.
         pre_trained: the initial state of the model, from which every strategy starts.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
         scenario: whether the task is known at inference, see `load_stream`.
@@ -127,13 +127,13 @@ class Stream:
         return replace(self, loaded=replace(self.loaded, model=model))
 
     def claim(self, name: str) -> Owner:
-        """Give the model, with θ_pre in it, to a new strategy of this name; an earlier one is refused from then on."""
+        """Give the model, reset to θ_pre, to a new strategy of this name; an earlier strategy is refused from then on."""
         self.pre_trained.load_(self.model)
         vars(self._backbone)[_OWNER] = owner = Owner(name)
         return owner
 
     def check_owner(self, owner: Owner) -> None:
-        """Raise ``RunError`` where the model belongs to another strategy by now."""
+        """Raise ``RunError`` if the model now belongs to another strategy."""
         if (other := vars(self._backbone)[_OWNER]) is not owner:
             raise RunError(
                 f"{owner.name} has lost its model to another strategy ({other.name}), which was created later on the "
@@ -142,20 +142,20 @@ class Stream:
 
     @cached_property
     def _backbone(self) -> nn.Module:
-        """The network that holds its owner, which streams over one loaded model share; adapters may lie around it later."""
+        """The network that holds the owner. Streams over one loaded model share it; adapters may wrap it later."""
         return self.model.backbone
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
         """Return the task of an experience of the benchmark, or of a copy of one with the same rows.
 
         Args:
-            experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
+            experience: an experience of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
             training: whether it is to be trained on.
 
         Raises:
-            UsageError: it is of another benchmark, or part of an experience, or is no training experience.
+            UsageError: it belongs to another benchmark, or is part of an experience, or is no training experience.
         """
-        own = experience.logging()  # in training, an experience hides where it is from
+        own = experience.logging()  # in training, an experience hides its stream and position
         place: int | None = own._current_experience  # the public property fails where there is none
         candidates = [self._datasets["train"]] if training else [*self._datasets.values()]
         if place is None or not any(place < len(each) and each[place] is own.dataset for each in candidates):
@@ -168,7 +168,7 @@ class Stream:
 
     @cached_property
     def _datasets(self) -> dict[str, list[Any]]:
-        """Return the data sets of each stream's experiences; copies of an experience share them."""
+        """The data sets of each stream's experiences; copies of an experience share them."""
         return {
             name.removesuffix("_stream"): [experience.dataset for experience in islice(stream, len(self.tasks))]
             for name, stream in vars(self.benchmark).items()
@@ -208,19 +208,19 @@ def load_stream(
     Args:
         stream: a registered stream such as ``qnli-agnews-sst2``, or task names: separated by commas, or as a list; default:
             the tasks of ``data``, in order.
-        data: ``hub``, ``demo``, a directory, a file of rows, or a list of files, each a task of its name; default:
+        data: ``hub``, ``demo``, a directory, a file of rows, or a list of files, each a task named after the file; default:
             ``FORGETFREE_DATA`` if set, else ``hub``. Or the rows of each task, by name: a path, a ``datasets.Dataset`` or
             ``DatasetDict``, a pandas ``DataFrame``, a list of dicts, or a dict of splits of these.
         model: ``minilm``, a directory in Hugging Face layout, or a hub name; or a ``PreTrainedModel``, which is copied. Any
             other network learns an Avalanche benchmark: see `benchmark_stream`.
-        tokenizer: of a ``PreTrainedModel``.
+        tokenizer: the tokenizer of a ``PreTrainedModel``.
         text_column: the column with the texts, two for pairs; ``TASK=COLUMN`` for one task; default: by common names.
         label_column: the column with the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
         kind: kind of the tasks, such as ``generation``; ``TASK=KIND`` for one task; default: inferred from its columns.
         map_label: rename a label, ``OLD=NEW``; ``TASK:OLD=NEW`` for one task; without ``NEW``, its rows are
             left out.
         skip_bad_rows: skip rows that cannot be used, which otherwise are an error.
-        metric: the metric, or ``TASK=METRIC`` for each of several tasks; default: that of the task's kind.
+        metric: the metric, or ``TASK=METRIC`` for each of several tasks; default: the metric of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         shots: training rows per label, or sentences per kind of entity; default: all.
         seed: random seed for sampling and for the readouts' initial weights.
@@ -279,8 +279,8 @@ def make_stream(
     """Create a stream from tasks and a model that are already loaded; arguments as for `load_stream`.
 
     Raises:
-        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each; or the model has
-            been trained since it was loaded.
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with the same number of labels; or the model
+            has been trained since it was loaded.
     """
     definitions, labels = label_spaces([rows.task for rows in tasks], loaded, scenario)
     loaded.check_words(definitions)
@@ -294,7 +294,7 @@ def make_stream(
 
 
 def _benchmark(tasks: Sequence[EncodedTask]) -> Any:
-    """Make the Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
+    """Return the Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
     parts: dict[str, list[Any]] = {
         split: [getattr(task, split) for task in tasks] for split in ("train", "validation", "test")
     }
@@ -323,22 +323,22 @@ def benchmark_stream(
     seed: int = 0,
     name: str = "benchmark",
 ) -> Stream:
-    """Create a stream from an Avalanche benchmark, as ``nc_benchmark`` returns, and a network that ends with a linear layer.
+    """Create a stream from an Avalanche benchmark, such as ``nc_benchmark``'s, and a network that ends with a linear layer.
 
     Each experience is a task: ``experience-0``, ``experience-1``, … The scenario is ``task`` where experiences have task
     labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
 
     Args:
-        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order. Rows of a
-            ``valid_stream``, else of the training stream, choose between masks.
+        benchmark: has a ``train_stream`` and a ``test_stream`` with the same number of experiences, in the same order. Masks
+            are chosen on the rows of a ``valid_stream``, if there is one, else of the training stream.
         network: maps inputs to logits of all classes; it is copied and not changed.
-        head: name of its last linear layer, which computes the logits; default: the last one.
+        head: name of the last linear layer of the network, which computes the logits; default: the last one.
         graftable: regular expression for parameter names; only matching tensors may be grafted and trained.
-        seed: kept with the stream.
-        name: of the stream.
+        seed: stored with the stream.
+        name: the name of the stream.
 
     Raises:
-        UsageError: the streams or their task labels do not go together, or the network reads out fewer classes than there are.
+        UsageError: the streams or their task labels do not match, or the network has fewer outputs than there are classes.
         ModelError: the network has no linear layer to read out from, or something follows it.
     """
     parts = {split: list(stream) for split, stream in benchmark.streams.items() if split in ("train", "valid", "test")}
@@ -376,8 +376,8 @@ def benchmark_stream(
 
 
 def _scenario_of(experiences: Sequence[Any], classes: list[tuple[int, ...]]) -> Scenario:
-    """Return what is known at inference, by the task labels and the classes of the experiences."""
-    # Not every experience that has task labels says so: after benchmark_with_validation_stream only the data set does.
+    """Return the scenario, from the task labels and the classes of the experiences."""
+    # Not every experience has its task labels: after benchmark_with_validation_stream, only the data set has them.
     labels = [
         sorted({*getattr(each, "task_labels", getattr(each.dataset, "targets_task_labels", [0]))})
         for each in experiences
@@ -393,7 +393,7 @@ def _scenario_of(experiences: Sequence[Any], classes: list[tuple[int, ...]]) -> 
 
 @torch.no_grad()
 def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> None:
-    """Raise unless the network, its last layer taken out and put back, still computes what it did."""
+    """Raise unless the network computes the same logits with its last layer as a separate readout."""
     rows = [dataset[i][0] for i in range(min(2, len(dataset)))]
     if not all(isinstance(row, Tensor) for row in rows):
         raise UsageError(

@@ -1,16 +1,19 @@
-"""Which model answers the rows of a task: its own, or, where the stream withholds the task at inference, one for all.
+"""Selects the model that answers the rows of a task: its own, or a common one where the stream withholds the task at inference.
 
 Where the task is withheld (the stream's ``scenario`` is ``class`` or ``domain``), a strategy with one model for all tasks
-answers with it. One with a model per task (`taskwise`) answers with that of the last task, every label read by the readout
-of the last task that has it; or each row with the model of one task. With ``task_inference=router`` that is the task whose
-answer, among its own labels, has the least entropy as a share of the largest they could have (of a sentence whose words are
-labelled: on average over them); with ``lda``, the task to which θ_pre's features say that the row belongs
-(`forgetfree.training.task_features`), and no other task answers. Since no row is then answered with labels of two tasks, a task
-is also learned among its own labels alone (`among_own_labels`). During training, the task in training is the last. Labels of
-no such task get the lowest logit there is; before any task, the untrained model answers.
+answers with it. A strategy with a model per task (`taskwise`) answers with the model of the last task, where each label has the
+readout of the last task with that label; or it infers a task for each row and answers with this task's model:
 
-Where texts are the answers, there are no labels to tell apart: the last task's model writes, or by ``lda`` that of the task
-whose prompts are most like the row's.
+- ``task_inference=router``: the task whose answer, among its own labels, has the lowest entropy as a share of its maximum; for
+  a sentence whose words are labelled, the mean over its words.
+- ``task_inference=lda``: the most likely task by θ_pre's features (`forgetfree.training.task_features`).
+
+Then no row is answered with labels of two tasks, so a task is also learned among its own labels alone (`among_own_labels`).
+During training, the task in training is the last. Labels of no learned task get the lowest logit; before the first task, the
+untrained model answers.
+
+Where texts are the answers, there are no labels to distinguish: the last task's model writes, or with ``lda`` the model of the
+task with the most similar prompts.
 """
 
 from __future__ import annotations
@@ -37,14 +40,14 @@ from forgetfree.training.training_options import TrainingOptions
 if TYPE_CHECKING:
     from forgetfree.training.task_features import TaskFeatures
 
-#: Training rows of a task that lda learns from, at most.
+#: Maximum number of training rows per task for lda.
 LDA_ROWS = 400
-#: How the task of a row is found out; ``last``: it is not, and the last task's model answers.
+#: How the task of a row is inferred; ``last``: it is not, and the last task's model answers.
 Inference = Literal["last", "router", "lda"]
 
 
 class TaskwiseOptions(TrainingOptions):
-    """Options that strategies with a model per task take beside those of training."""
+    """Options of strategies with a model per task, in addition to those of training."""
 
     task_inference: Inference = option(
         "last",
@@ -55,7 +58,7 @@ class TaskwiseOptions(TrainingOptions):
 
 
 def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
-    """Return how a strategy with these options finds out the task of a row, where the stream withholds it."""
+    """Return how a strategy with these options infers the task of a row, where the stream withholds it."""
     if stream.scenario == "task":
         return "last"
     inference: Inference = getattr(options, "task_inference", "last")  # a plug-in's own field counts, too
@@ -63,7 +66,7 @@ def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
 
 
 def check_inference(options: TrainingOptions, stream: Stream) -> None:
-    """Raise ``OptionError`` where a task is to be found out by the entropy of answers that are texts."""
+    """Raise ``OptionError`` if tasks would be inferred by the entropy of answers that are texts."""
     written = [task.name for task in stream.tasks if task.kind.answer == "text"]
     if written and inference_of(options, stream) == "router":
         raise OptionError(
@@ -73,7 +76,7 @@ def check_inference(options: TrainingOptions, stream: Stream) -> None:
 
 
 def features_for(strategy: Any) -> TaskFeatures | None:
-    """Return what tells tasks apart by θ_pre's features, which the model holds now; ``None`` where nothing asks for it."""
+    """Return the `TaskFeatures` of θ_pre, which the model holds now; ``None`` unless the options ask for ``lda``."""
     options, stream = strategy.options, strategy.stream
     if inference_of(options, stream) != "lda":
         return None
@@ -83,13 +86,13 @@ def features_for(strategy: Any) -> TaskFeatures | None:
 
 
 def learn_features(features: TaskFeatures, task: EncodedTask, batch_size: int) -> None:
-    """Let a task that is going to be learned be told from the others."""
+    """Add the features of a task that is about to be learned."""
     rows = representative(task.train.targets, LDA_ROWS)
     features.learn(task.name, task.train.subset(rows), batch_size)
 
 
 def among_own_labels(strategy: Any, task: EncodedTask) -> AbstractContextManager[object]:
-    """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
+    """Return a context in which the model answers with a task's labels alone, if it also does so at inference."""
     alone = strategy.stream.scenario == "class" and _infers_tasks(strategy)
     labels = (task.classes or None) if alone else None
     context: AbstractContextManager[object] = strategy.model.answering_with(labels)
@@ -99,7 +102,7 @@ def among_own_labels(strategy: Any, task: EncodedTask) -> AbstractContextManager
 def among_labels_of_batch(strategy: Any, labels: Tensor) -> AbstractContextManager[object]:
     """Return `among_own_labels` for a batch of training with these labels.
 
-    With a loss of one's own, and where a plug-in added rows of other tasks, all labels are meant.
+    If the training has its own loss, or a plug-in added rows of other tasks, all labels are possible answers.
     """
     training = strategy.training
     if training is None or training.loss is not None or not _infers_tasks(strategy):
@@ -110,25 +113,25 @@ def among_labels_of_batch(strategy: Any, labels: Tensor) -> AbstractContextManag
 
 
 def _infers_tasks(strategy: Any) -> bool:
-    """Say whether it is found out which task a row belongs to, whose labels alone are then its possible answers."""
+    """Return whether the task of each row is inferred; only this task's labels are then possible answers."""
     return inference_of(strategy.options, strategy.stream) != "last"
 
 
 def answer_for(
     strategy: Any, task: EncodedTask, batches: Iterable[tuple[Tensor, Any]] = ()
 ) -> AbstractContextManager[Answer | None]:
-    """Return a context in which the model answers for ``task``; it yields what answers in the model's place, if anything.
+    """Return a context in which the model answers for ``task``; it yields ``None``, or a function to call instead of the model.
 
     Args:
-        strategy: a `ContinualStrategy`, at rest or during training.
-        task: whose rows.
-        batches: inputs and task labels that are going to be answered, in their order, as far as that is known. They are
-            answered task by task, so that models are switched once a task and not once a batch and task.
+        strategy: a `ContinualStrategy`, between tasks or during training.
+        task: the task of the rows.
+        batches: inputs and task labels to be answered, in their order, as far as they are known. They are answered task by
+            task, so that the model is switched once per task and not once per batch and task.
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
         if _infers_tasks(strategy) and strategy.learned:
-            # The logits of texts are wide, and are made batch by batch.
+            # The logits of texts are wide, and are computed batch by batch.
             return _by_task(strategy, () if task.kind.answer == "text" else batches)
         return _texts_by_last(strategy) if task.kind.answer == "text" else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
@@ -138,13 +141,13 @@ def answer_for(
 
 
 def _known_tasks(strategy: Any) -> list[EncodedTask]:
-    """Return the learned tasks, and at last the one in training."""
+    """Return the learned tasks, followed by the task in training."""
     return [*strategy.learned, *([] if strategy.training is None else [strategy.training.task])]
 
 
 @contextmanager
 def _model_of(strategy: Any, number: int) -> Iterator[Answer]:
-    """Inside, model and readout are those of a known task; yields what answers. Before any task, the model is as it is."""
+    """Inside, use model and readout of a known task, unchanged before the first; yield the function that answers."""
     training, learned = strategy.training, strategy.learned
     if training is not None and number == len(learned):
         yield training.answer or strategy.model
@@ -158,7 +161,7 @@ def _model_of(strategy: Any, number: int) -> Iterator[Answer]:
 
 @contextmanager
 def _restoring_readout(strategy: Any) -> Iterator[None]:
-    """Restore the readout that all tasks share, at the end."""
+    """Restore the readout that all tasks share after the block."""
     readout = strategy.model.readout_module(0)
     before = tensors_of(readout)
     try:
@@ -176,7 +179,7 @@ def _texts_by_last(strategy: Any) -> Iterator[Answer | None]:
 
 @contextmanager
 def _by_last(strategy: Any) -> Iterator[Answer]:
-    """Answer with the last task's model; each label's row of the readout is that of the last task that has it."""
+    """Answer with the last task's model; each label's row of the readout comes from the last task with that label."""
     with _restoring_readout(strategy), _model_of(strategy, len(_known_tasks(strategy)) - 1) as answer:
         readout = strategy.model.readout_module(0)
         readouts = [(task, strategy.readouts[task.name]) for task in strategy.learned]
@@ -211,8 +214,8 @@ class TaskByTask:
 
     Args:
         strategy: has a model for each task.
-        scope: at its end the model is as it was.
-        batches: inputs and task labels that are answered at once.
+        scope: restores the model at its end.
+        batches: inputs and task labels, which are answered at once.
     """
 
     def __init__(self, strategy: Any, scope: ExitStack, batches: Sequence[tuple[Tensor, Any]]) -> None:
@@ -227,7 +230,7 @@ class TaskByTask:
         return self._answers([(x, labels)])[0]
 
     def turns(self, prompts: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[list[int], Answer | None]]:
-        """Yield the numbers of the prompts of one task after another, with what answers them; see `Turns`."""
+        """Yield, for one task after another, the numbers of its prompts and the function that answers them; see `Turns`."""
         pad: Any = self._strategy.stream.loaded.pad
 
         def filled(batch: Sequence[int]) -> Tensor:
@@ -257,7 +260,7 @@ class TaskByTask:
             return answers(batches)
 
     def _by_entropy(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-        """Return the logits of each batch, every row's by the task whose answer has the least entropy."""
+        """Return the logits of each batch; each row is answered by the task whose answer has the lowest entropy."""
         answers = list[list[Tensor]]()
         for number, task in enumerate(self._tasks):
             with _model_of(self._strategy, number) as answer:
@@ -268,7 +271,7 @@ class TaskByTask:
         ]
 
     def _by_features(self, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-        """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
+        """Return the logits of each batch; each row, with all its words, is answered by the nearest task by features."""
         nearest = self._nearest(x for x, _ in batches)
         found: list[Tensor | None] = [None] * len(batches)
         for number in sorted({number for of_rows in nearest for number in of_rows.tolist()}):
@@ -289,20 +292,20 @@ class TaskByTask:
 
 
 def writer_of(answer: Answer | None, monitor: Monitor) -> dict[str, Any]:
-    """Return who writes texts, from what `answer_for` yields, and who logs it: arguments of `Kind.with_texts`."""
+    """Return arguments of `Kind.with_texts`: the writing function, from the ``answer`` of `answer_for`, and its logger."""
     who: dict[str, Any] = {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
     return who | {"wrote": monitor.log_tokens}
 
 
 def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Tensor:
-    """Return of answers ``(tasks, n, labels)`` each row's with the least entropy ``(n, labels)``.
+    """Return, for each row of answers ``(tasks, n, labels)``, the answer with the lowest entropy ``(n, labels)``.
 
-    Where words are labelled, all words of a sentence are answered by one task: that with the least mean entropy over them.
+    Where words are labelled, one task answers all words of a sentence: the task with the lowest mean entropy over them.
 
     Args:
-        tasks: whose answers.
-        answers: a line for each label that is asked for.
-        counts: how many lines each row has ``(rows,)``.
+        tasks: the tasks of the answers.
+        answers: for each task, a line per predicted label.
+        counts: the number of lines of each row ``(rows,)``.
     """
     entropies = torch.stack(
         [share_of_entropy(logits, len(task.classes)) for task, logits in zip(tasks, answers, strict=True)]

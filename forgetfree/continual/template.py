@@ -1,7 +1,8 @@
 """Avalanche's work: its training template around our batches, steps and evaluation.
 
-`forgetfree.continual.strategy` has what the author of a strategy meets. Here is what Avalanche calls: data loaders, the
-optimiser, the loops with their callbacks. Their order is Avalanche's own; a test holds every baseline to its loop bit by bit.
+The author of a strategy needs only `forgetfree.continual.strategy`. This module has the methods that Avalanche calls: data
+loaders, the optimiser, the loops with their callbacks. Their order is Avalanche's own; a test compares every baseline with
+Avalanche's loop bit by bit.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ class StrategyTemplate(SupervisedTemplate):
     ledger: Ledger | None
     task_features: TaskFeatures | None
     _step: TrainingStep
-    #: What is trained now, between a task's `begin` and the end of its `commit`.
+    #: The current training, between a task's `begin` and the end of its `commit`.
     training: Training | None
-    #: What `begin` enters is left after `commit`; an error, or an interrupt, passes through it from then on.
+    #: Contexts that `begin` enters and that end after `commit`; an error, or an interrupt, in between passes through them.
     scope: ExitStack
-    #: Chooses those batches of a task that are evaluated; none: all.
+    #: Chooses the batches of a task to evaluate; none: all.
     choose_batches: Callable[[EncodedTask, list[list[int]]], list[list[int]]] | None = None
 
     # -- Training --------------------------------------------------------------------------------------------
@@ -93,14 +94,14 @@ class StrategyTemplate(SupervisedTemplate):
             self.training = self.model.current_task = None
 
     def avalanche_arguments(self) -> dict[str, Any]:
-        """Return arguments of an Avalanche strategy that this one also inherits from: `TemplateStrategy` gives its own."""
+        """Return the constructor arguments of an Avalanche strategy that is also a base class, see `TemplateStrategy`."""
         return {}
 
     def check_experience(self, experience: Any) -> EncodedTask:
-        """Return the task of an experience that is to be trained on.
+        """Return the task of an experience to be trained on.
 
         Raises:
-            UsageError: it is none of the stream's training experiences.
+            UsageError: it is not one of the stream's training experiences.
             TaskError: the ledger has the task already.
         """
         task = self.stream.task_of(experience, training=True)
@@ -143,7 +144,7 @@ class StrategyTemplate(SupervisedTemplate):
         self.scope.close()
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
-        """Plan the batches of this task, cut into parts where gradients are accumulated."""
+        """Plan the batches of this task, split into parts where gradients are accumulated."""
         training, data = training_of(self.training), self.adapted_dataset
         lengths, counts = sizes_of(data, self.model)  # a plugin or a strategy may have put other rows into it
         seed = self.phase_seed(training.phase, training.task)
@@ -152,7 +153,7 @@ class StrategyTemplate(SupervisedTemplate):
         self._planned = self.dataloader = data_loader(data, [part.rows for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
-        """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
+        """Create a fresh optimiser for every task, over the strategy's trained parameters and nothing else."""
         training = training_of(self.training)
         self.model = self.model_adaptation()
         readout = list(training.readout)
@@ -204,9 +205,9 @@ class StrategyTemplate(SupervisedTemplate):
                     self._step.keep()
 
     def _batches(self) -> Iterator[tuple[Any, Part]]:
-        """Return the mini-batches that are still to be trained on, with the part of a batch that each is."""
+        """Return the remaining mini-batches of the training, each with its `Part`."""
         loader, parts = self.dataloader, self._parts
-        if loader is not self._planned:  # a plugin's own, such as replay's: round and round, for as many steps
+        if loader is not self._planned:  # a plugin's own, such as replay's: repeated for the same number of steps
             return ((batch, WHOLE) for batch in islice(cycle(loader), self._updates))
         if done := self._step.done:
             ends = [number for number, part in enumerate(parts, 1) if part.last]
@@ -216,7 +217,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
-        """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor logs."""
+        """Set up all steps of one task: the mode, the seed of dropout, the checkpoint to resume from, and the monitor."""
         training = training_of(self.training)
         training_mode(self.model, bool(training.options.dropout))
         seed = self.phase_seed(training.phase, training.task)
@@ -235,13 +236,13 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
-        # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
+        # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag shows neither.
         dropout = bool(training_of(self.training).options.dropout)
         if not (dropout and self.model.training):
             training_mode(self.model, dropout)
 
     def _unpack_minibatch(self) -> None:
-        """Put the mini-batch on the device, by one copy, with what the model makes of its inputs."""
+        """Copy the mini-batch to the device once, with the inputs as the model prepares them."""
         x, y, *others = self.mbatch
         self._counts = self.model.counts(x)
         inputs, y, *_ = self.model.on_device((x, y, y))
@@ -273,15 +274,15 @@ class StrategyTemplate(SupervisedTemplate):
         self._step.backward(self.loss, self._part.share)
 
     def optimizer_step(self) -> None:
-        """Move the weights."""
+        """Update the weights."""
         self._step.update()
 
     # -- Evaluation ------------------------------------------------------------------------------------------
 
     def eval(self, experiences: Any, **kwargs: Any) -> Any:
         """Evaluate on one experience, or on several in turn; see Avalanche."""
-        current = self.model.current_task  # during training, that in training
-        self.model.to(self.device)  # once: to look through all modules for every task takes longer with every readout
+        current = self.model.current_task  # during training, the task in training
+        self.model.to(self.device)  # once: a search through all modules for every task takes longer with every readout
         self._grows = any(isinstance(module, DynamicModule) for module in self.model.modules())
         try:
             with _at_work(self, "fp32"):
@@ -290,7 +291,7 @@ class StrategyTemplate(SupervisedTemplate):
             self.model.current_task = current
 
     def model_adaptation(self, model: Any = None) -> Any:
-        """Let modules grow with the classes, and put the model on its device; in evaluation only if there are such modules."""
+        """Let modules grow with the classes, and put the model on its device; in evaluation only if a module can grow."""
         return super().model_adaptation(model) if self.is_training or self._grows else self.model
 
     def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
@@ -302,7 +303,7 @@ class StrategyTemplate(SupervisedTemplate):
         batches = by_length(lengths, self.eval_mb_size, by_tokens=counts_tokens(self.model))
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
-        batches = batches[::-1]  # longest rows first, so the most memory is asked for once
+        batches = batches[::-1]  # longest rows first, so that the largest memory is allocated once
         self._order = [row for batch in batches for row in batch]
         self.dataloader = data_loader(data, batches, num_workers)
 
@@ -311,7 +312,7 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_eval_exp(**kwargs)
 
     def eval_epoch(self, **kwargs: Any) -> None:
-        """Answer all rows of one task by the model that answers for it, and keep the answers in the rows' order."""
+        """Answer all rows of one task with the task's model, and store the answers in the rows' order."""
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
         showing = self.monitor.phase(self.task.name, "evaluate", len(self.dataloader))
@@ -339,9 +340,9 @@ class StrategyTemplate(SupervisedTemplate):
 def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
     model = strategy.model
     before = model.precision
-    model.precision = precision  # of every forward pass, those of Avalanche's plugins too
+    model.precision = precision  # of every forward pass, also of Avalanche's plugins
     try:
-        # A data loader draws on the CPU; a context would cost each operation inside it a call where it is the default anyway.
+        # A data loader draws on the CPU. If that is the default device, a context would only slow down each operation.
         with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
             yield
     finally:
@@ -349,8 +350,8 @@ def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
 
 
 def silent_evaluator() -> EvaluationPlugin:
-    """Return Avalanche's evaluation without metrics and loggers, for a strategy that is given none."""
-    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
+    """Return Avalanche's evaluation without metrics and loggers, the default of a strategy."""
+    with warnings.catch_warnings():  # it warns that it will not log anything, which is intended
         warnings.simplefilter("ignore")
         return EvaluationPlugin()
 
@@ -370,7 +371,7 @@ def data_loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -
 
 
 def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
-    """Return the tokens and the labels of each row of a data set; 0 and ``None`` where rows are no texts."""
+    """Return the numbers of tokens and of labels of each row of a data set; 0 and ``None`` where rows are no texts."""
     if getattr(model, "tokens", None) is None:
         return [0] * len(data), None
     rows = [data[i] for i in range(len(data))]
@@ -379,7 +380,7 @@ def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
 
 
 def alone(plugins: Iterable[Any]) -> bool:
-    """Say whether no plugin beside Avalanche's own is there, which may read and change batches and the tensors' gradients."""
+    """Return whether there are only Avalanche's default plugins; any other may read and change batches and gradients."""
     return all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in plugins)
 
 

@@ -194,9 +194,7 @@ class Revision:
         strategy = self.config.classes[name]
         if name not in registry.STRATEGIES or self.config.common.scenario != "task":
             return None
-        if (
-            issubclass(strategy, RegionStrategy) and strategy.forget_free
-        ):  # else a later task may change the entries of earlier ones
+        if issubclass(strategy, RegionStrategy) and strategy.forget_free:  # others may change earlier tasks' entries
             return "ledger"
         # The last state cannot give the answers that earlier states would give to a further task.
         grows = list(self.tasks[: len(self.base.tasks)]) == self.base.tasks

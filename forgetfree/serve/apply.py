@@ -1,4 +1,4 @@
-"""A task's model as an ordinary Hugging Face directory, with its card, which needs nothing of ours: of a graft, or of a run."""
+"""Writes a graft's or a run's model of a task as an ordinary Hugging Face directory with a card, usable without forgetfree."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class WrittenModel:
     Attributes:
         directory: the directory.
         architecture: its Hugging Face class.
-        loader: the class of ``transformers`` that loads it by the name of its directory.
+        loader: the class of ``transformers`` that loads it from its directory.
         call: the call of transformers' pipeline that answers as the task's own model, with ``{}`` for the directory; empty
-            where none does.
+            if there is none.
         note: a note for the user, if there is one.
     """
 
@@ -54,21 +54,21 @@ class WrittenModel:
 def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
 
-    A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
-    does; where words are labelled, of a token classifier, for ``pipeline("token-classification")``. If an architecture has no
-    sequence classifier, it is written to a separate file. What is read in another way has no classes in its config.json, so
-    that this call fails and does not answer by a random head. A task that writes is written as its language model, for
-    ``pipeline("text-generation")``.
+    A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` gives the same
+    answers; where words are labelled, the head of a token classifier, for ``pipeline("token-classification")``. If an
+    architecture has no sequence classifier, the readout is written to a separate file. A model with another readout has no
+    classes in its config.json, so that the pipeline fails instead of answering with a random head. A task with text answers is
+    written as a language model, for ``pipeline("text-generation")``.
 
     Args:
-        graft: with its origin, as `Graft.load` gives it.
+        graft: the graft with its origin, as `Graft.load` returns it.
         model: the base model: ``minilm``, a directory, or a name on the hub.
         out: a directory that does not exist or is empty; it is written whole or not at all.
 
     Raises:
-        GraftError: the graft does not say what it is for, or belongs to another model.
-        ModelError: the model cannot be loaded, or what was written is not what was meant.
-        UsageError: there is something in ``out``.
+        GraftError: the graft has no origin, or belongs to another model.
+        ModelError: the model cannot be loaded, or the written files differ from it.
+        UsageError: ``out`` is not empty.
     """
     origin, space = graft.origin, graft.space
     if origin is None or space is None:
@@ -97,28 +97,28 @@ def export_task(
     *,
     merge: bool = False,
 ) -> WrittenModel:
-    """Write the model that a run answers a task with to ``out``, as `apply_graft` does.
+    """Write the model of one task of a run to ``out``, as `apply_graft` does.
 
-    Adapters are added to the weights, so their model answers as in the run up to rounding. A task beside the weights is
-    written as its base, unchanged, with the ledger.
+    Adapters are added to the weights, so the model answers as in the run up to rounding. A task beside the weights is written
+    as its base, unchanged, with the ledger.
 
     Args:
-        predictor: of the run, or of a ledger.
-        task: a task that was learned.
+        predictor: the predictor of the run, or of a ledger.
+        task: a learned task.
         out: a directory that does not exist or is empty; it is written whole or not at all.
-        strategy: its name, for the model card.
-        facts: what else the card says, by name, such as the score.
-        merge: write a task beside the weights as a plain model: quantised weights are dequantised, and its differences added,
-            so that it answers up to rounding.
+        strategy: the strategy's name, for the model card.
+        facts: further entries of the card by name, such as the score.
+        merge: write a task beside the weights as a plain model: quantised weights are dequantised, and the differences added;
+            its answers are equal up to rounding.
 
     Raises:
         TaskError: the task was not learned.
-        ModelError: what was written is not what was meant.
-        UsageError: there is something in ``out``.
+        ModelError: the written files differ from the model.
+        UsageError: ``out`` is not empty.
     """
     definition, loaded = predictor.definition(task), predictor.loaded
     check_empty(Path(out))
-    binding = replace(loaded.binding(), network="")  # which the model that is written says itself
+    binding = replace(loaded.binding(), network="")  # the written model has its own
     origin = GraftOrigin(definition, loaded.name, "", 0.0, binding)
     weights = predictor.weights
     if isinstance(weights, LedgerWeights) and weights.ledger.effect == "beside":
@@ -150,19 +150,19 @@ def write_model(
 
     Args:
         loaded: the model.
-        origin: the task, and how it is read; without the fingerprint of a base model, it is no graft's.
-        readout: the tensors that read it out.
+        origin: the task and its readout; a fingerprint of the base model means that it comes from a graft.
+        readout: the tensors of the readout.
         out: a directory that does not exist or is empty.
-        strategy: what trained it, for the model card.
-        facts: what else the card says.
+        strategy: the strategy that trained it, for the model card.
+        facts: further entries of the card.
     """
     import transformers
     from safetensors.torch import save_file
 
-    # Some heads use a body without a part (BERT's pooler) that loading the body alone needs.
+    # Some heads use a body without a part (BERT's pooler) that is needed to load the body alone.
     model, out = loaded.name, Path(out)
     config = read_config(locate(model), model)
-    # The body of an encoder-decoder that writes is more than a linear readout reads of it.
+    # An encoder-decoder that writes texts needs its whole body, a linear readout only a part of it.
     loader = loader_of(config, "generate", model) if loaded.writes_apart else body_loader(config, model)
     backbone: Any = loaded.model.backbone
     pre, missing = read_weights(locate(model), loader, model, backbone.dtype)
@@ -181,7 +181,7 @@ def write_model(
         body |= own.state_dict()
     made = kind_of(origin.task).network(origin.task, Parts(loaded, config, body, readout, origin))
     network = made.network
-    # A token classifier has no pooler, whose tensors others keep.
+    # A token classifier has no pooler; other classes keep the pooler's tensors.
     same_kind = same_kind and made.loader != TOKEN_CLASSIFIER
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
@@ -194,7 +194,7 @@ def write_model(
             save_file(dict(readout), directory / READOUT, {"labels": json.dumps(origin.task.labels)})
         facts = {**(facts or {}), **_licence(Path(locate(model)))}
         write_atomically(directory / "README.md", model_card(origin, made, command, changed, strategy, facts))
-        for file in directory.iterdir():  # else weights are for their owner alone
+        for file in directory.iterdir():  # else only their owner could read the weights
             file.chmod((directory / "config.json").stat().st_mode)
         _verify(directory, network)
     architecture, note = type(network).__name__, ""
@@ -212,7 +212,7 @@ def _verify(directory: Path, network: Any) -> None:
     """Raise ``ModelError`` unless the directory holds ``network``, bit for bit."""
     written, missing = read_weights(str(directory), type(network).__name__, str(directory), network.dtype)
     got, meant = written.state_dict(), network.state_dict()
-    lacking = [name for name in missing if name in meant]  # a body may be loaded with a pooler, which nothing reads
+    lacking = [name for name in missing if name in meant]  # a body may be loaded with a pooler that is not used
     wrong = lacking or [name for name, tensor in meant.items() if not torch.equal(got[name], tensor)]
     if wrong:
         raise ModelError(
@@ -221,7 +221,7 @@ def _verify(directory: Path, network: Any) -> None:
         )
 
 
-# -- The card, README.md: what the model is, and how it is read -------------------------------------------
+# -- The card, README.md ----------------------------------------------------------------------------------
 
 
 def _licence(base: Path) -> dict[str, str]:
@@ -245,11 +245,11 @@ def model_card(
 
     Args:
         origin: the task, and the base model.
-        made: the written model, and how it is read.
-        command: what wrote it, ``apply`` or ``export``.
-        changed: how many parameters are not the base model's.
-        strategy: what trained it.
-        facts: what else is known, by name.
+        made: the written model and its readout.
+        command: the command that wrote it, ``apply`` or ``export``.
+        changed: a sentence on the number of parameters that differ from the base model's.
+        strategy: the strategy that trained it.
+        facts: further entries, by name.
     """
     said = dict(facts or {})
     licence = said.pop("licence", "")
@@ -285,7 +285,7 @@ def model_card(
 
 
 def _use(task: TaskDefinition, made: TaskNetwork) -> list[str]:
-    """Return the usual call, where it answers as the task's own model does."""
+    """Return the lines on how to use the model: the pipeline's call, if it answers as the task's own model."""
     writes = "If a prompt contains the characters of a special token, this call reads them as that token."
     if made.loader == "AutoModelForSeq2SeqLM":
         return [f"`generate` writes after its chat template. {writes}"]
@@ -310,10 +310,10 @@ def _use(task: TaskDefinition, made: TaskNetwork) -> list[str]:
 
 
 def _code(name: str) -> str:
-    """Return a name between backticks: it cannot end a line, a table's cell, or them."""
+    """Return a name between backticks, so that it cannot end a line, a table's cell or the backticks."""
     return f"`{escaped(name).replace('`', chr(39)).replace('|', '/')}`"
 
 
 def _shown(text: str) -> str:
-    """Return a text that markdown shows as it is."""
+    """Return a text escaped for markdown."""
     return in_markdown(escaped(text))

@@ -1,4 +1,4 @@
-"""Exports of a task beside the weights: its base as it is with the ledger, or a plain model that has its differences."""
+"""Exports of a task beside the weights: its unchanged base with the ledger, or a plain model with its differences added."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ On the command line: `forgetfree predict DIRECTORY/{file} --model DIRECTORY --ta
 
 
 def write_beside(loaded: LoadedModel, ledger: Ledger, task: str, out: Path) -> None:
-    """Write the base of a ledger of tasks beside the weights, the records that a task is answered with, and a card.
+    """Write the base of a ledger of tasks beside the weights, the records that answer a task, and a card.
 
     Args:
         loaded: the base.
-        ledger: with the task.
-        task: its name.
+        ledger: the ledger.
+        task: the name of a task of the ledger.
         out: a directory that does not exist or is empty.
     """
     import transformers
@@ -64,7 +64,7 @@ def write_beside(loaded: LoadedModel, ledger: Ledger, task: str, out: Path) -> N
     method = getattr(getattr(backbone.config, "quantization_config", None), "quant_method", "")
     with new_directory(out) as directory:
         with quiet(transformers):
-            for file in model_files(locate(loaded.name), loaded.name):  # their bytes, and heads that nothing reads here
+            for file in model_files(locate(loaded.name), loaded.name):  # byte by byte, heads included
                 shutil.copy(file, directory)
             loaded.tokenizer.save_pretrained(directory)
         ledger.of_tasks(names).save(directory / LEDGER)
@@ -82,17 +82,17 @@ def write_beside(loaded: LoadedModel, ledger: Ledger, task: str, out: Path) -> N
 
 @contextmanager
 def merged(loaded: LoadedModel, ledger: Ledger, task: str) -> Iterator[LoadedModel]:
-    """Give a plain model inside that answers a task as the ledger's model does, up to rounding.
+    """Yield a plain model that answers a task as the ledger's model does, up to rounding.
 
     Args:
         loaded: the ledger's model, which holds θ_pre.
-        ledger: of tasks beside the weights.
-        task: one of them.
+        ledger: a ledger of tasks beside the weights.
+        task: one of its tasks.
     """
     import transformers
 
     backbone: Any = loaded.model.backbone
-    with tempfile.TemporaryDirectory() as directory:  # so it is read as any other
+    with tempfile.TemporaryDirectory() as directory:  # so that it is loaded as any other model
         with quiet(transformers):
             plain_model(backbone).save_pretrained(directory)
             loaded.tokenizer.save_pretrained(directory)
@@ -104,7 +104,7 @@ def merged(loaded: LoadedModel, ledger: Ledger, task: str) -> Iterator[LoadedMod
 
 @torch.no_grad()
 def plain_model(quantised: Any) -> Any:
-    """Return a model of transformers with the weights of a quantised one as plain numbers, in its dtype."""
+    """Return a transformers model with the dequantised weights of ``quantised``, in its dtype."""
     config = copy.deepcopy(quantised.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -1,4 +1,4 @@
-"""Answers from a finished run: its model with what a strategy saved of each task."""
+"""Answers from a finished run, by its model and the saved weights of each task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import predict, share_of_entropy
 from forgetfree.training.task_features import TaskFeatures
 
-#: The locks of models, which threads share.
+#: The lock of each model that threads share.
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 Asked = ParamSpec("Asked")
 Said = TypeVar("Said")
@@ -41,7 +41,7 @@ Said = TypeVar("Said")
 def _one_at_a_time(
     method: Callable[Concatenate[Predictor, Asked], Said],
 ) -> Callable[Concatenate[Predictor, Asked], Said]:
-    """Let threads that share a predictor call a method one after another."""
+    """Return the method with a lock, so that threads that share a predictor call it one after another."""
 
     @wraps(method)
     def call(predictor: Predictor, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Said:
@@ -52,26 +52,27 @@ def _one_at_a_time(
 
 
 class Predictor:
-    """A model, and what a strategy saved, that answer for every task of a run. Threads may share it: it answers one at a time.
+    """Answers for every task of a run, by its model and the saved weights. Threads may share it: it answers one at a time.
 
     >>> predictor = Predictor.of_run("runs/first")  # doctest: +SKIP
     >>> predictor.answer("sst2", ["a joy from start to end"])[0].label  # doctest: +SKIP
 
     Args:
-        loaded: the base model, with no tasks yet; answers are computed on the device where it is.
-        weights: a ledger, or what else a strategy saved: see `forgetfree.serve.weights`.
-        routed: whether the run itself found out the task of a row, see `route`.
-        features: what it told tasks apart by, if not by their answers.
-        deterministic: answer each row in a forward pass of its own, so that its logits have the same bits whatever is asked
-            beside it.
+        loaded: the base model, with no tasks yet; answers are computed on its device.
+        weights: a ledger, or the weights from another saved file: see `forgetfree.serve.weights`.
+        routed: whether the run inferred the task of each row, see `route`.
+        features: the features by which the run inferred tasks (``lda``); default: by the entropy of answers.
+        deterministic: answer each row in a forward pass of its own, so that the bits of its logits do not depend on the other
+            rows of a call.
 
     Attributes:
         loaded: the model.
-        weights: what was saved.
-        ledger: the ledger; none where something else was saved.
+        weights: the saved weights.
+        ledger: the ledger; ``None`` if the strategy saved something else.
 
     Raises:
-        LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
+        LedgerError: the ledger belongs to another model, or would give other answers than before; the message names the
+            difference.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Predictor:
         """Return the predictor of a run's directory, or of a ledger's file.
 
         Args:
-            directory: what ``forgetfree run --out`` wrote; or a ledger, which needs ``model``.
+            directory: the directory of ``forgetfree run --out``; or a ledger, which needs ``model``.
             seed: the seed; default: the first.
             strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the run's model, if it has moved; its weights must be the same.
@@ -115,8 +116,8 @@ class Predictor:
             deterministic: see `Predictor`; a run with ``evaluation_batch_size=1`` is always answered so.
 
         Raises:
-            RunError: it is no run directory, or holds nothing to answer from.
-            LedgerError, ModelError: what was saved and model do not fit.
+            RunError: it is no run directory, or has no saved strategy.
+            LedgerError, ModelError: the saved weights do not fit the model.
         """
         return cls.of_source(Source.of(Path(directory), seed, strategy, model), device, deterministic)
 
@@ -129,7 +130,7 @@ class Predictor:
 
     @classmethod
     def of_source(cls, source: Source, device: str = "auto", deterministic: bool = False) -> Predictor:
-        """Return the predictor of a file that a strategy saved: see `of_run`."""
+        """Return the predictor of a strategy's saved file: see `of_run`."""
         weights: TaskWeights
         if source.is_ledger:
             ledger = Ledger.load(source.file)
@@ -150,7 +151,7 @@ class Predictor:
 
     @cached_property
     def _mixed(self) -> MixedBatchModel | None:
-        """The model that answers batches of many tasks; none where rows are answered one by one, or not from a ledger."""
+        """The model that answers batches of many tasks; ``None`` if rows are answered one by one, or without a ledger."""
         if self.deterministic or not isinstance(self.weights, LedgerWeights):
             return None
         return MixedBatchModel(self.loaded.model, self.weights.switch, pad=self.loaded.pad)
@@ -169,8 +170,8 @@ class Predictor:
         """Return the task's definition.
 
         Raises:
-            TaskError: the task is not among those that were learned.
-            LedgerError: the ledger does not say what it is.
+            TaskError: the task was not learned.
+            LedgerError: the ledger has no definition of the task.
         """
         if task not in self.tasks:
             known = list(self.tasks)
@@ -192,7 +193,7 @@ class Predictor:
         return self.weights.readout(self.definition(task).name)
 
     def logits(self, task: str, texts: Iterable[Text], *, batch_size: int = 64) -> Tensor:
-        """Return the logits ``(n, n_labels)`` of texts, or of all their words, from the model that infers ``task``.
+        """Return the logits ``(n, n_labels)`` of texts, or of all their words, from the model for ``task``.
 
         Args, Raises: as `answer`.
         """
@@ -201,7 +202,7 @@ class Predictor:
 
     @_one_at_a_time
     def read(self, task: str, rows: Rows, *, batch_size: int = 64) -> tuple[Tensor, list[int]]:
-        """Return the logits of rows, and how many tokens of each are beyond the model's longest, and were not read."""
+        """Return the logits of rows, and the number of tokens cut off from each because they exceed the model's maximum."""
         task = self.definition(task).name
         encoded, cut = self._encoded(task, rows)
         with self.weights.answering(task):
@@ -209,33 +210,33 @@ class Predictor:
         return encoded.answered(logits), cut
 
     def _encoded(self, task: str, rows: Rows) -> tuple[Any, list[int]]:
-        """Return rows as the task's kind encodes them, and how many tokens of each are cut off."""
+        """Return rows as the task's kind encodes them, and the number of tokens cut off from each."""
         definition = self.tasks[task]
         encoder = self.loaded.encoder(definition)
         encoded = kind_of(definition).encode(definition, rows, encoder, label=self._label(task), pad=self.loaded.pad)
         return encoded, encoder.cut
 
     def _passes(self, batch_size: int) -> dict[str, Any]:
-        """Return how rows are put through the model."""
+        """Return the batch size and precision of forward passes."""
         return {"batch_size": 1 if self.deterministic else batch_size, "precision": "fp32"}
 
     @_one_at_a_time
     def answer(
         self, task: str, texts: Iterable[Text], *, batch_size: int = 64, options: GenerationOptions = AS_LEARNED
     ) -> list[Any]:
-        """Return what a task says of texts, in the class of its kind's answers.
+        """Return a task's answers to texts, in the class of its kind's answers.
 
-        That is an `Answer`; of a task that labels words a `TaggedSentence`, of one that writes a `WrittenText`.
+        That is an `Answer`; for a task that labels words a `TaggedSentence`, for a task that writes texts a `WrittenText`.
 
         Args:
-            task: a task that was learned.
-            texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one. The
-                words of a sentence, or the turns of a chat, may also be a list.
-            batch_size: rows in a forward pass.
-            options: of a task that is answered by texts, how these are written.
+            task: a learned task.
+            texts: for each row a text, or a tuple of one text, or of two texts for a task over pairs. The words of a sentence,
+                or the turns of a chat, may also be a list.
+            batch_size: rows per forward pass.
+            options: how texts are written, for a task whose answers are texts.
 
         Raises:
-            UsageError: a single text for a task over pairs, or the other way round; or one that is empty, or no text.
+            UsageError: a single text for a task over pairs, or the other way round; or a text is empty, or no text.
         """
         texts = texts if isinstance(texts, str) else list(texts)  # an iterator can be read only once
         rows = self.rows(task, texts)
@@ -245,10 +246,10 @@ class Predictor:
     def answer_mixed(
         self, tasks: Sequence[str], texts: Sequence[Text], *, options: GenerationOptions = AS_LEARNED
     ) -> list[Any]:
-        """Return what tasks say of texts, each of its own.
+        """Return the answers to texts of several tasks, each text answered by its own task.
 
-        From a ledger, answers that are labels of texts take about the time of as many texts of one task: see
-        `MixedBatchModel`. From anything else, texts are answered task by task.
+        From a ledger, labels of texts take about the same time as the same number of texts of one task: see `MixedBatchModel`.
+        From other files, texts are answered task by task.
 
         Args:
             tasks: the task of each text.
@@ -256,8 +257,8 @@ class Predictor:
             options: as for `answer`; then all tasks must be answered by texts.
 
         Raises:
-            UsageError: there are more texts than tasks, or fewer; or a text does not fit its task.
-            TaskError: a task is not among those that were learned.
+            UsageError: the numbers of texts and tasks differ; or a text does not fit its task.
+            TaskError: a task was not learned.
         """
         if len(tasks) != len(texts):
             raise UsageError(
@@ -288,11 +289,11 @@ class Predictor:
         tasks: Sequence[str],
         texts: Sequence[Text],
     ) -> dict[int, Any]:
-        """Return the answers to texts of many tasks, of whose inputs 64 share a pass, by the numbers of the texts.
+        """Return the answers to texts of many tasks, 64 texts per forward pass, by the numbers of the texts.
 
         Args:
-            model: answers.
-            inputs: the ids of each text, and how many of its tokens they lack.
+            model: the model that answers.
+            inputs: the ids of each text, and the number of tokens cut off from it.
             tasks: the task of each text.
             texts: all texts.
         """
@@ -308,16 +309,16 @@ class Predictor:
 
     @_one_at_a_time
     def route(self, texts: Sequence[Text]) -> list[Answer]:
-        """Return each text's answer by the task that it most likely belongs to, found out as in the run.
+        """Return each text's answer by its most likely task, inferred as in the run.
 
-        That is the task that is surest of it (whose answer has the least entropy, as a share), or with
-        ``task_inference=lda`` the one that θ_pre's features point to.
+        That is the task whose answer has the lowest entropy, as a share of its maximum, or with ``task_inference=lda`` the most
+        likely task by θ_pre's features.
 
         Args:
-            texts: as for `answer`; single texts and pairs may stand side by side.
+            texts: as for `answer`; single texts and pairs may be mixed.
 
         Raises:
-            UsageError: the run was told the task of each row, so it has no router; or as for `answer`.
+            UsageError: the task of each row was known in the run, so it has no router; or as for `answer`.
         """
         for task in self.tasks.values():
             if (kind := kind_of(task)).answer != "label":

@@ -1,6 +1,6 @@
 """Answers over HTTP: one resident model, all tasks of a run, one request at a time.
 
-Tasks that write texts are also asked as by clients of OpenAI's API, in one piece: ``/v1/models`` and ``/v1/chat/completions``.
+Tasks that write texts also answer clients of OpenAI's API, without streaming: ``/v1/models`` and ``/v1/chat/completions``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from forgetfree.errors import FieldError, ForgetfreeError, TaskError
 from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.serve.inference import Predictor
 
-#: Bytes of a request, at most.
+#: Maximum number of bytes per request.
 MOST_BYTES = 2**20
-#: Texts of a request, at most.
+#: Maximum number of texts per request.
 MOST_TEXTS = 256
-#: A number that may be named where it changes nothing.
+#: A number that may be given only as 0, where it has no effect.
 _Zero = Field(None, ge=0, le=0)
 
 
@@ -46,7 +46,7 @@ class Question(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A chat to be answered by one task. Of what is not done here, a value that changes nothing may be named."""
+    """A chat to be answered by one task. Unsupported fields are accepted only with values that have no effect."""
 
     model_config = ConfigDict(extra="forbid")
     model: str = Field(description="a task of /v1/models")
@@ -71,10 +71,10 @@ class ChatRequest(BaseModel):
 
     @property
     def chat(self) -> Chat:
-        """The chat as rows of training have it.
+        """The chat in the form of training rows.
 
         Raises:
-            FieldError: it is none.
+            FieldError: the messages are no chat.
         """
         try:
             return Chat.of({"messages": self.messages, "tools": self.tools})
@@ -82,13 +82,13 @@ class ChatRequest(BaseModel):
             raise FieldError(f"Expected {error}, got {brief(self.messages)}. Correct it.", "messages") from error
 
     def options(self, most_tokens: int) -> GenerationOptions:
-        """Return where the answer ends.
+        """Return the options that determine where the answer ends.
 
         Args:
-            most_tokens: the largest number that may be asked for.
+            most_tokens: the maximum number of tokens that a client may request.
 
         Raises:
-            FieldError: it is not done here, or more than may be asked for.
+            FieldError: a field is not supported, or more tokens are requested than allowed.
         """
         if self.stream:
             raise FieldError(
@@ -122,11 +122,11 @@ def application(
     """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``, and ``/v1/…`` for texts.
 
     Args:
-        predictor: answers.
-        hosts: names of this server; requests by another one are refused, since a page of another site may have sent them: it
-            can give its own name this machine's address (DNS rebinding).
-        origins: of pages that may read answers, such as ``https://my.site``.
-        most_tokens: the largest reply to a chat that a client may ask for, in tokens.
+        predictor: the predictor that answers.
+        hosts: names of this server. Requests for another host name are refused: a page of another site may send them by
+            pointing its own name to this machine's address (DNS rebinding).
+        origins: origins of pages that may read answers, such as ``https://my.site``.
+        most_tokens: the maximum length of a chat reply that a client may request, in tokens.
     """
     app = FastAPI(title="forgetfree", version=__version__)
     app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
@@ -148,7 +148,7 @@ def application(
 
     @app.post("/predict")
     def predict(question: Question) -> dict[str, list[Any]]:
-        """Answer texts by a task, in their order, with the probabilities of all its labels; or of its words' tags."""
+        """Answer texts with a task, in their order, with the probabilities of all its labels or of its words' tags."""
         task = predictor.definition(question.task)
         return {"answers": [kind_of(task).json(task, each) for each in predictor.answer(task.name, question.texts)]}
 
@@ -161,7 +161,7 @@ def application(
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Say that the server answers."""
+        """Return the status of the server."""
         return {"status": "ok", "version": __version__}
 
     def writing() -> list[str]:
@@ -172,7 +172,7 @@ def application(
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        """List the tasks that write, as models."""
+        """List the tasks that write texts, as models."""
         return {
             "object": "list",
             "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in writing()],
@@ -180,7 +180,7 @@ def application(
 
     @app.post("/v1/chat/completions")
     def complete(asked: ChatRequest) -> dict[str, Any]:
-        """Answer a chat by a task."""
+        """Answer a chat with a task."""
         try:
             task = predictor.definition(asked.model)
         except TaskError as error:
@@ -210,7 +210,7 @@ def application(
 
 
 def fault(status: int, message: str, field: str | None = None, code: str | None = None) -> JSONResponse:
-    """Return an error as clients of OpenAI's API read it, with the field of the request that it is about."""
+    """Return an error in the format of OpenAI's API, with the field of the request that caused it."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": field or None, "code": code}}, status)
 
@@ -224,7 +224,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             return fault(error.status_code, str(error.detail))
         case RequestValidationError():
             faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5]]
-            # Of a body that is no JSON, the place is the number of a character.
+            # For a body that is no JSON, the place is the number of a character.
             fields = [each["loc"][1] for each in error.errors() if len(each["loc"]) > 1]
             field = next((each for each in fields if isinstance(each, str)), None)
             return fault(422, f"The request is not as /docs says: {'; '.join(faults)}.", field)

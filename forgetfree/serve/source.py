@@ -1,7 +1,7 @@
-"""The source of answers: a file that a strategy saved, and what its run says of it. Read once, before any model is.
+"""The source of answers: a strategy's saved file, and the run's settings for it. It is read once, before any model.
 
-A ledger says itself what its answers depend on; for other files their unit.json does, under ``bound``. The run's config.json
-says where the model lies, how the task of a row is found out, and whether rows are answered one by one.
+A ledger contains the settings that its answers depend on; for other files they are in unit.json, under ``bound``. The run's
+config.json has the model's location, how the task of a row is inferred, and whether rows are answered one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forgetfree.tasks import TaskDefinition
 if TYPE_CHECKING:
     from forgetfree.ledger.binding import Binding
 
-#: The files that answers come from; of one strategy and seed, the first that is there.
+#: The files that answers come from; for each strategy and seed, the first one that exists is used.
 FILES = (LEDGER, *WEIGHTS)
 _REMEDY = "Put back what it was when the stream was trained."
 Json = dict[str, Any]
@@ -30,19 +30,19 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file that a strategy saved, and what its run says of it.
+    """A strategy's saved file, and the run's settings for it.
 
     Attributes:
-        file: the file; one of another name than `FILES` is a ledger.
-        model: name or directory of the base model now.
-        strategy: the name of the strategy; empty where there is no run.
+        file: the file; a file with a name that is not in `FILES` is a ledger.
+        model: current name or directory of the base model.
+        strategy: the name of the strategy; empty if there is no run.
         graftable: the run's ``--set graftable``.
         dtype: the run's ``--set dtype``.
         deterministic: whether the run answered each row in a pass of its own.
-        stores: directories in which models may lie that the file names.
-        task_inference: how the run found out the task of a row; ``last``: it did not.
-        tasks: of a file that is no ledger, the definitions of the run's tasks, in the order of the stream.
-        binding, fingerprint: likewise, what its answers depend on in the model.
+        stores: directories that may contain the models that the file names.
+        task_inference: how the run inferred the task of a row; ``last``: it did not.
+        tasks: for a file that is no ledger, the definitions of the run's tasks, in the order of the stream.
+        binding, fingerprint: likewise, the properties of the model that its answers depend on.
         shared_labels: likewise, whether all tasks' labels have one readout (``scenario=class``).
     """
 
@@ -61,18 +61,18 @@ class Source:
 
     @classmethod
     def of(cls, place: Path, seed: int | None = None, strategy: str | None = None, model: str | None = None) -> Source:
-        """Return what answers in a run's directory; or the ledger of this path.
+        """Return the source in a run's directory, or the ledger at a path.
 
         Args:
-            place: what ``forgetfree run --out`` wrote; or a ledger, which needs ``model``; or what ``forgetfree export`` wrote
-                of a task beside the weights: a ledger and its model.
+            place: the directory of ``forgetfree run --out``; or a ledger, which needs ``model``; or the directory of
+                ``forgetfree export`` for a task beside the weights, with a ledger and its model.
             seed: the seed; default: the first.
             strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the base model, if it has moved.
 
         Raises:
-            RunError: it is no run directory, or holds nothing to answer from, or the file is that of another seed or run.
-            UsageError: a ledger is given without its model, or with what is a run's.
+            RunError: it is no run directory, or has no saved strategy, or the file belongs to another seed or run.
+            UsageError: a ledger is given without its model, or with a seed or strategy.
         """
         if (place / LEDGER).is_file() and (place / "config.json").is_file():
             place, model = place / LEDGER, model or str(place)
@@ -114,14 +114,14 @@ class Source:
 
 
 def _options(config: Mapping[str, Any], strategy: str) -> Mapping[str, Any]:
-    """Return the options of a strategy, as far as config.json says them."""
+    """Return the options of a strategy that config.json lists."""
     options = config.get("options")
     own = options.get(strategy) if isinstance(options, dict) else None
     return own if isinstance(own, dict) else {}
 
 
 def saved_file(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
-    """Return the file that answers come from, compared with its unit.json: see `Source.of` for which.
+    """Return the file that answers come from, checked against its unit.json; `Source.of` says which file it is.
 
     Args:
         run: the run's directory.
@@ -129,7 +129,7 @@ def saved_file(run: Path, seed: int | None = None, strategy: str | None = None) 
         strategy: the strategy.
 
     Raises:
-        RunError: the run holds none, or it is that of another seed or run.
+        RunError: the run has none, or it belongs to another seed or run.
     """
     units = [[folder / name for name in FILES if (folder / name).is_file()] for folder in run.glob("*/seed-*")]
     files = sorted((each[0] for each in units if each), key=_preference)
@@ -157,16 +157,16 @@ def _preference(file: Path) -> tuple[Any, ...]:
     return strategy != "grafting-continual", file.name != LEDGER, strategy, number, seed
 
 
-# -- What the answers of other files depend on -----------------------------------------------------------
+# -- The settings that answers of other files depend on --------------------------------------------------
 
 
 def bound_of(tasks: Iterable[TaskDefinition], binding: Binding, fingerprint: str, shared_labels: bool) -> Json:
-    """Return what the answers of a unit depend on besides its file, as its unit.json keeps it for `Source.of`.
+    """Return the settings that a unit's answers depend on in addition to its file; unit.json stores them for `Source.of`.
 
     Args:
         tasks: the tasks of the stream, in order.
-        binding: of the model.
-        fingerprint: of its weights.
+        binding: the binding of the model.
+        fingerprint: the fingerprint of its weights.
         shared_labels: whether all tasks' labels have one readout.
     """
     return {
@@ -178,7 +178,7 @@ def bound_of(tasks: Iterable[TaskDefinition], binding: Binding, fingerprint: str
 
 
 def _read_bound(folder: Path) -> Json:
-    """Return what `bound_of` gave, with the fields of `Source` for keys.
+    """Return the result of `bound_of` from unit.json, with the fields of `Source` as keys.
 
     Raises:
         RunError: the unit has not ended, or its unit.json is damaged.

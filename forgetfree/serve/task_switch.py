@@ -1,4 +1,4 @@
-"""A ledger's tasks in an ordinary transformers model of one's own, which answers as the run did."""
+"""Puts a ledger's tasks into an ordinary transformers model, which then answers as the run did."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from forgetfree.serve.source import saved_file
 class TaskSwitch:
     """Switches a transformers model between its own weights and the tasks of a ledger.
 
-    While a task is in place, the model has the task's weights and is in evaluation mode, its ``config`` names the task's
-    labels, and the ``logits`` of its output are those of the task's linear readout, or of its head in another trainer, whatever
-    head the model has or lacks: they are computed from the body's hidden states as in training. They are ``(B, n)``, or
-    ``(B, L, n)`` for a task that labels words: a word's are those at its first token. A readout by label words adds no layer,
-    so such a model keeps its own logits, and the words' logits are among them. `to` with ``None`` gives back weights, output,
-    configuration and modes as they were.
+    While a task is in place, the model has the task's weights and is in evaluation mode, and its ``config`` names the task's
+    labels. The ``logits`` of its output come from the task's linear readout, or from its head in another trainer, with or
+    without a head in the model: they are computed from the body's hidden states as in training. Their shape is ``(B, n)``, or
+    ``(B, L, n)`` for a task that labels words, where a word has the logits at its first token. A readout by label words adds
+    no layer, so such a model keeps its own logits, which include those of the words. `to` with ``None`` restores weights,
+    output, configuration and modes.
 
     >>> switch = TaskSwitch("runs/first", model)  # doctest: +SKIP
     >>> with switch.task("sst2"):  # doctest: +SKIP
     ...     logits = model(**inputs).logits
 
     Args:
-        ledger: the ledger, its file, or the directory of a run, whose first ledger it is (grafting-continual's, if there).
-        model: made from the weights that the stream was trained on: an ``AutoModel``, or any ``AutoModelFor…``.
+        ledger: the ledger, its file, or a run's directory, for its first ledger (grafting-continual's, if there is one).
+        model: an ``AutoModel`` or any ``AutoModelFor…`` with the weights that the stream was trained on.
 
     Raises:
         LedgerError: the ledger belongs to another model, or its file is damaged.
-        RunError: the directory holds nothing, or what was kept there is no ledger.
+        RunError: the directory has no saved strategy, or one without a ledger.
     """
 
     def __init__(self, ledger: Ledger | StrPath, model: Any) -> None:
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.load(_file_of(Path(ledger)))
-        #: How the logits are read; the model's own where they are label words'.
+        #: The readout of the logits; with label words, the model's own logits are used.
         self._readout = self.ledger.binding.readout if self.ledger.binding else "linear"
         self._model, self._body = model, body_of(model)
         self._switch = LedgerSwitch(self.ledger, self._body if self._readout in LINEAR else model)
-        #: What the task in place has changed of the model beside its weights.
+        #: The changes to the model by the task in place, except for the weights.
         self._present = ExitStack()
         self._hidden: Tensor | None = None
 
@@ -59,7 +59,7 @@ class TaskSwitch:
         return self.ledger.tasks
 
     def to(self, task: str | None) -> None:
-        """Make the model answer ``task``; ``None``: be itself again.
+        """Make the model answer ``task``; ``None``: restore the model itself.
 
         Raises:
             TaskError: the ledger does not hold the task.
@@ -84,7 +84,7 @@ class TaskSwitch:
 
     @contextmanager
     def task(self, task: str) -> Iterator[Any]:
-        """Give the model as it answers ``task``; it is itself again after the block."""
+        """Yield the model, which answers ``task``; it is restored after the block."""
         self.to(task)
         try:
             yield self._model
@@ -95,7 +95,7 @@ class TaskSwitch:
         self._hidden = getattr(output, "last_hidden_state", None)
 
     def _reader(self, record: Record) -> Any:
-        """Return a hook that puts the logits of a task into the model's output: of the row, or at all its positions."""
+        """Return a hook that puts a task's logits into the model's output: one vector per row, or one per position."""
         readout = readout_of(self.ledger, record.task, self._model.config)
 
         def read(model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> Any:
@@ -115,7 +115,7 @@ class TaskSwitch:
 
 
 def _file_of(place: Path) -> Path:
-    """Return the ledger's file at a place: itself, or the one in a run's directory."""
+    """Return the ledger's file: ``place`` itself, or the ledger in the run's directory ``place``."""
     if not place.is_dir():
         check_own(place)
         return place

@@ -1,10 +1,10 @@
-"""The weights that answer for each task of a stream, from what a strategy saved. Needs no Avalanche.
+"""The weights that answer for each task of a stream, from a strategy's saved file. Does not need Avalanche.
 
-A strategy's folder in a run holds one of these files, and each has a class that answers from it:
+A strategy's folder in a run has one of these files, and each has a class that answers from it:
 
     ledger.safetensors        `LedgerWeights`: θ_pre with the records of a task
     checkpoint.safetensors    `ModelWeights`: one model for all tasks
-    fine-tuned.json           `ModelWeights`: a model a task, by its name in a store
+    fine-tuned.json           `ModelWeights`: a model per task, by its name in a store
     adapters.safetensors      `forgetfree.strategies.adapter_file`: θ_pre with the adapters of a task
 """
 
@@ -36,7 +36,7 @@ class TaskWeights(ABC):
     """The weights that answer for the tasks of a stream, beside a base model, which is changed in place.
 
     Attributes:
-        binding: what answers depend on besides weights, of the model as it was loaded.
+        binding: the settings of the loaded model that answers depend on, in addition to the weights.
         definitions: the definitions of the learned tasks, in order.
     """
 
@@ -45,27 +45,27 @@ class TaskWeights(ABC):
 
     @abstractmethod
     def readout(self, task: str) -> Mapping[str, Tensor]:
-        """Return the readout's tensors, a row a label of the task; none for label words."""
+        """Return the readout's tensors, with a row per label of the task; none for label words."""
 
     @abstractmethod
     def answering(self, task: str) -> AbstractContextManager[None]:
         """Return a context in which the model answers for a task, bit for bit as in the run."""
 
     def merged(self, task: str) -> AbstractContextManager[None]:
-        """Return a context in which the model's own tensors are the task's, to be written as an ordinary model."""
+        """Return a context in which the model's own tensors have the task's values, to be written as an ordinary model."""
         return self.answering(task)
 
 
 class RunWeights(TaskWeights):
-    """Weights that only their run can tell the tasks of. A subclass is made of source and base model alone.
+    """Weights whose tasks are defined in their run. A subclass takes only the source and the base model as arguments.
 
     Args:
-        source: the file, and what the run says of it.
+        source: the file, and the run's settings for it.
         loaded: the base model.
-        learned: the tasks that the file holds, in order.
+        learned: the tasks in the file, in order.
 
     Raises:
-        RunError: the run does not define one.
+        RunError: the run does not define a task.
     """
 
     def __init__(self, source: Source, loaded: LoadedModel, learned: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ class RunWeights(TaskWeights):
         self.definitions = {name: known[name] for name in learned}
 
     def own_rows(self, task: str, readout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows of a readout that are a task's own labels: where all tasks have one, by the order of the stream."""
+        """Return the rows of a readout for a task's own labels; if all tasks share it, they are in the order of the stream."""
         if not self.source.shared_labels:
             return dict(readout)
         sizes = {each.name: len(each.labels) for each in self.source.tasks}
@@ -93,14 +93,14 @@ class RunWeights(TaskWeights):
 
 
 class LedgerWeights(TaskWeights):
-    """Answers with the records of a ledger that say what their tasks are.
+    """Answers with those records of a ledger that have the definition of their task.
 
     Args:
         loaded: the base model.
-        ledger: the records.
+        ledger: the ledger.
 
     Raises:
-        LedgerError: the ledger belongs to another model, or says of no task what it is; the message says which.
+        LedgerError: the ledger belongs to another model, or has no definition of any task; the message says which.
     """
 
     def __init__(self, loaded: LoadedModel, ledger: Ledger) -> None:
@@ -124,12 +124,12 @@ class LedgerWeights(TaskWeights):
 
 
 class ModelWeights(RunWeights):
-    """Answers for each task with a whole model: one for all tasks, as the last one left it, or each task's own.
+    """Answers for each task with a whole model: the final model for all tasks, or each task's own.
 
-    The models that were asked for stay in memory.
+    Models stay in memory once they are used.
 
     Raises:
-        ModelError: they are another model's.
+        ModelError: they belong to another base model.
         RunError: one is missing.
     """
 
@@ -141,7 +141,7 @@ class ModelWeights(RunWeights):
                 f"{got[:12]}. Load the very weights the stream was trained from."
             )
         self._loaded, self._states = loaded, dict[str, ModelState]()
-        #: The names of the tasks' models in the store; empty for the one of all tasks.
+        #: The names of the tasks' models in the store; empty for the one model of all tasks.
         self._keys: Mapping[str, str]
         if source.file.suffix == ".json":
             self._keys = read_json(source.file, RunError, _REMEDY, check_keys)
@@ -149,7 +149,7 @@ class ModelWeights(RunWeights):
             state, learned = load_checkpoint(source.file)
             self._keys, self._states[""] = dict.fromkeys(learned, ""), state
             state.check_fits(loaded.model, [])
-        #: The name of the model that is in place, if one is.
+        #: The name of the model that is in place, if there is one.
         self._present: str | None = None
         super().__init__(source, loaded, self._keys)
 
@@ -159,7 +159,7 @@ class ModelWeights(RunWeights):
 
     @contextmanager
     def answering(self, task: str) -> Iterator[None]:
-        """Put the task's model into place, and leave it there for the next question."""
+        """Load the task's model, and keep it in place for the next call."""
         if self._present != self._keys[task]:
             self._present = None
             model, state = self._loaded.model, self._state(task)

@@ -1,4 +1,4 @@
-"""Whether a strategy or a stream of your own keeps its contract: `check_strategy`, `check_stream`.
+"""Checks that a strategy or a stream of your own keeps its contract: `check_strategy`, `check_stream`.
 
     from forgetfree.testing import check_strategy
 
@@ -6,7 +6,7 @@
         check_strategy(MyStrategy, my_option=3)
 
 Both raise one `forgetfree.errors.ConformanceError` that names every fault found, the tasks and tensors that differ,
-and the hook to look at. They need no download: `tiny_stream` is what they run on.
+and the hook to look at. They need no download: they run on `tiny_stream`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: the tiny model is wanted without Avalanche, too.
+    # On first use: the tiny model must be usable without Avalanche, too.
     if name not in _HOME:
         raise AttributeError(f"module 'forgetfree.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

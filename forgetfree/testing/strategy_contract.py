@@ -1,4 +1,4 @@
-"""Whether a strategy keeps the contract of `forgetfree.continual.strategy.ContinualStrategy`."""
+"""Checks that a strategy keeps the contract of `forgetfree.continual.strategy.ContinualStrategy`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forgetfree.testing.tiny import other_rows, tiny_model, tiny_stream, tiny_ta
 from forgetfree.testing.trials import Breaches, Look, Observer, Trial, Untrained, differing, learn, look, tensors
 from forgetfree.training.encoded_task import EncodedTask
 
-#: Momentum and decay move what has no gradient, so frozen entries are tested by both.
+#: Momentum and decay move entries without a gradient, so frozen entries are tested with both.
 SMALL: dict[str, Any] = {
     "steps": 3,
     "batch_size": 4,
@@ -34,9 +34,9 @@ SMALL: dict[str, Any] = {
     "optimizer": "momentum",
     "weight_decay": 0.1,
 }
-#: Labels are few, so that a memory of few rows has one for each.
+#: The tasks have few labels, so that a memory of few rows has a row for each label.
 _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
-#: Other streams of two tasks, on which there is less to check.
+#: Other streams of two tasks, with fewer checks.
 VARIANTS: dict[str, Callable[[], Stream]] = {
     "scenario=class": partial(tiny_stream, ("qnli", "ag_news"), scenario="class"),
     "scenario=domain": partial(tiny_stream, ("qnli", "sst2"), scenario="domain"),
@@ -50,41 +50,40 @@ _VARIANT_REMEDY = (
 
 
 def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
-    """Run ``cls`` on three tiny tasks, several times over, and raise unless it does all that a strategy must.
+    """Run ``cls`` on three tiny tasks, several times over, and raise an error unless it keeps the contract of a strategy.
 
-    Checked are: the class and its options; training, evaluation and `bytes_kept`; that only what `begin`
-    lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
-    and whenever tasks are evaluated, and that another seed gives another for every task; that neither test rows nor rows
-    of later tasks have a part in what is learned; that the next strategy finds θ_pre;
-    `save` and `load`; `changed_by`; ``forget_free`` where it is claimed. Then two tasks with
-    ``scenario="class"``, with ``scenario="domain"``, read by prompts, and answered by texts, unless `check` refuses them.
-    All comparisons are bit by bit. Takes a second or two.
+    It checks the class and its options; training, evaluation and `bytes_kept`; that only the parameters that `begin` lists
+    move, and no other task's readout; that the seed determines the result, independently of earlier draws and trainings and
+    of the times of evaluation, and that another seed gives another result for every task; that neither test rows nor rows of
+    later tasks change the learned weights; that the next strategy starts from θ_pre; `save` and `load`; `changed_by`; and
+    ``forget_free`` if it is claimed. Then it checks two tasks with ``scenario="class"``, with ``scenario="domain"``, with
+    prompts, and with text answers, unless `check` refuses them. All comparisons are bit by bit. It takes a second or two.
 
     Args:
         cls: the strategy.
-        options: that suit a model of two layers of width 16, 24 training rows and two labels a task, where the defaults do
-            not, such as ``sparsity=0.05``. Default beside them: 3 steps of 4 rows by SGD with momentum and weight decay.
+        options: options, such as ``sparsity=0.05``, if the defaults do not suit a model of two layers of width 16, 24 training
+            rows and two labels per task. Other defaults: 3 steps of 4 rows by SGD with momentum and weight decay.
 
     Raises:
         ConformanceError: it breaks the contract; names every fault found, the tasks or tensors that differ, and the hook.
-        UsageError: an option that ``cls`` does not have, or a value out of its range or too small for the three tasks.
+        UsageError: ``cls`` has no such option, or a value is out of its range or too small for the three tasks.
     """
     faults = Breaches()
     subject = f"{getattr(cls, '__name__', repr(cls))} does not keep the contract of a strategy"
     _check_class(cls, faults)
-    faults.raise_any(subject)  # nothing could be run
+    faults.raise_any(subject)  # without a valid class, nothing can be run
     chosen = build(cls.Options, SMALL | options, cls.__name__)
     if options:
         cls.check(chosen, three_tasks())  # the caller's choice, not the strategy's fault
     with TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
-        if finished and not faults:  # else they would say the same again
+        if finished and not faults:  # else they would repeat the same faults
             _check_variants(cls, chosen, faults, Path(directory))
     faults.raise_any(subject)
 
 
 def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, directory: Path) -> bool:
-    """Make all checks where the task is known; return whether the stream could be learned at all."""
+    """Run all checks with known tasks; return whether the stream could be learned at all."""
     stream = three_tasks()
     pre_trained = tensors(stream.model)
     observer = Observer(faults)
@@ -105,14 +104,14 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Breaches, di
     check_ledger(run, faults)
     check_loaded(cls, options, run, three_tasks(), store, directory / "saved", faults)
     check_restored(stream, pre_trained, run, faults)
-    if check_repeated(cls, options, run, faults):  # else two runs differ for that reason, too
+    if check_repeated(cls, options, run, faults):  # else two runs differ for this reason, too
         check_seed(cls, options, run, faults)
         check_rows(cls, options, run, faults)
     return True
 
 
 def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches, directory: Path) -> None:
-    """Check streams whose labels share one readout, or are read by prompts."""
+    """Check the streams of `VARIANTS`."""
     for name, make in VARIANTS.items():
         stream = make()
         with faults.catching(f"{name}: check()", "Take the stream, or refuse it by a UsageError."):
@@ -121,12 +120,12 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches
             except UsageError:
                 continue
         with faults.catching(f"{name}: two tasks trained and evaluated", _VARIANT_REMEDY):
-            texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
+            texts = stream.model.readout == "generate"  # no other stream shows forgetting with texts
             run = learn(cls, options, stream, look_after=range(3) if texts else (0, 2), store=StateStore())
             check_answers(run, faults, f"{name}: ")
             if texts:
                 check_forgetting(run, faults, f"{name}: ")
-            if name != "scenario=domain":  # of which files say the same
+            if name != "scenario=domain":  # its files are like those of scenario=class
                 check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
 
 
@@ -134,7 +133,7 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Breaches
 
 
 def _check_class(cls: Any, faults: Breaches) -> None:
-    """Check that it is a subclass of `ContinualStrategy` with options, and overrides nothing that is final."""
+    """Check that it is a subclass of `ContinualStrategy` with options, and overrides no final member."""
     try:
         registry.strategy_class(cls)
     except UsageError as error:
@@ -156,7 +155,7 @@ def _is_final(member: Any) -> bool:
     return bool(getattr(getattr(member, "fget", member), "__final__", False))
 
 
-# -- What a strategy that has learned a stream answers, claims, keeps and leaves -----------------------------
+# -- A strategy that has learned a stream: answers, claims, storage, restored model --------------------------
 
 
 def check_answers(run: Trial, faults: Breaches, where: str = "") -> None:
@@ -194,7 +193,7 @@ def _steps(run: Trial) -> Iterator[tuple[EncodedTask, Look, Look]]:
 
 
 def check_forgetting(run: Trial, faults: Breaches, where: str = "") -> None:
-    """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
+    """Check `forget_free`, if it is claimed: later tasks must not change the answers of a learned task."""
     if not run.strategy.forget_free:
         return
     changes: list[str] = []
@@ -211,7 +210,7 @@ def check_forgetting(run: Trial, faults: Breaches, where: str = "") -> None:
 
 
 def check_stale(run: Trial, faults: Breaches) -> None:
-    """Check `changed_by`, by which results are taken over from one row of the matrix to the next."""
+    """Check `changed_by`, which decides the results that are copied from one row of the matrix to the next."""
     for task, before, after in _steps(run):
         changed_tasks = run.strategy.changed_by(task)
         changed_by = set(run.tasks) if changed_tasks is None else {other.name for other in changed_tasks}
@@ -223,7 +222,7 @@ def check_stale(run: Trial, faults: Breaches) -> None:
 
 
 def check_readouts(run: Trial, faults: Breaches) -> None:
-    """Check that learning a task leaves the readouts that answer the others, but for those that `begin` lists."""
+    """Check that learning a task does not change the readouts of other tasks, except for those that `begin` lists."""
     stream: Stream = run.strategy.stream
     for task, before, after in _steps(run):
         for other in stream.tasks:
@@ -238,7 +237,7 @@ def check_readouts(run: Trial, faults: Breaches) -> None:
 
 
 def check_ledger(run: Trial, faults: Breaches) -> None:
-    """Check that what no task owns has never moved."""
+    """Check that entries that no task owns have never moved."""
     strategy = run.strategy
     if strategy.ledger is None:
         return
@@ -289,7 +288,7 @@ def check_loaded(
     faults: Breaches,
     where: str = "",
 ) -> None:
-    """Check that a new strategy on a new stream answers from what was saved."""
+    """Check that a new strategy on a new stream gives the same answers from the saved files."""
     what = f"{where}save and load"
     remedy = (
         "Write in storage.save() all that answering needs, and put it back in storage.load(), note_learned(…) included."
@@ -308,7 +307,7 @@ def check_loaded(
 
 
 def check_bytes(sizes: list[Any], faults: Breaches) -> None:
-    """Check what `bytes_kept` said before the first task and after each: whole numbers, and some once a task is learned."""
+    """Check the results of `bytes_kept` before the first task and after each: integers, positive once a task is learned."""
     whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in sizes)
     if not whole or not all(sizes[1:]):
         faults.add(
@@ -318,11 +317,11 @@ def check_bytes(sizes: list[Any], faults: Breaches) -> None:
         )
 
 
-# -- What determines results, and what must not: seeds, draws, earlier use, evaluation, rows of others ----
+# -- Reproducibility: seeds, draws, earlier use, evaluation, rows of others -------------------------------
 
 
 def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
-    """Return three tiny tasks with a fresh model; with other rows than usual for ``test``, and of the tasks ``later``."""
+    """Return three tiny tasks with a fresh model; ``test`` replaces all test rows, ``later`` the rows of these tasks."""
 
     def rows_of(name: str) -> TaskRows:
         rows = tiny_task(name, _LABELS[name])
@@ -337,7 +336,7 @@ def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
 
 
 def check_repeated(cls: type[ContinualStrategy], options: Any, run: Trial, faults: Breaches) -> bool:
-    """Whether learning again gives the same: after other draws, on the used stream, with evaluations in between."""
+    """Return whether learning again gives the same: after other draws, on the used stream, with evaluations in between."""
     remedy = "It could be trained before: look at setup(), and at answering() while another task is trained."
     with faults.catching("run: once more on the stream, evaluating during training", remedy):
         other = learn(cls, options, run.strategy.stream, look_after=(0, 3), drawn=1, evaluate_within=True)
@@ -365,11 +364,11 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Trial, faults: B
 
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Trial, faults: Breaches) -> None:
-    """Check that what is learned of a task depends neither on test rows nor on rows of tasks that come later."""
+    """Check that a learned task depends neither on test rows nor on rows of later tasks."""
     remedy = "Look at begin() and commit(): train on task.train, choose by task.validation."
 
     def check(counts: Sequence[int], what: str, stream: Stream) -> None:
-        """Check that after any of ``counts`` tasks, the answers to their training rows are those of the usual stream."""
+        """Check that after any of ``counts`` tasks, the answers to their training rows equal those on the usual stream."""
         with faults.catching(f"rows: learned with other {what}", remedy):
             experiences = stream.benchmark.train_stream[: max(counts)]
             other = learn(cls, options, stream, experiences=experiences, look_after=(), rows_after=counts)

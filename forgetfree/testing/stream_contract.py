@@ -1,4 +1,4 @@
-"""Whether a stream gives what strategies and reports rely on."""
+"""Checks the properties of a stream that strategies and reports rely on."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from forgetfree.training.encoded_task import EncodedTask
 
 #: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.
 TOLERATED = 0.2
-#: As long as any stream's rows are cut to.
+#: The default maximum length of rows.
 _POSITIONS = 128
-#: Longer, for answers that are texts: they are never cut, and many words fall into letters.
+#: Longer, for answers that are texts: they are never cut, and many words are split into letters.
 _LONG = 2048
 
 
 def check_stream(stream: Stream | str, *, data: str | None = None, **arguments: Any) -> None:
-    """Raise unless a stream can be learned and its scores mean something.
+    """Raise an error unless a stream can be learned and its scores are meaningful.
 
-    Checked are: the tasks' definitions; that no split is empty, and labels, all of them in training and test rows; that the
-    model reads the rows; and for more than a fifth of the rows, test rows among the training rows and rows that hold no text.
+    It checks the tasks' definitions; that no split is empty, that labels are valid, and that training and test rows have all of
+    them; that the model can read the rows; and that at most a fifth of the test rows are also training rows, and at most a
+    fifth of the rows have no text.
 
     Args:
-        stream: one that is loaded; or a registered name, or task names separated by commas, which a tiny model reads.
+        stream: a loaded stream; or a registered name, or task names separated by commas, to be read by a tiny model.
         data: where the rows of named tasks are: ``hub``, ``demo`` or a directory; default: ``FORGETFREE_DATA`` if set,
             else ``hub``.
-        arguments: of named tasks, ``shots``, ``seed``, ``test_limit`` and ``scenario`` of
+        arguments: for named tasks, ``shots``, ``seed``, ``test_limit`` and ``scenario`` of
             `forgetfree.continual.stream.load_stream`.
 
     Raises:
@@ -80,7 +81,7 @@ def _check_splits(task: EncodedTask, faults: Breaches) -> None:
 
 
 def _check_rows(stream: Stream, task: EncodedTask, faults: Breaches) -> None:
-    """Check that the model reads the longest rows, that rows hold a text, and that test rows are not learned."""
+    """Check that the model can read the longest rows, that rows have a text, and that test rows are not training rows."""
     tokenizer = stream.loaded.tokenizer
     special = set(tokenizer.all_special_ids) if tokenizer is not None else set[int]()
     for split in SPLITS:
@@ -110,6 +111,6 @@ def _input(rows: Examples, i: int) -> Tensor:
 
 
 def _read(task: EncodedTask, rows: Examples, i: int) -> bytes:
-    """Return what is read of a row: of one that is answered by a text, what stands before that."""
+    """Return the input of a row as bytes: where texts are the answers, only the prompt."""
     read = prompt_of(_input(rows, i)) if task.kind.answer == "text" else _input(rows, i)
     return read.contiguous().numpy().tobytes()

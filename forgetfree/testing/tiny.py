@@ -28,7 +28,7 @@ M = TypeVar("M", bound=nn.Module)
 Readout = Literal["linear", "prompt", "generate"]
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 16, 2, 2, 32, 48
-#: Larger than the usual 0.02, so that so narrow a model tells its inputs apart.
+#: Larger than the usual 0.02, so that such a narrow model distinguishes its inputs.
 SPREAD = 0.2
 #: Rows of each task's splits.
 SIZES = {"train": 24, "validation": 12, "test": 16}
@@ -37,7 +37,7 @@ FILLER = [
     *("a", "the", "it", "was", "is", "this", "that", "film", "story", "very", "and"),
     *("of", "in", "on", "to", "with", "by", "for", "who", "what", "when", "film"),
 ]
-#: Label words of every task that is tested with prompts, and keywords of each task by label.
+#: Label words of all tasks that are tested with prompts, and keywords of each task by label.
 LABEL_WORDS = ["terrible", "great", "Yes", "No", "World", "Sports", "Business", "Tech", "Topic", "Answer"]
 KEYWORDS: dict[str, list[list[str]]] = {
     "qnli": [["river", "city"], ["moon", "paper"]],
@@ -49,7 +49,7 @@ LABELS = {
     "ag_news": ["World", "Sports", "Business", "Sci/Tech"],
     "sst2": ["negative", "positive"],
 }
-#: Of `LABEL_WORDS`, one a label.
+#: The word of `LABEL_WORDS` for each label.
 PROMPT_WORDS = {
     "qnli": ("Yes", "No"),
     "ag_news": ("World", "Sports", "Business", "Tech"),
@@ -59,7 +59,7 @@ _PUNCTUATION = [".", ",", "?", ":"]
 
 
 def pre_trained(build: Callable[[], M]) -> M:
-    """Return what ``build`` makes, with weights that are the same at every call, in evaluation mode."""
+    """Return the model that ``build`` creates, with the same weights at every call, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build()
@@ -105,7 +105,7 @@ def words() -> list[str]:
 
 
 def wordpiece() -> BertTokenizer:
-    """Return BERT's tokenizer, lower-casing, with one piece a word; other words fall into letters."""
+    """Return BERT's lower-casing tokenizer, with one piece per known word; other words are split into letters."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_PUNCTUATION, *words()]
     letters = "abcdefghijklmnopqrstuvwxyz"
     vocabulary = dict.fromkeys([*(p.lower() if p[0] != "[" else p for p in pieces), *letters])
@@ -114,7 +114,7 @@ def wordpiece() -> BertTokenizer:
 
 
 def tiny_rows(task: str, **sizes: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of one task by split, as a data file holds them; labels take turns."""
+    """Return the rows of one task by split, in the form of a data file, with equally frequent labels."""
     draw = random.Random(task)
     splits = {}
     for split, count in sizes.items():
@@ -149,24 +149,24 @@ def tiny_stream(
 ) -> Stream:
     """Return a fresh stream of tiny tasks with a fresh tiny model, the same at every call.
 
-    It is a BERT of two layers of width 16 with a BatchNorm, whose buffers move in training; or a GPT-2 of that size, which
-    answers by texts.
+    The model is a BERT of two layers of width 16 with a BatchNorm, whose buffers move in training; or a GPT-2 of that size,
+    which answers with texts.
 
     Args:
-        tasks: of ``qnli`` (pairs, two labels), ``ag_news`` (four labels), ``sst2`` (two labels).
-        scenario: what is known at inference.
+        tasks: some of ``qnli`` (pairs, two labels), ``ag_news`` (four labels), ``sst2`` (two labels).
+        scenario: whether the task is known at inference.
         readout: ``linear``: a layer per task; ``prompt``: the label words' logits at a mask token; ``generate``: a text.
-        seed: of the sample and of the readouts' first weights.
+        seed: the seed of the sample and of the readouts' initial weights.
         shots: training rows per label; default: all 24 rows.
     """
-    from forgetfree.continual.stream import make_stream  # with Avalanche, which the model and the tasks do not need
+    from forgetfree.continual.stream import make_stream  # imports Avalanche, which the model and the tasks do not need
 
     rows = [(tiny_texts if readout == "generate" else tiny_task)(task) for task in tasks]
     return make_stream(",".join(tasks), rows, tiny_model(readout=readout), scenario=scenario, seed=seed, shots=shots)
 
 
 def tiny_task(name: str, labels: int | None = None) -> TaskRows:
-    """Return the rows of one tiny task, or of its first ``labels`` labels alone, if that is given."""
+    """Return the rows of one tiny task; with ``labels``, only of its first so many labels."""
     pair, names = name == "qnli", tuple(LABELS[name][:labels])
     splits = {}
     for split, rows in tiny_rows(name, **SIZES).items():
@@ -181,7 +181,7 @@ def tiny_task(name: str, labels: int | None = None) -> TaskRows:
 
 
 def tiny_texts(name: str) -> TaskRows:
-    """Return one tiny task that asks for texts: of its first label a word, of the next two words, and so on."""
+    """Return one tiny task with text answers: one word for its first label, two words for the next, and so on."""
     rows = tiny_task(name)
 
     def texts(part: Rows) -> Rows:
@@ -194,9 +194,9 @@ def tiny_texts(name: str) -> TaskRows:
 
 
 def other_rows(rows: Rows, labels: int) -> Rows:
-    """As many rows, each as long as before, of other words and under others of ``labels`` labels, the last twice as often.
+    """Return as many rows of the same lengths, with other words and other labels; the last of ``labels`` is twice as frequent.
 
-    So that what takes no notice of the order differs, too: counts of words and of labels, sums of ids.
+    So statistics that ignore the order differ, too: counts of words and of labels, sums of ids.
     """
     draw, known = random.Random(0), words()
 
@@ -213,7 +213,7 @@ def other_rows(rows: Rows, labels: int) -> Rows:
 
 
 def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> LoadedModel:
-    """Return a model as `forgetfree.models.loading.load_model` gives it; no tasks yet.
+    """Return a model in the form of `forgetfree.models.loading.load_model`, without tasks.
 
     It is a BERT, without a head or with its LM head; or a GPT-2, where texts are written.
     """
@@ -238,7 +238,7 @@ def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> Loade
 
 
 class _Normalized(nn.Module):
-    """A LayerNorm and after it a BatchNorm: its running statistics are buffers, and move at every training step."""
+    """A LayerNorm followed by a BatchNorm, whose running statistics are buffers that move at every training step."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

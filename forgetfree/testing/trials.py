@@ -1,6 +1,6 @@
-"""A strategy learns a stream, and is watched: what it answers, by which tensors, what its updates move, what it says.
+"""Trains a strategy on a stream and records its answers, the tensors behind them, the moved parameters and its claims.
 
-What is wrong is collected in `Breaches`, and reported together.
+Faults are collected in `Breaches`, and reported together.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Tensors = dict[str, Tensor]
 
 
 class Breaches(Faults):
-    """The breaches of a contract that were found so far."""
+    """The breaches of a contract found so far."""
 
     _cause: Exception | None = None
 
     @contextmanager
     def catching(self, what: str, remedy: str) -> Iterator[None]:
-        """Turn an error that is raised inside into a fault of ``what``."""
+        """Convert an error that is raised inside into a fault of ``what``."""
         try:
             yield
         except Exception as error:
@@ -45,7 +45,7 @@ class Breaches(Faults):
             self.add(f"{what}: expected no error, got {type(error).__name__}: {error} ({where}). {remedy}")
 
     def raise_any(self, subject: str) -> None:
-        """Raise ``ConformanceError`` with all of them, if there are any."""
+        """Raise ``ConformanceError`` with all breaches, if there are any."""
         if self:
             raise ConformanceError(subject, self) from self._cause
 
@@ -65,7 +65,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     ]
 
 
-# -- What is watched ---------------------------------------------------------------------------------------
+# -- Records -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class Look:
     """The answers of a strategy at one moment.
 
     Attributes:
-        logits: of every task; where texts are the answers, the losses and the ids of their tokens.
-        models: of every task, all tensors of the model that answered it.
+        logits: the logits of each task; where texts are the answers, the losses and the ids of their tokens.
+        models: for each task, all tensors of the model that answered it.
     """
 
     logits: Tensors
     models: dict[str, Tensors]
 
     def differs(self, other: Look, tasks: Iterable[str] | None = None) -> str:
-        """Which of ``tasks`` (default: all) have other logits or another model, with the tensors; empty if none has."""
+        """Return a phrase on the ``tasks`` (default: all) with other logits or tensors; empty if there is none."""
         models = {task: differing(self.models[task], other.models[task]) for task in tasks or self.models}
         answers = differing({t: self.logits[t] for t in models}, {t: other.logits[t] for t in models})
         if not answers and not any(models.values()):
@@ -95,7 +95,7 @@ class Look:
 
 
 class Untrained(ContinualStrategy):
-    """Answers by the model as it finds it, and cannot be trained."""
+    """Answers with the model in its current state, and cannot be trained."""
 
     def begin(self, task: EncodedTask) -> Training:
         """Refuse."""
@@ -107,7 +107,7 @@ class Untrained(ContinualStrategy):
 
 
 class _Models:
-    """As an Avalanche plugin: the tensors of the model that answers each task."""
+    """An Avalanche plugin that records the tensors of the model that answers each task."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Tensors] = {}
@@ -141,7 +141,7 @@ def _numbers(answers: Any) -> Tensor:
 
 
 class Watch:
-    """As an Avalanche plugin: which parameters an update moves that it must not."""
+    """An Avalanche plugin that records the parameters that an update moves although it must not."""
 
     def __init__(self) -> None:
         self._before: dict[str, Tensor] = {}
@@ -150,7 +150,7 @@ class Watch:
         self.listed: dict[str, set[str]] = {}
 
     def before_update(self, strategy: Any, **_: Any) -> None:
-        """Note what must stay."""
+        """Copy the parameters that must not move."""
         task, trained = strategy.task, strategy.training.trained
         free = {id(parameter) for parameter in (*trained.touched, *trained.parameters, *strategy.training.readout)}
         parameters = dict(strategy.model.named_parameters())
@@ -158,12 +158,12 @@ class Watch:
         self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
 
     def after_update(self, strategy: Any, **_: Any) -> None:
-        """Compare the tensors with what may have moved."""
+        """Record the parameters that have moved."""
         now = dict(strategy.model.named_parameters())
         self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
 
     def report(self, faults: Breaches) -> None:
-        """Add the tensors that moved to the breaches."""
+        """Add the moved parameters to the breaches."""
         if self._moved:
             faults.add(
                 "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "
@@ -176,11 +176,11 @@ class Trial:
     """A strategy that has learned a stream.
 
     Attributes:
-        strategy: with all that it has learned.
-        looks: at its answers, by how many experiences it had learned.
-        learned: the names of the tasks it had learned after so many.
+        strategy: the trained strategy.
+        looks: its answers, by the number of experiences learned so far.
+        learned: the names of the tasks learned so far, by the same number.
         training_rows: its answers to the training rows of the first k tasks, after k of them.
-        watch: what its updates moved.
+        watch: the parameters that its updates moved.
     """
 
     strategy: Any
@@ -200,7 +200,7 @@ class Trial:
         return self.looks[max(self.looks)]
 
     def differs(self, other: Trial) -> str:
-        """What of the results is not the same, if anything."""
+        """Return a phrase on the first difference of the results; empty if there is none."""
         if difference := self.looks[0].differs(other.looks[0]):
             return f"{difference} before training"
         difference = self.last.differs(other.last)
@@ -220,18 +220,18 @@ def learn(
     evaluate_within: bool = False,
     **arguments: Any,
 ) -> Trial:
-    """Learn ``stream`` by ``cls`` with ``options``; ``arguments`` are more for the constructor.
+    """Train a strategy ``cls`` with ``options`` on ``stream``; ``arguments`` are further constructor arguments.
 
-    ``look_after`` are the numbers of learned tasks after which it is looked at by ``observe`` (default: all, 0 too), and
-    ``rows_after`` those after which it is asked for their training rows. ``drawn`` seeds the global generators before.
-    With ``evaluate_within`` the second task is evaluated before, during and after the training of each.
+    ``observe`` is called after each number of learned tasks in ``look_after`` (default: all, also 0); after those in
+    ``rows_after``, the training rows of the learned tasks are answered. ``drawn`` seeds the global generators before. With
+    ``evaluate_within`` the second task is evaluated before, during and after the training of each.
     """
     for draw_from in (random.seed, np.random.seed, torch.manual_seed):
         draw_from(drawn)
     if evaluate_within:
         arguments |= {"eval_every": 2, "peval_mode": "iteration"}
-    run = Trial(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
-    run.strategy.plugins.append(run.watch)  # of every run: beside plugins, all gradients are computed, and bits compare
+    run = Trial(cls(stream=stream, options=options, device="cpu", **arguments))  # on a CPU, bits can be compared
+    run.strategy.plugins.append(run.watch)  # in every run: a plugin makes all gradients be computed, so bits compare
     training = stream.benchmark.train_stream
 
     def note(count: int) -> None:
@@ -248,19 +248,19 @@ def learn(
     return run
 
 
-# -- What is noted meanwhile -----------------------------------------------------------------------------
+# -- Records between tasks -------------------------------------------------------------------------------
 
 
 class Observer:
-    """What holds at rest, before the first task and after each."""
+    """Observes a strategy between tasks: before the first task and after each."""
 
     def __init__(self, faults: Breaches) -> None:
         self._faults = faults
-        #: What `bytes_kept` said each time.
+        #: The result of `bytes_kept` each time.
         self.bytes: list[Any] = []
 
     def __call__(self, strategy: Any) -> Look:
-        """Look at the strategy."""
+        """Return a look at the strategy; report weights that evaluation changed."""
 
         def weights() -> dict[str, Tensor]:  # buffers may be put back later: by the next task, or by an evaluation
             return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}

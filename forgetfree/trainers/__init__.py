@@ -1,1 +1,1 @@
-"""Grafting inside anybody's trainer: what a task may change is decided here, how it is trained is the trainer's matter."""
+"""Grafting in other trainers: this package decides which weights a task may change, the trainer decides how to train them."""

@@ -1,8 +1,8 @@
-"""A region's values attached to a model as its one trainable parameter, which any trainer may train.
+"""A region's values attached to a model as its one trainable parameter, which any trainer can train.
 
-The values are a parameter of the model, whose tensors are frozen. After each step of an optimiser they are written into the
-tensors; each backward pass gives them their gradients (`forgetfree.core.taps`). So optimisers, clipping, accumulation and
-DistributedDataParallel see an ordinary parameter, and no other entry can change.
+The values are a parameter of the model; the model's own tensors are frozen. After each optimiser step the values are written
+into the tensors; each backward pass computes their gradients (`forgetfree.core.taps`). So optimisers, clipping, accumulation
+and DistributedDataParallel see an ordinary parameter, and no other entry can change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from forgetfree.ledger.ledger import Effect
 
 #: The name of the values among the model's parameters.
 NAME = "region_values"
-#: Under what name a checkpoint says whose values it has.
+#: The name in a checkpoint of the task and region that its values belong to.
 _OF = f"{NAME}_of"
-#: By these, transformers refuses to train a model without adapters of PEFT, and TRL casts what is trained to bfloat16.
+#: With these, transformers refuses to train a model without adapters of PEFT, and TRL casts trained parameters to bfloat16.
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit")
 _APART = (
     "the trainer replaced the model's parameters, as FSDP, DeepSpeed's ZeRO-3 and torchao do, and a region that is written "
@@ -48,16 +48,16 @@ class AttachedRegion:
     """The values of a region in a model of a trainer, as one parameter ``(s,)``.
 
     Args:
-        model: what is trained.
-        body: its part that the space is of; the model itself, if it has no head.
+        model: the model.
+        body: the part of the model with the parameter space; the model itself, if it has no head.
         space: the parameter space of the body.
-        region: what is trained of it; its values are those of the body now.
-        effect: ``beside``: the values are differences beside the weights, and begin at zero.
-        task: whose region it is, which checkpoints say.
+        region: the entries to train; their initial values are the body's.
+        effect: ``beside``: the values are differences beside the weights, and start at zero.
+        task: the task of the region; checkpoints record it.
 
     Attributes:
         region: the values.
-        steps: the number of steps that optimisers have made on them.
+        steps: the number of optimiser steps on them.
         passes: the number of the model's forward passes with gradients.
     """
 
@@ -71,7 +71,7 @@ class AttachedRegion:
         task: str = "",
     ) -> None:
         self.region: RegionParameters | Differences
-        self._touched: list[nn.Parameter] = []  # the tensors that are written
+        self._touched: list[nn.Parameter] = []  # the tensors that the values are written into
         if effect == "beside":
             layers = LinearLayers(body, space)
             self.values = nn.Parameter(torch.zeros(len(region), device=layers.device))
@@ -95,12 +95,12 @@ class AttachedRegion:
 
     @contextmanager
     def attached(self, heads: Sequence[nn.Parameter] = ()) -> Iterator[None]:
-        """Let the model have the values as its trainable parameter inside, with the parameters ``heads``, and no other.
+        """Inside, the values and the parameters ``heads`` are the model's only trainable parameters.
 
-        Afterwards the model's tensors hold the trained values, and lie where they lay, in the dtype that they had.
+        Afterwards the model's tensors hold the trained values, on the same device and in the same dtype as before.
 
         Raises:
-            TrainingError: the trainer was refused inside, even if it went on.
+            TrainingError: the trainer was refused inside, even if it continued.
         """
         model: Any = self._model
         with ExitStack() as stack:
@@ -123,7 +123,7 @@ class AttachedRegion:
             stack.callback(self._put_back)
             frozen = {id(each) for each in self._body.parameters()} - {id(each) for each in heads} - {id(self.values)}
             stack.callback(register_optimizer_step_pre_hook(partial(self._before_step, frozen)).remove)
-            # So that the tensors are as trained whenever somebody reads them; fused optimisers tell nobody that they wrote.
+            # So the tensors are up to date whenever they are read; fused optimisers do not signal that they wrote.
             stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
             stack.callback(model.register_state_dict_pre_hook(Hook(lambda *_: self._write())).remove)
             stack.callback(model.register_state_dict_post_hook(Hook(self._leave_out)).remove)
@@ -143,7 +143,7 @@ class AttachedRegion:
     def _note_gradient(self, gradient: Tensor) -> Tensor:
         if self._is_beside and is_sharded(
             self._model
-        ):  # FSDP averages what it has taken apart, which the values are not
+        ):  # FSDP averages only sharded parameters, and the values are not sharded
             gradient = gradient.clone()
             dist.all_reduce(gradient)
             gradient /= dist.get_world_size()
@@ -162,13 +162,13 @@ class AttachedRegion:
         return [len(local) for local in self._locals]
 
     def trained(self) -> Tensor:
-        """Return what was trained ``(s,)``: the tensors' values there, in the space's dtype, or the differences."""
+        """Return the trained values ``(s,)``: the tensors' entries in the space's dtype, or the differences."""
         if self._is_beside:
             return self.values.detach().clone()
         return self._space.gather(self._body, self._region.indices)
 
     def _write(self, always: bool = False) -> None:
-        """Write the values into the model's tensors, if they are others now."""
+        """Write the values into the model's tensors, if they have changed."""
         self._follow()
         if always or self.values._version != self._written:
             if not isinstance(self.region, Differences):
@@ -176,14 +176,14 @@ class AttachedRegion:
             self._written = self.values._version
 
     def _refuse(self, message: str) -> None:
-        """Raise ``TrainingError``; the block ends in it even where a trainer goes on."""
+        """Raise ``TrainingError``; the block ends with this error even if the trainer catches it."""
         self._refusal = self._refusal or TrainingError(f"Inside learning(…), {message}")
         raise self._refusal
 
-    # -- What the trainer does to the model -----------------------------------------------------------------
+    # -- Changes of the model by the trainer ----------------------------------------------------------------
 
     def _remember(self, heads: Collection[int]) -> None:
-        """Remember the tensors of the model and where they lie."""
+        """Remember the tensors of the model and their memory."""
         modules = list(self._model.modules())
         self._tensors = [
             (home, name, each, each.data, type(each))
@@ -200,12 +200,12 @@ class AttachedRegion:
         self._memory = self._memory_now()
 
     def _memory_now(self) -> list[Any]:
-        own = self.values.data_ptr() if self._is_beside else 0  # of those that are written, the tensors are read
+        own = self.values.data_ptr() if self._is_beside else 0  # if written, the tensors count, which follow
         return [self.values.device, own, *(each.data_ptr() for each in self._touched)]
 
     def _follow(self) -> None:
-        """Follow the model to where the trainer moved it; refuse it if its weights are not what they were before."""
-        if self._memory_now() == self._memory or self._is_cast():  # of a cast the next pass tells
+        """Follow a model that the trainer moved; refuse it if its weights have changed."""
+        if self._memory_now() == self._memory or self._is_cast():  # the next forward pass refuses a cast
             return
         if not all(torch.equal(each.data.to(data.device), data) for _, _, each, data, _ in self._tensors):
             self._refuse(
@@ -221,7 +221,7 @@ class AttachedRegion:
         return any(each.dtype != data.dtype for _, _, each, data, _ in self._tensors)
 
     def _put_back(self) -> None:
-        """Give the model the tensors back that a trainer replaced, changed or cast."""
+        """Restore the model's tensors that a trainer replaced, changed or cast."""
         if self._refusal is not None or self._is_cast():
             for home, name, tensor, data, _ in self._tensors:
                 home[name], tensor.data = tensor, data
@@ -231,10 +231,10 @@ class AttachedRegion:
     # -- Before and after a step ----------------------------------------------------------------------------
 
     def _before_step(self, frozen: Collection[int], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Refuse an optimiser that steps the model past the values; hooks of steps are called for anybody's."""
+        """Refuse an optimiser that trains the model's tensors instead of the values; the hook runs for every optimiser."""
         held = [each for group in optimizer.param_groups for each in group["params"]]
         if any(each is self.values for each in held):
-            if self._is_beside:  # of a compiled pass nothing was checked
+            if self._is_beside:  # a compiled forward pass checks nothing
                 self._check()
             if self.steps and optimizer is not self._optimizer and not self._searched and _in_a_search():
                 self._refuse(
@@ -267,18 +267,18 @@ class AttachedRegion:
     # -- Before a forward pass ------------------------------------------------------------------------------
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
-        if self._is_beside and torch.compiler.is_compiling():  # what follows is no arithmetic
+        if self._is_beside and torch.compiler.is_compiling():  # the rest cannot be compiled
             return
         if self._is_beside and is_sharded(
             self._model
-        ):  # the ledger's fingerprint tells at the end whether they are the same
+        ):  # the ledger's fingerprint shows at the end whether they changed
             self._tensors, self._buffers = [], []
         self._check()
         self.passes += torch.is_grad_enabled()
         self._write()
 
     def _check(self) -> None:
-        """Refuse a trainer that took the tensors apart, or changed their precision or place."""
+        """Refuse a trainer that sharded the tensors, or changed their precision or device."""
         ddp = DistributedDataParallel._active_ddp_module
         if hasattr(self._model, "peft_config"):
             self._refuse(
@@ -325,8 +325,8 @@ class AttachedRegion:
             )
 
     def _reach_embeddings(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Let a reentrant checkpoint back-propagate: it needs an input that has a gradient."""
-        if self._is_beside and torch.compiler.is_compiling():  # it has no reentrant checkpoints
+        """Let a reentrant checkpoint back-propagate: it needs an input that requires a gradient."""
+        if self._is_beside and torch.compiler.is_compiling():  # compiled passes have no reentrant checkpoints
             return
         if torch.is_grad_enabled() and isinstance(output, Tensor) and not output.requires_grad and self._is_reentrant():
             output.requires_grad_(True)
@@ -336,12 +336,12 @@ class AttachedRegion:
         functions = (getattr(each, "_gradient_checkpointing_func", None) for each in checkpoints)
         return any(getattr(function, "keywords", {}).get("use_reentrant") for function in functions)
 
-    # -- What a trainer saves and loads in the midst is a plain model --------------------------------------
+    # -- A trainer saves and loads checkpoints as a plain model --------------------------------------------
 
     def _leave_out(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        """Leave the values out where the tensors hold them without rounding, so that a file of them is enough.
+        """Leave the values out of a state where the tensors hold them without rounding.
 
-        Beside the weights, say whose they are.
+        With values beside the weights, add the identity of their task and region.
         """
         if self._is_beside:
             state[prefix + _OF] = self._identity
@@ -349,7 +349,7 @@ class AttachedRegion:
             state.pop(prefix + NAME, None)
 
     def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Take the values from the tensors of a state that lacks them; refuse those of another region."""
+        """Take the values from the tensors of a state that lacks them; refuse the values of another region."""
         if self._is_beside:
             of = state.pop(prefix + _OF, None)
             if prefix + NAME in state and (of is None or not torch.equal(of.cpu(), self._identity)):

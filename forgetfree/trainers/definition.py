@@ -1,4 +1,4 @@
-"""The definition of a task that is learned in a trainer of others, by which all of forgetfree answers it from the ledger."""
+"""The definition of a task that another library's trainer learns, with which all of forgetfree answers it from the ledger."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from forgetfree.tasks import TaskDefinition
 
 @dataclass(frozen=True)
 class Meaning:
-    """The definition of a task, and what its answers depend on.
+    """The definition of a task, and the settings that its answers depend on.
 
     Attributes:
         definition: the task.
-        binding: of the model.
-        head: the names in the model of the tensors that read it out, by their names in the ledger.
+        binding: the binding of the model.
+        head: from the names in the ledger of the tensors that read the task out to their names in the model.
     """
 
     definition: TaskDefinition
@@ -49,12 +49,12 @@ def meaning_of(
     tokenizer: Any,
     settings: Mapping[str, Any],
 ) -> Meaning:
-    """Return what a task is, by the arguments of `learning`; ``bound`` is what the ledger's other tasks depend on, if known.
+    """Return the `Meaning` of a task, from the arguments of `learning`; ``bound`` is the binding of the ledger, if known.
 
     Raises:
-        UsageError: what is given does not fit the kind or the model; the message says what.
-        ModelError: the tokenizer is not the model's, or the head cannot be read apart from it.
-        LedgerError: the ledger's other tasks are read otherwise.
+        UsageError: an argument does not fit the kind or the model; the message names it.
+        ModelError: the tokenizer is not the model's, or the head cannot be separated from the model.
+        LedgerError: the ledger's other tasks have another readout, tokenizer or length.
     """
     of_task: Kind = registry.kind(kind or "classification")
     form = kind if kind and kind in of_task.forms else next(iter(of_task.forms))
@@ -102,7 +102,7 @@ def meaning_of(
 
 
 def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Mapping[str, Any]) -> TaskDefinition:
-    """Return the definition that labels and settings are of."""
+    """Return the definition of a task with these labels and settings."""
     fields = {"name": task, "kind": form, "labels": labels or (), "metric": registry.kind(form).metrics[0]}
     fields |= {name: value for name, value in settings.items() if name != "max_length"}
     if isinstance(stop := settings.get("stop"), str):
@@ -117,10 +117,10 @@ def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Ma
 
 
 def _head_of(model: Any, definition: TaskDefinition, kind: Kind, tokenizer: Any) -> tuple[ReadoutKind, dict[str, str]]:
-    """Return how labels are read of a classifier of transformers, and the tensors of its head: see `Meaning`.
+    """Return the readout of a transformers classifier, and the tensors of its head: see `Meaning`.
 
     Raises:
-        UsageError: the model is no such classifier, or its head, apart from the body, does not compute its logits to the bit.
+        UsageError: the model is no such classifier, or its head, separated from the body, does not compute the same bits.
     """
     name, count = type(model).__name__, len(definition.labels)
     words = kind.answer == "tags"
@@ -156,7 +156,7 @@ def _head_of(model: Any, definition: TaskDefinition, kind: Kind, tokenizer: Any)
 
 
 def check_heads(heads: Mapping[str, nn.Module]) -> None:
-    """Raise ``UsageError`` where a head is quantised."""
+    """Raise ``UsageError`` if a head is quantised."""
     if packed := [name for name, head in heads.items() if is_quantised(head)]:
         raise UsageError(
             f"The head {packed[0]!r} is quantised, so it cannot be trained, and of a new model it holds random numbers. Load "

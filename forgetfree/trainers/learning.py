@@ -262,7 +262,7 @@ def _meaning(
     tokenizer: Any,
     settings: Mapping[str, Any],
 ) -> Meaning | None:
-    """Return how all of forgetfree answers a task from its ledger; ``None`` if no labels, kind, tokenizer or settings are given."""
+    """Return how all of forgetfree answers a task from its ledger; ``None`` without labels, kind, tokenizer and settings."""
     given = {name: value for name, value in settings.items() if value is not None}
     if labels is None and kind is None and tokenizer is None and not given:
         return None

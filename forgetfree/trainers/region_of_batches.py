@@ -42,9 +42,9 @@ def region_of_batches(
     taken: Region,
     frozen: Sequence[TensorSpec],
 ) -> Region:
-    """Return γ: ``⌊sparsity · N⌋`` of the N entries of the space; where several processes train, the same in all of them.
+    """Return γ: ``⌊sparsity · N⌋`` of the N entries of the space; the same γ in all processes of a distributed training.
 
-    It has no entry that is ``taken``, nor one of ``frozen`` tensors. Other arguments are those of `learning`.
+    γ has no entry of ``taken`` or of ``frozen`` tensors. The other arguments are those of `learning`.
     """
     if source not in get_args(Source):
         raise UnknownNameError("region_from", source, get_args(Source))
@@ -87,7 +87,7 @@ def region_of_batches(
 
 
 def _first_batches(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[Any]:
-    """Return the first batches that have so many rows together."""
+    """Return the first batches, up to at least ``rows`` rows together."""
     read, seen = [], 0
     for batch in batches:
         if (count := _size_of(batch)) != 1 and by_one:
@@ -107,12 +107,12 @@ def _first_batches(batches: Iterable[Any], rows: int, *, by_one: bool) -> list[A
 
 
 class _MeanLoss:
-    """The mean loss over the rows of a trainer's batches, as `choose` asks for it."""
+    """The mean loss over the rows of a trainer's batches, in the form that `choose` needs."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self._model, self._loss = model, loss
         self._device = next(model.parameters()).device
-        self.scale = 0.0  # the rows so far: gradients are those of a sum
+        self.scale = 0.0  # the number of rows so far: gradients are summed over rows
 
     def __call__(self, batches: Sequence[Any]) -> float:
         """Return the mean loss."""
@@ -132,7 +132,7 @@ class _MeanLoss:
 
 
 def _tensors_of(model: nn.Module, body: nn.Module, space: ParameterSpace, state: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the tensors of θ_ft of a state dictionary, in the order of a space, in the dtypes of θ_pre."""
+    """Return the tensors of θ_ft from a state dictionary, in the order and the dtype of the space."""
     prefix = body_prefix(model, body)
     tensors = []
     for spec in space.tensors:
@@ -155,7 +155,7 @@ def _on_device(batch: Any, device: torch.device) -> Any:
 
 
 def _size_of(batch: Any) -> int:
-    """Return how many rows a batch has: the length of its first tensor."""
+    """Return the number of rows of a batch: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
     return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
 
@@ -166,7 +166,7 @@ def _several() -> bool:
 
 
 def _same_in_all(region: Region) -> Region:
-    """Return what the first process chose in all of them."""
+    """Return the first process's region in all processes."""
     if not _several():
         return region
     regions = [region]

@@ -1,4 +1,4 @@
-"""One task as a model reads it: sampled, tokenised, with its readout added to the model; and what the model answers."""
+"""One task as a model reads it: sampled, tokenised, with its readout added to the model; and the model's answers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class EncodedTask:
 
     Attributes:
         definition: the task's definition.
-        label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
-        shots: the training rows per label that were asked for; if all are used, those of the rarest label, at most 512:
+        label: its position in the stream, and its task label in mini-batches unless the stream withholds the task.
+        shots: the requested training rows per label; if all are used, the number of rows of the rarest label, at most 512:
             more rows mean no more updates by the paper's rule (`paper_steps`).
         train, validation, test: the encoded rows.
-        fingerprint: that of all the task's rows, before sampling.
+        fingerprint: the fingerprint of all the task's rows, before sampling.
         classes: the numbers of its labels in rows and logits.
-        note: what a user should know of rows that are longer than the model reads; empty if none is.
-        few_rows: what a user should know of labels with fewer rows than ``shots``; empty if there is none.
+        note: a note for the user on rows that exceed the model's maximum length; empty if there is none.
+        few_rows: a note for the user on labels with fewer rows than ``shots``; empty if there is none.
     """
 
     definition: TaskDefinition
@@ -67,18 +67,18 @@ class EncodedTask:
 
     @property
     def unanswered(self) -> Answers:
-        """The test rows, all with the same answer: for what depends on their labels alone."""
+        """The same placeholder answer to all test rows, to compute the constant floor."""
         return self.kind.unanswered(self.definition, self.train, self.test, 1 + max((*self.classes, 1)))
 
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """The numbers of a task's labels among those that its readout distinguishes.
+    """The numbers of a task's labels among all labels of its readout.
 
     Attributes:
         width: the width of the logits; ``None``: the number of the task's labels.
         first: the number of the task's first label.
-        task_known: whether mini-batches carry the task's label, or 0.
+        task_known: whether mini-batches carry the task's label; otherwise 0.
     """
 
     width: int | None = None
@@ -100,13 +100,13 @@ def encode_task(
     Args:
         rows: the task and all its rows.
         loaded: the model, to which a readout is added.
-        shots: training rows per label, or sentences per kind of entity; all, by default and where there are fewer.
+        shots: training rows per label, or sentences per kind of entity; default, and if there are fewer: all.
         seed: for the sample and the readout's first weights.
         test_limit: keep at most this many test rows, spread evenly; default: all.
         labels: how its labels are numbered.
 
     Raises:
-        DataError: the task is measured by F1, and its validation or test rows cannot tell it.
+        DataError: the task is scored by F1, which its validation or test rows do not determine.
         UsageError: ``shots`` is below 1.
     """
     definition, train = rows.task, sampled(rows, shots, seed)
@@ -134,7 +134,7 @@ def encode_task(
 
 
 def sampled(rows: TaskRows, shots: int | None, seed: int) -> Rows:
-    """Return the training rows of a task that are drawn; arguments and errors as `encode_task`."""
+    """Return the sampled training rows of a task; arguments and errors as for `encode_task`."""
     task = rows.task
     kind_of(task).check_scored(rows)
     if shots is None:
@@ -148,8 +148,8 @@ def label_spaces(
     """Return definitions and label numbers of each task for the scenario.
 
     Raises:
-        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each. Where texts are the
-            answers, there are no labels to number: the task alone is withheld.
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with the same number of labels. Where texts are
+            the answers, there are no labels to number: only the task is withheld.
     """
     sizes = [len(task.labels) for task in tasks]
     for kind in dict.fromkeys(map(kind_of, tasks)):
@@ -172,17 +172,17 @@ def label_spaces(
             )
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     return (
-        # F1 is about one label of two; among the labels of all tasks, these are what compares.
+        # F1 is defined for one label of two; these metrics also compare among the labels of all tasks.
         [replace(task, metric=task.metric if task.metric in OF_ALL_LABELS else "accuracy") for task in tasks],
         [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
     )
 
 
-# -- What a model answers ------------------------------------------------------------------------------
+# -- The answers of a model ----------------------------------------------------------------------------
 
 
 def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Answers:
-    """Return what a model answers to rows of a task, in batches as large as the options say."""
+    """Return a model's answers to rows of a task, in batches of the options' size."""
     kind = task.kind
     size = options.evaluation_batch_size
     logits = predict(model, rows, batch_size=size, collected=kind.collected)
@@ -191,9 +191,9 @@ def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
 
 
 def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
-    """Return how well a model answers rows of a task, larger is better; of equal ones the second number decides.
+    """Return the quality of a model's answers to rows of a task: larger is better, and the second number breaks ties.
 
-    Labels have their score by the task's metric, and minus their loss; texts minus their loss.
+    For labels, these are the score by the task's metric and minus the loss; for texts, minus the loss.
     """
     logits = predict(model, rows, batch_size=options.evaluation_batch_size, collected=task.kind.collected)
     if not bool(logits.isfinite().all()):  # the weights moved too far
@@ -211,14 +211,15 @@ def predict(
 ) -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
-    Where words are labelled, those of all words that are read; where a row has several labels, a line (0, z) for each.
+    Where words are labelled, they are the logits of all words that are read; where a row has several labels, there is a line
+    (0, z) for each.
 
     Args:
-        model: answers as it is.
+        model: the model in its current state.
         rows: the rows.
-        batch_size: rows in a forward pass.
-        precision: of forward passes.
-        collected: what is returned in place of the logits of a batch, from these and its labels.
+        batch_size: rows per forward pass.
+        precision: the precision of forward passes.
+        collected: maps the logits and labels of a batch to the tensor that is returned in place of the logits.
     """
     lines = model.readout_of(rows.task).lines
     return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision, lines)
@@ -232,12 +233,12 @@ def features_of(
     batch_size: int = 64,
     precision: str = "fp32",
 ) -> Tensor:
-    """Return what a method of the model reads of every row, as `predict` returns logits: float32 ``(n, H)``."""
+    """Return the features of every row by ``read``, a method of the model, as `predict` returns logits: float32 ``(n, H)``."""
     return _of_all_rows(model, lambda x, y, t: read(x), rows, batch_size, precision)
 
 
 def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor:
-    """Return the cross-entropy of every token that is to be predicted, in nats: float32 ``(n,)``."""
+    """Return the cross-entropy of every predicted token, in nats: float32 ``(n,)``."""
 
     def read(x: Any, y: Tensor, _: Tensor) -> Tensor:
         return F.cross_entropy(model.features(x).float(), y, reduction="none")
@@ -246,9 +247,9 @@ def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor
 
 
 def counts_tokens(model: ReadoutModel) -> bool:
-    """Return whether batches of evaluation are filled up by tokens: on a GPU, where each operation costs more than its rows.
+    """Return whether batches of evaluation are sized by tokens: on a GPU, where each operation costs more than its rows.
 
-    The logits of texts, which have all of the vocabulary for each token, would take too much memory.
+    They are not where the model writes texts: the logits of each token over the vocabulary would take too much memory.
     """
     return next(model.parameters()).device.type != "cpu" and model.readout != "generate"
 
@@ -262,10 +263,10 @@ def _of_all_rows(
     precision: str,
     lines: int = 1,
 ) -> Tensor:
-    pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
+    pieces: list[tuple[Tensor, Tensor]] = []  # outputs, and the row of each
     with evaluating(model, precision):
         batches = by_length(rows.lengths, batch_size, by_tokens=counts_tokens(model))
-        for numbers in reversed(batches):  # so the most memory is asked for once
+        for numbers in reversed(batches):  # longest rows first, so that the largest memory is allocated once
             batch = rows.batch(numbers)
             x, y, t = model.on_device(batch)
             with autocast(precision, y.device.type):
@@ -277,9 +278,9 @@ def _of_all_rows(
 
 
 def share_of_entropy(logits: Tensor, labels: int) -> Tensor:
-    """Return the entropy of each row's answer ``(rows,)``, as a share of the largest that it could have with so many labels.
+    """Return the entropy of each row's answer ``(rows,)``, as a share of its maximum log(``labels``).
 
-    Others that the logits ``(rows, n)`` have do not count: theirs are the lowest there is.
+    Other columns of the logits ``(rows, n)`` hold the lowest number, so they add nothing.
     """
     entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
     return entropy / math.log(max(2, labels))

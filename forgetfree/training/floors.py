@@ -1,8 +1,9 @@
-"""Floors: scores that take no fine-tuning at all. What a model knows of a task is what it scores above them.
+"""Floors: scores without any fine-tuning. A model has learned a task only as far as it scores above them.
 
-A bag of words is a logistic regression on TF-IDF, of pairs also on the overlap of both texts; a linear probe one on the
-features of a frozen backbone. Both are fitted to the training rows that the strategies get. Where the task is withheld, one
-classifier is fitted to the rows of all tasks. Where texts are the answers, the most similar training row lends its own.
+A bag of words is a logistic regression on TF-IDF features, for pairs also on the overlap of both texts; a linear probe is a
+logistic regression on the features of a frozen backbone. Both are fitted to the training rows of the strategies. Where the
+task is withheld, one classifier is fitted to the rows of all tasks. Where texts are the answers, the floor answers with the
+text of the most similar training row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from forgetfree.training.encoded_task import EncodedTask, features_of
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _WORD = re.compile(r"\w+")
-#: Training rows that a classifier is fitted to, at most: with more it would take minutes, and hardly score more.
+#: Maximum number of training rows of a classifier: more rows would take minutes and hardly improve its score.
 MOST_ROWS = 20_000
 
 
@@ -41,9 +42,9 @@ def bag_of_words(
     """Return the score of a bag of words on each task; ``None`` where the kind has no such floor, or no text has a word.
 
     Args:
-        tasks: that the rows are of, with labels as the readouts number them.
-        train: of each task the texts of ``task.train``.
-        test: of each task the texts of ``task.test``.
+        tasks: the tasks of the rows, with labels as the readouts number them.
+        train: for each task, the texts of ``task.train``.
+        test: for each task, the texts of ``task.test``.
         task_known: whether each task has a classifier of its own.
     """
     if not (task_known or all("bag_of_words" in task.kind.floors for task in tasks)):
@@ -65,10 +66,10 @@ def bag_of_words(
 
 
 def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) -> list[Integers | None]:
-    """Return the labels that a bag of words gives to test rows, part by part; ``None`` where no text has a word.
+    """Return the labels that a bag of words predicts for test rows, part by part; ``None`` where no text has a word.
 
-    A pair is read as the words of the first text, those of the second, and those of both, three numbers for each word, and by
-    how far the two texts overlap, see `overlap`.
+    The features of a pair are the words of the first text, of the second and of both (three numbers for each word), and the
+    overlap of the two texts, see `overlap`.
     """
     from scipy.sparse import hstack, vstack
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -99,11 +100,11 @@ def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) 
 
 
 def overlap(first: Sequence[str], second: Sequence[str], weights: Mapping[str, float]) -> Floats:
-    """Return how far the words of two texts overlap ``(n, 8)``: what a bag of words cannot add up.
+    """Return features of the overlap of two texts ``(n, 8)``, which are not linear in a bag of words.
 
-    That is the cosine of both texts; the weight of the words that they share, as a share of either text's and as a logarithm;
-    of either, the logarithms of the weight that is not shared and of its number of words. A word weighs its inverse document
-    frequency; one that no training row has, as much as the rarest.
+    They are the cosine of both texts; the weight of the shared words, as a share of either text's weight and as a logarithm;
+    and for either text the logarithms of the weight that is not shared and of the number of words. The weight of a word is its
+    inverse document frequency; a word that no training row has weighs as much as the rarest.
     """
     rarest = max(weights.values(), default=1.0)
     rows = []
@@ -123,19 +124,21 @@ def overlap(first: Sequence[str], second: Sequence[str], weights: Mapping[str, f
 
 
 def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows]) -> list[float | None]:
-    """Return the score of the right text of the most similar training row; ``None`` for tasks whose answers are labels.
+    """Return the score of answers copied from the most similar training row; ``None`` for tasks whose answers are labels.
 
-    The rows are the texts of each task's ``train`` and ``test``.
+    ``train`` and ``test`` have the texts of each task's training and test rows.
     """
     scores: list[float | None] = []
     for task, known, queries in zip(tasks, train, test, strict=True):
-        chosen = evenly(len(known), MOST_ROWS)  # files may have their rows in an order
+        chosen = evenly(len(known), MOST_ROWS)  # files may be sorted
         nearest = _most_similar(known.take(chosen).first, queries.first) if "nearest_row" in task.kind.floors else None
         if nearest is None:
             scores.append(None)
         else:
             right: Any = task.train.right  # type: ignore[union-attr]
-            texts = [right[chosen[row]][0] for row in nearest]  # as the model writes them, as those of test rows
+            texts = [
+                right[chosen[row]][0] for row in nearest
+            ]  # in the form in which the model writes, as for test rows
             losses = torch.zeros(len(task.test.labels), device="cpu")
             answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)
             scores.append(replace(answers, texts=texts).score(task.definition.metric))
@@ -143,7 +146,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
 
 
 def _most_similar(known: Sequence[str], queries: Sequence[str]) -> list[int] | None:
-    """Return for each text the number of the known one with the largest cosine of TF-IDF; ``None`` where none has a word."""
+    """Return the index of the known text with the largest TF-IDF cosine for each query; ``None`` if none has a word."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(token_pattern=r"\w+")
@@ -162,18 +165,18 @@ def linear_probes(
     batch_size: int = 64,
     precision: PrecisionChoice = "fp32",
 ) -> dict[str, list[float | None]]:
-    """Return the scores on each task of linear readouts on the model's features as they are, standardised.
+    """Return the scores of linear classifiers on the model's frozen features, standardised, for each task.
 
-    ``linear_probe`` reads where the model's readout reads, ``mean_probe`` the mean of a row's tokens in the last layer; one
-    pass over the rows gives both. A score is ``None`` where there are no such features: a readout that is not linear reads
-    logits of the whole vocabulary, and the mean of a row says nothing of its single words, or of a text to be written.
+    ``linear_probe`` takes the features of the model's readout, ``mean_probe`` the mean over a row's tokens in the last layer;
+    one pass over the rows gives both. A score is ``None`` where there are no such features: a readout that is not linear reads
+    logits of the whole vocabulary, and the mean of a row does not describe its single words, or a text to be written.
 
     Args:
-        tasks: whose rows are read.
-        model: with the backbone that is probed.
+        tasks: the tasks to score.
+        model: the model whose backbone is probed.
         task_known: whether each task has a classifier of its own.
         batch_size: rows per forward pass.
-        precision: of forward passes.
+        precision: the precision of forward passes.
     """
     scores: dict[str, list[float | None]] = {"linear_probe": [], "mean_probe": []}
     if precision == "auto":
@@ -206,7 +209,7 @@ def linear_probes(
 
 
 def _read(model: ReadoutModel, places: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """Return what reads features at places in one pass ``(n, P, H)``."""
+    """Return a function that computes the features of P places in one pass ``(n, P, H)``."""
     if len(places) == 2:
         return model.features_and_mean
     alone: Callable[[Tensor], Tensor] = (
@@ -216,7 +219,7 @@ def _read(model: ReadoutModel, places: Sequence[str]) -> Callable[[Tensor], Tens
 
 
 def probe_answers(train: npt.NDArray[Any], labels: Integers, test: npt.NDArray[Any]) -> Integers:
-    """Return the labels that a linear probe gives to features ``(m, H)``, fitted to others ``(n, H)`` and their labels."""
+    """Return the labels of test features ``(m, H)`` by a linear probe, fitted to training features ``(n, H)`` and labels."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -240,9 +243,9 @@ def _at_most(rows: Examples, count: int) -> Examples:
 
 
 def labels_of_rows(rows: Examples) -> Integers:
-    """Return the labels of what a model reads: of all rows ``(n,)``, or of all words that are not cut off.
+    """Return the labels of all rows ``(n,)``, or of all words that are not cut off.
 
-    Where a row has any number of labels, whether it has each ``(n, n_labels)``.
+    Where a row has any number of labels, return 1 for each label that it has, else 0 ``(n, n_labels)``.
     """
     if isinstance(rows, DatasetExamples) or rows.words is None:
         labels: Integers = rows.labels.numpy()
@@ -252,22 +255,22 @@ def labels_of_rows(rows: Examples) -> Integers:
 
 
 def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:
-    """Return the classifier, or one that knows a single label where there is no other; of several labels a row one for each."""
+    """Return the fitted classifier: a constant one for a single label; one per label where rows have several labels."""
     from sklearn.dummy import DummyClassifier
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.multiclass import OneVsRestClassifier
 
     if labels.ndim > 1:
         classifier = OneVsRestClassifier(classifier)
-    with warnings.catch_warnings():  # a floor that has not quite converged is one, too
+    with warnings.catch_warnings():  # a floor that has not quite converged is still a floor
         warnings.simplefilter("ignore", ConvergenceWarning)
-        # Tasks of few rows a label are usual.
+        # Tasks with few rows per label are usual.
         warnings.filterwarnings("ignore", "The number of unique classes|Label .* is present in all", UserWarning)
         return (classifier if len(np.unique(labels)) > 1 else DummyClassifier()).fit(features, labels)
 
 
 def _score(task: EncodedTask, predicted: Integers) -> float:
-    """Return the score of the labels that a classifier gives to a task's test rows, or to the words of them that are read."""
+    """Return the score of a classifier's labels for a task's test rows, or for those of their words that are not cut off."""
     width = 1 + max(int(predicted.max()), int(task.test.labels.max()), *task.classes, 1)
     logits = torch.eye(width, device="cpu")[torch.as_tensor(predicted.reshape(-1), dtype=torch.int64, device="cpu")]
     answers = task.kind.answers(task.definition, logits, task.test.labels, task.test)

@@ -1,4 +1,4 @@
-"""Texts that no task trains: their loss, before a stream and after it, tells what it cost a model's general ability."""
+"""Loss on held-out texts before and after the stream: the price in general ability."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import token_losses
 from forgetfree.training.training_options import TrainingOptions
 
-#: Tokens of a batch: the logits of each are as many as the vocabulary has tokens.
+#: Maximum number of tokens per batch: each has as many logits as the vocabulary has tokens.
 _BATCH_TOKENS = 2048
-#: What is wrong with a row whose text has no next token.
+#: The fault of a row whose text has no next token.
 _SHORT = "no text of two tokens or more"
 #: Readouts of models that predict the next token.
 _NEXT_TOKEN = ("causal", "generate")
@@ -35,12 +35,12 @@ _NEXT_TOKEN = ("causal", "generate")
 
 @dataclass(frozen=True)
 class HeldOutTexts:
-    """Texts that no task trains, encoded for a model.
+    """Texts on which no task is trained, encoded for a model.
 
     Attributes:
-        rows: the texts, with the tokens that are predicted marked.
-        texts: each of them, or its prompt.
-        note: what a user should know of texts that are longer than the model reads, or left out; empty if none is.
+        rows: the texts, with marks on the predicted tokens.
+        texts: each text, or its prompt.
+        note: a note for the user on texts that exceed the model's maximum length or are left out; empty if there is none.
     """
 
     rows: EncodedRows
@@ -60,14 +60,14 @@ class HeldOutTexts:
 
         Args:
             place: a text file with a text a line; a file of rows with a column ``text``; or a task, by its name in ``data``,
-                its folder or its file: the right texts of its test rows, after their prompts, or else the texts of these rows.
-            data: as `load_task` takes it.
+                its folder or its file: the target texts of its test rows, after their prompts, or else the texts of these rows.
+            data: as for `load_task`.
             loaded: the model.
-            limit: texts that are read, at most, spread evenly.
+            limit: maximum number of texts, spread evenly.
             options: how the rows of tasks are read, and whether bad ones are left out.
 
         Raises:
-            UsageError: there is no such place, or the model predicts no next token.
+            UsageError: there is no such place, or the model does not predict the next token.
             DataError: there are no texts, or rows of a task are bad, or too long for the model.
         """
         if loaded.readout not in _NEXT_TOKEN:
@@ -109,10 +109,10 @@ class HeldOutTexts:
         return {"texts": len(self.rows), "tokens": sum(self.rows.counts)}
 
     def notes(self, tasks: Iterable[TaskRows]) -> list[str]:
-        """Return what a user should know of the texts beside the tasks of a stream.
+        """Return notes for the user on the texts, compared with the training rows of a stream.
 
         Raises:
-            UsageError: the tasks train all of them.
+            UsageError: all texts are also training rows.
         """
         trained = set[str]()
         for task in tasks:
@@ -128,7 +128,7 @@ class HeldOutTexts:
         return [*filter(None, [self.note]), *([note] if shared else [])]
 
     def loss(self, model: ReadoutModel, options: TrainingOptions) -> float:
-        """Return the mean cross-entropy of a token, in nats, by the model as it is."""
+        """Return the mean cross-entropy per token, in nats, of the model in its current state."""
         rows = self.rows
         batch_size = max(1, min(options.evaluation_batch_size, _BATCH_TOKENS // max(rows.lengths)))
         losses = token_losses(model, rows, batch_size)
@@ -136,13 +136,13 @@ class HeldOutTexts:
 
 
 def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefinition, Rows, Counter[str]]:
-    """Return the task of a place, its texts, with labels if these answer prompts, and how many rows are left out, and why."""
+    """Return the task of a place, its texts (with labels if they answer prompts), and the number of rows left out by reason."""
     path, definition = Path(place), TaskDefinition(f"{place}, held out", "generation", ())
     stem, form = format_of(path.name)
     is_file = os.path.isfile(place)  # a Path raises where a name is too long
     if is_file and form in ("", "txt"):
         rows, _ = _texts([line.strip() for line in read_lines(path).columns["text"]], place)
-        return definition, rows, Counter()  # empty lines part texts
+        return definition, rows, Counter()  # empty lines separate texts
     if is_file and "text" in (table := read_table(path)).columns:
         rows, lost = _texts(table.columns["text"], place)
         faults = DataFaults()
@@ -150,11 +150,11 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
         faults.report()
         return definition, rows, lost + Counter(fault.what for fault in table.bad.faults)
     try:
-        if os.path.exists(place):  # whose columns are not those that are named for --data
+        if os.path.exists(place):  # the columns that are named for --data are not its own
             own = ReadOptions(skip_bad_rows=options.skip_bad_rows)
             task_rows = load_task(stem if form else path.name, place, options=own)
         else:
-            task_rows = load_task(place, data, options=replace(options, metrics=()))  # whatever the tasks are scored by
+            task_rows = load_task(place, data, options=replace(options, metrics=()))  # whatever metrics score the tasks
     except UnknownNameError as error:
         raise UsageError(
             f"--held-out {place} is neither a file or folder of texts nor a task of --data. {error}"

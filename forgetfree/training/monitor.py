@@ -15,7 +15,7 @@ PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
 
 
 class Monitor:
-    """Takes the progress of phases and steps, and passes everything on to another monitor, if it is given one."""
+    """Receives the progress of phases and steps, and passes it on to another monitor, if one is given."""
 
     _monitor: Monitor | None = None
 
@@ -24,7 +24,7 @@ class Monitor:
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Give a callback for the steps of one phase of one task.
+        """Yield a callback for the steps of one phase of one task.
 
         Args:
             task: its name.
@@ -41,22 +41,22 @@ class Monitor:
                 yield on_step
 
     def log_rate(self, of_step: Callable[[int], float]) -> None:
-        """Log the learning rate of each step of the phase that has begun, by its number."""
+        """Log the learning rates of the current phase; ``of_step`` returns that of a step from the step's number."""
         if self._monitor is not None:
             self._monitor.log_rate(of_step)
 
     def log_tokens(self, tokens: int, most: int) -> None:
-        """Log how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
+        """Log the number of tokens written so far in the current phase, out of at most ``most``."""
         if self._monitor is not None:
             self._monitor.log_tokens(tokens, most)
 
     def log_reused(self, task: str, steps: int) -> None:
-        """Log that the fine-tuned model of a task was there already, made by so many updates."""
+        """Log that the fine-tuned model of a task was reused, and the number of updates that made it."""
         if self._monitor is not None:
             self._monitor.log_reused(task, steps)
 
     def log_scores(self, scores: Sequence[Score]) -> None:
-        """Log scores: of a stream, on every task before the first is learned, and after each."""
+        """Log the scores of a stream on every task, before the first task is learned and after each one."""
         if self._monitor is not None:
             self._monitor.log_scores(scores)
 
@@ -69,8 +69,8 @@ class Stopwatch(Monitor):
     """Passes everything on to another monitor, and sums up the seconds of each phase and the updates of each task.
 
     Attributes:
-        updates: of the weights, by task: of fine-tuning, also of models that were there, and of training; a search for a mask
-            has none.
+        updates: the updates of the weights by task, in fine-tuning (also of reused models) and in training; a search for a
+            mask has none.
         seconds: the seconds of each phase so far.
     """
 
@@ -93,13 +93,13 @@ class Stopwatch(Monitor):
                     pass_on(step, loss)
 
                 yield on_step
-                done = done or steps  # none is logged where the phase had ended before the unit was resumed
+                done = done or steps  # no step is logged if the phase had ended before the unit was resumed
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + clock() - begin
             if phase in ("fine_tune", "train"):
                 self.updates[task] += done
 
     def log_reused(self, task: str, steps: int) -> None:
-        """Count a fine-tuned model that others made, once: fine-tuning comes first."""
+        """Count the updates of a reused model once; fine-tuning comes first, so nothing is counted before."""
         super().log_reused(task, steps)
         self.updates[task] = self.updates[task] or steps

@@ -1,8 +1,7 @@
 """The bench of one task on one model: fine-tune, localize, graft, train a region, answer (paper, §2 and §3).
 
-Grafts, strategies and the paper's experiments use it alike. Every model that comes of it is a `ModelState`: θ, and the
-readout it answers with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.regions`
-(`graft_theta`).
+Grafts, strategies and the paper's experiments share it. It returns every model as a `ModelState`: θ and a readout. The
+formula that makes θ from θ_pre and θ_ft is in `forgetfree.core.regions` (`graft_theta`).
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ from forgetfree.training.training_options import (
     scheduled_rate,
 )
 
-#: Hard masks that are tried on validation rows while S is learned.
+#: Number of hard masks that are evaluated on validation rows while S is learned.
 MASK_EVALUATIONS = 2
-#: Validation rows, at most, by which a mask is chosen.
+#: Maximum number of validation rows to choose a mask by.
 VALIDATION_ROWS = 512
-#: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
+#: Maximum rows and tokens per pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of few rows leaves a GPU idle.
 _ELSEWHERE = {"size": 2**14, "tokens": 2**14}
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
-    """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
+    """Raise ``OptionError`` unless the options allow at least one entry and choose the region."""
     budget(len(space), options.sparsity)
     if options.mask_steps == 0 and options.region_from == "mask" and not options.base_fraction:
         raise OptionError(
@@ -77,7 +76,7 @@ def check_localization(options: LocalizationOptions, space: ParameterSpace) -> N
 
 
 def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
-    """Return how S is learned on ``rows`` training rows, after this many updates of fine-tuning."""
+    """Return the options of learning S on ``rows`` training rows, after this many updates of fine-tuning."""
     size = min(options.mask_batch_size, rows)
     steps = options.mask_steps
     if steps is None:
@@ -104,14 +103,14 @@ def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> CrossEntropy
 
 
 def mask_batches(rows: Examples, mask: MaskOptions, seed: int, device: torch.device) -> Iterator[list[Batch]]:
-    """Yield the mini-batches of each step on S, of as many rows and tokens as a forward pass takes."""
+    """Yield the mini-batches of each step on S, each small enough for one pass; see `in_pieces`."""
     # Each step changes every score, so it must not depend on rows of one length alone.
     for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
         yield in_pieces(rows, batch, device)
 
 
 def in_pieces(rows: Examples, batch: Sequence[int], device: torch.device) -> list[Batch]:
-    """Return rows, by their numbers, in mini-batches of as many rows and tokens as a pass with whole gradients takes."""
+    """Return rows, by their numbers, as mini-batches, each small enough for one pass with gradients of the whole model."""
     piece = _ON_CPU if device.type == "cpu" else _ELSEWHERE
     return [rows.batch(part) for part in micro_batches(batch, rows.lengths, **piece)]
 
@@ -126,10 +125,11 @@ class SingleTask:
     Args:
         loaded: the model.
         task: the task, encoded for it.
-        pre: θ_pre, or what else the task is learned on top of, with the task's untrained readout: what the model holds.
+        pre: the state that the model holds and the task is learned on top of, with the task's untrained readout; default: the
+            model's present state, usually θ_pre.
         seed: for all training.
         device: where to train.
-        store: keeps and shares fine-tuned models; default: each is made anew.
+        store: stores and shares fine-tuned models; default: each is trained anew.
         monitor: logs phases and steps.
     """
 
@@ -163,7 +163,7 @@ class SingleTask:
         store: StateStore | None = None,
         monitor: Monitor | None = None,
     ) -> SingleTask:
-        """Make the bench of a task whose rows are not encoded yet.
+        """Return the bench of a task whose rows are not encoded yet.
 
         Args:
             loaded: the model; it must have no readout of this task yet.
@@ -172,7 +172,7 @@ class SingleTask:
             seed: for the sample and all training.
             test_limit: evaluate on at most this many test rows, spread evenly; default: all.
             device: where to train; ``auto``: on a GPU, if there is one.
-            store: keeps and shares fine-tuned models; default: in memory.
+            store: stores and shares fine-tuned models; default: in memory.
             monitor: logs phases and steps.
         """
         device = torch.device(find_device("auto") if device == "auto" else device)
@@ -188,12 +188,12 @@ class SingleTask:
     # -- Models ----------------------------------------------------------------------------------------------
 
     def fine_tuned(self, options: TrainingOptions, start: ModelState | None = None) -> ModelState:
-        """Return θ_ft, fine-tuned on the task's rows; where there is a store, made once for everything that determines it.
+        """Return θ_ft, fine-tuned on the task's rows; with a store, each θ_ft is trained only once, see `key`.
 
         Args:
             options: how to train.
-            start: the state with whose weights and buffers training begins; default: θ_pre. The result keeps its
-                readouts, too: they tell the tasks on which it was trained.
+            start: the state whose weights and buffers training starts from; default: θ_pre. The result keeps its readouts,
+                too: they name the tasks on which it was trained.
         """
         store, key = self._store, self.key(options, start) if self._store else ""
         with store.making(key) if store else nullcontext() as known:
@@ -215,7 +215,7 @@ class SingleTask:
         return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device, start)
 
     def with_readout(self, options: TrainingOptions) -> ModelState:
-        """Return θ_pre with a readout that is trained alone: one drawn by the seed would say nothing of the rows' gradients."""
+        """Return θ_pre with a readout trained alone: the rows' gradients at a random readout would be meaningless."""
         readout = self.model.readout_module(self.task.label)
         if not any(parameter.numel() for parameter in readout.parameters()):
             return self.pre
@@ -229,7 +229,7 @@ class SingleTask:
         """Choose γ as ``region_from`` says.
 
         Args:
-            fine_tuned: θ_ft; its readout counts alone where γ is chosen at θ_pre.
+            fine_tuned: θ_ft; only its readout counts where γ is chosen at θ_pre.
             options: how to choose.
             taken: the entries that ``among=free`` leaves out.
         """
@@ -237,7 +237,7 @@ class SingleTask:
         if (source := options.region_from) == "mask":
             return self.localized(fine_tuned, options).region
         rows, batches, loss = self.task.train, list[Batch](), mask_loss(self.model, options)
-        if source == "fisher":  # small squares would not survive half precision
+        if source == "fisher":  # small squares underflow in half precision
             loss = CrossEntropy(self.model, self.device, "fp32", summed=True)
             batches = [rows.batch([row]) for row in representative(rows.targets, ROWS)]
         elif source not in ("movement", "random"):
@@ -245,7 +245,7 @@ class SingleTask:
         with (
             self.monitor.phase(self.task.name, "localize", 1) as on_step,
             self._reading_as(fine_tuned),
-            evaluating(self.model, "fp32"),  # where the loss has no other precision
+            evaluating(self.model, "fp32"),  # unless the loss has another precision
             layer_checkpoints(self.model, options.gradient_checkpointing),
             deterministic(options.deterministic_training),
         ):
@@ -307,8 +307,8 @@ class SingleTask:
 
         Args:
             start: the state whose readout is trained further; its θ is not used.
-            region: what is trained, starting from θ_pre.
-            options: those of fine-tuning.
+            region: the entries to train, starting from θ_pre.
+            options: the options of fine-tuning.
         """
         rate = region_rate(options, len(self.space), len(region))
         readout_rate = options.readout_learning_rate or options.learning_rate
@@ -328,15 +328,15 @@ class SingleTask:
         logged: bool = True,
         about: tuple[str, ...] = (),
     ) -> None:
-        """Train in the model, from the weights that it holds, and leave there what comes of it.
+        """Train the model in place, from its current weights.
 
         Args:
             options: how to train.
-            phase: what the steps are called.
-            trained: what is trained of the backbone; default: all graftable tensors.
-            steps: updates; default: those of the options.
+            phase: the phase, which names the steps.
+            trained: the trained parameters of the backbone; default: all graftable tensors.
+            steps: number of updates; default: as the options say.
             logged: whether losses and learning rates are logged.
-            about: what tells the training from another that starts alike.
+            about: extra values mixed into the checkpoint's key, so that another training is not resumed by mistake.
         """
         steps = self.task.full_steps(options) if steps is None else steps
         with self.monitor.phase(self.task.name, phase, steps) as on_step:
@@ -356,12 +356,12 @@ class SingleTask:
             )
 
     def graft(self, fine_tuned: ModelState, region: Region, sparsity: float) -> Graft:
-        """Return what `grafted` holds at ``region`` as a graft, which can be saved and applied elsewhere.
+        """Return the entries of θ_ft at ``region`` as a graft, which can be saved and applied elsewhere.
 
         Args:
             fine_tuned: the state with the graft's values, readout and buffers.
             region: γ.
-            sparsity: the share of the space that the region was allowed.
+            sparsity: the allowed size of the region, as a share of the space.
         """
         backbone, task, loaded = self.model.backbone, self.task.definition, self.loaded
         binding = replace(loaded.binding(), network=network_of(body_of(backbone)))
@@ -382,8 +382,8 @@ class SingleTask:
         """Load ``state`` into the model; it holds θ_pre again after the block.
 
         Args:
-            state: what is loaded.
-            changed: of a state with θ_pre: the entries that change inside; default: any may.
+            state: the state to load.
+            changed: for a state with θ_pre, the entries that change inside; default: any entry may change.
         """
         names = [self.task.name]
         try:
@@ -401,7 +401,7 @@ class SingleTask:
 
     @contextmanager
     def _reading_as(self, fine_tuned: ModelState) -> Iterator[None]:
-        """Inside, the model has the readout and the buffers of θ_ft beside θ_pre, which it holds, and draws no dropout."""
+        """Inside, the model has θ_pre with the readout and the buffers of θ_ft, and no dropout."""
         mode = self.model.training
         try:
             fine_tuned.load_beside_theta_(self.model, [self.task.name])
@@ -419,7 +419,7 @@ class SingleTask:
         """Return the model's predictions.
 
         Args:
-            state: its θ and readout.
+            state: the model's θ and readout.
             rows: default: the test rows.
             options: evaluation batch size and precision.
         """
@@ -463,7 +463,7 @@ def fine_tuned_key(
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
-    if start is not None:  # θ_pre is told by the model's fingerprint
+    if start is not None:  # the model's fingerprint identifies θ_pre
         content["start"] = checksum({"theta": start.theta, **grouped(buffer=start.buffers)})
     if model.answered_labels is not None:
         content["labels"] = list(model.answered_labels)
@@ -473,6 +473,6 @@ def fine_tuned_key(
 
 @cache
 def _identity(function: Function) -> str:
-    """Return what tells a function from any other; of one that may change, another text in every process."""
+    """Return a text that identifies a function; if its code may change, a different text in every process."""
     name = name_of_function(function)
     return name if name.startswith("torch.") else f"{name} {uuid.uuid4()}"  # torch's version is in the key

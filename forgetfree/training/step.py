@@ -1,7 +1,7 @@
-"""The one training step, which the plain loop and Avalanche's take alike, and the batches that it takes.
+"""The training step, which the plain loop and Avalanche's loop share, and its batches.
 
-A step is one update of what a task trains, by the gradients of one batch. The batch may come in parts, one forward pass each,
-to save memory: the update is the same.
+A step is one update of a task's trained parameters, by the gradients of one batch. The batch may come in parts, one forward
+pass each, to save memory: the update is the same.
 
     step = TrainingStep(model, trained, readout, options, steps)
     for batch in plan(rows.lengths, options, steps, seed):
@@ -69,7 +69,7 @@ class Part:
     last: bool
 
 
-#: What a forward pass takes of a batch that is not cut.
+#: The part of a batch that is not split.
 WHOLE = Part((), 1.0, True, True)
 
 
@@ -78,8 +78,8 @@ def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None 
 
     Args:
         batch: the numbers of its rows.
-        accumulation: how many parts.
-        counts: the labels of each row of the data, by which a part has its share; default: one for each.
+        accumulation: the number of parts.
+        counts: the number of labels of each row of the data, which weights a part's share; default: one each.
     """
     count = min(accumulation, len(batch))
     labels = [1 if counts is None else counts[row] for row in batch]
@@ -103,25 +103,25 @@ def training_mode(model: nn.Module, dropout: bool) -> None:
 class TrainingStep:
     """One optimizer with its schedule, penalty and precision: `backward` for each part of a batch, then `update`.
 
-    It can be kept and resumed, see `forgetfree.checkpoint.Resumable`: what is trained, the optimiser, schedule and scale of
-    losses, the model's buffers, the generators.
+    It can be saved and resumed, see `forgetfree.checkpoint.Resumable`. Its state has the trained parameters, the optimiser,
+    the schedule, the loss scale, the model's buffers and the random generators.
 
     Args:
-        model: in training.
-        trained: what is trained of its backbone. An ℓ1 penalty pulls it towards the values that it has now.
-        readout: the parameters of readouts that are trained.
+        model: the model, in training.
+        trained: the trained parameters of its backbone. An ℓ1 penalty pulls them towards their present values.
+        readout: the trained parameters of readouts.
         options: how to train.
         steps: the number of updates, for the schedule.
-        optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
-        schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
+        optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: the options' optimiser.
+        schedule: returns the factor on the learning rate after a number of updates; default: the options' schedule.
 
-    A loss is known when the device has computed it. On a CPU that is at once; a GPU would have to be waited for, so each loss
-    is read after the next update, and the last by `finish`.
+    On a CPU, a loss is known at once. To read it from a GPU would block, so there each loss is read after the next update, and
+    the last one by `finish`.
 
     Attributes:
         done: the updates so far.
         on_step: called for each update once its loss is known, with its number and the loss.
-        rate: the learning rate of the update that `on_step` is called for: the backbone's, if it is trained.
+        rate: the learning rate of the update for which `on_step` is called: the backbone's, if it is trained.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class TrainingStep:
         elif options.optimizer in ("sgd", "momentum"):
             momentum = 0.9 if options.optimizer == "momentum" else 0.0
             self.optimizer = torch.optim.SGD(groups, momentum=momentum, weight_decay=decay)
-        else:  # one pass over memory an update, where the device has it
+        else:  # fused: one pass over memory per update, on devices that support it
             fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
             self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=fused)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -167,12 +167,13 @@ class TrainingStep:
         self._scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=options.precision == "fp16")
 
     def begin(self, checkpoint: Checkpoint | None, seed: int, *about: Any) -> int:
-        """Go on from where ``checkpoint`` has kept the training, and return how many of its updates are done.
+        """Resume the training from ``checkpoint``, and return the number of updates that are done.
 
         Args:
-            checkpoint: keeps it.
-            seed: of the training's draws.
-            about: what else tells it from others that start alike, as parts of a state: options, labels.
+            checkpoint: stores the training.
+            seed: the random seed of the training.
+            about: extra values mixed into the checkpoint's key, such as options and labels, so that another training is not
+                resumed by mistake. Their types are those of a state.
         """
         # Other classes may have a state of their own.
         if checkpoint is not None and isinstance(self._trained, WholeTensors | RegionParameters):
@@ -181,7 +182,7 @@ class TrainingStep:
         return self.done
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the last batch."""
+        """Clear the gradients of the last batch."""
         self.optimizer.zero_grad()
 
     def backward(self, loss: Tensor, share: float = 1.0) -> None:
@@ -201,10 +202,10 @@ class TrainingStep:
             check_loss(reading, self.done + 1)
 
     def update(self) -> None:
-        """Move what is trained.
+        """Update the trained parameters.
 
         Raises:
-            TrainingError: the loss of the update before was not finite.
+            TrainingError: the loss of the previous update was not finite.
         """
         self._trained.collect()
         if self._options.precision == "fp16":
@@ -243,7 +244,7 @@ class TrainingStep:
         self._tell(later=0)
 
     def _tell(self, later: int) -> None:
-        """Tell of the updates, but for the last ``later`` ones."""
+        """Report the updates to `on_step`, except for the last ``later`` ones."""
         while len(self._untold) > later:
             number, self.rate, losses = self._untold.pop(0)
             loss = sum(check_loss(each, number) for each in losses)
@@ -251,11 +252,11 @@ class TrainingStep:
                 self.on_step(number, loss)
 
     def keep(self) -> None:
-        """Keep where the training stands, now and then."""
+        """Store the state of the training from time to time."""
         self._checkpoint.after(self.done, self._steps, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, whose losses are all told."""
+        """Return the state, after all losses are reported."""
         self.finish()
         return {
             "parameters": [parameter.detach() for parameter in self._parameters],
@@ -268,7 +269,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the model holds the values of its parameters."""
+        """Resume from a state, and write its parameters into the model."""
         for parameter, value in zip(self._parameters, state["parameters"], strict=True):
             parameter.copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -281,7 +282,7 @@ class TrainingStep:
 
 
 def generators(device: torch.device | None = None) -> dict[str, Any]:
-    """Return the states of the global generators of Python, NumPy and PyTorch, and of a device's, if it is not the CPU."""
+    """Return the states of the global generators of Python, NumPy, PyTorch and of the device, unless it is the CPU."""
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -292,13 +293,13 @@ def generators(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def _of_device(device: torch.device, name: str) -> Callable[..., Any]:
-    """Return a function of the module of a kind of device, for this device; there is one mps alone."""
+    """Return a function of the torch module for a device's type, bound to the device; mps has a single device."""
     function: Callable[..., Any] = getattr(torch.get_device_module(device), name)
     return function if device.type == "mps" else partial(function, device=device)
 
 
 def set_generators(states: dict[str, Any], device: torch.device | None = None) -> None:
-    """Set the generators to what `generators` returned for the device."""
+    """Set the generators to the states that `generators` returned for the device."""
     random.setstate(states["python"])
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy(), *rest))
@@ -312,10 +313,10 @@ def set_generators(states: dict[str, Any], device: torch.device | None = None) -
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Let PyTorch take algorithms inside that give the same bits each time, if ``wanted``; on a CPU all of ours do.
+    """Use deterministic algorithms of PyTorch inside, if ``wanted``; on a CPU, all algorithms used here are deterministic.
 
     Raises:
-        OptionError: CUDA has started without what it needs for that.
+        OptionError: CUDA was initialised without the environment variable that this needs.
     """
     if not wanted:
         yield
@@ -326,7 +327,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
             f"initialised, which has already happened. Set {WORKSPACE}=:4096:8, or create the options before "
             "anything runs on the GPU."
         )
-    filling: Any = torch.utils.deterministic  # each new tensor, which would take time
+    filling: Any = torch.utils.deterministic  # filling each new tensor would take time
     before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
@@ -343,10 +344,10 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def layer_checkpoints(model: ReadoutModel, wanted: bool) -> Iterator[None]:
-    """Inside, passes with gradients keep of each layer what enters it, if ``wanted``: the backward pass computes the rest.
+    """Inside, passes with gradients store only the inputs of each layer, if ``wanted``; the backward pass recomputes the rest.
 
-    Dropout draws the same numbers again, so gradients have the same bits (arXiv:1604.06174). Transformers' own switch works in
-    training mode alone, and a model without dropout is not in it.
+    Dropout draws the same numbers again, so gradients have the same bits (arXiv:1604.06174). Transformers' own switch works
+    only in training mode, and a model without dropout is trained in evaluation mode.
 
     Raises:
         OptionError: the backbone has no list of layers of one class.
@@ -365,7 +366,7 @@ def layer_checkpoints(model: ReadoutModel, wanted: bool) -> Iterator[None]:
             vars(layer)["forward"] = partial(_recomputed, layer.forward)
             undo.callback(vars(layer).pop, "forward")
         config: Any = getattr(body_of(model), "config", None)
-        if getattr(config, "use_cache", False):  # a layer that is computed twice would put its keys there twice
+        if getattr(config, "use_cache", False):  # a layer that is computed twice would add its keys to the cache twice
             config.use_cache = False
             undo.callback(setattr, config, "use_cache", True)
         yield
@@ -399,7 +400,7 @@ def fine_tune(
     checkpoint: Checkpoint | None = None,
     about: tuple[str, ...] = (),
 ) -> None:
-    """Fine-tune graftable entries and the task's readout in place, from the weights that the model has.
+    """Fine-tune graftable entries and the task's readout in place, from the model's current weights.
 
     Args:
         model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
@@ -408,9 +409,9 @@ def fine_tune(
         steps: the number of updates.
         seed: for batches and dropout.
         on_step: called for every update, see `TrainingStep`.
-        trained: what is trained of the backbone; default: all graftable tensors.
-        checkpoint: keeps where the training stands.
-        about: what tells it there from another training that starts alike.
+        trained: the trained parameters of the backbone; default: all graftable tensors.
+        checkpoint: stores the state of the training.
+        about: extra values mixed into the checkpoint's key, so that another training is not resumed by mistake.
 
     Raises:
         TrainingError: the loss is not finite.

@@ -1,10 +1,8 @@
-"""Finds out which task a row belongs to: by how sure the tasks' answers are, or by θ_pre's features.
+"""Infers the task of a row from θ_pre's features, by linear discriminant analysis (Fisher, 1936).
 
-By features it is linear discriminant analysis (Fisher, 1936).
-
-Rows of a task t are taken to be normally distributed around a mean μ_t, with one covariance Σ for all tasks. So a row h belongs
-to the task with the largest μ_tᵀ Σ⁻¹ h − ½ μ_tᵀ Σ⁻¹ μ_t. The features are the means over tokens of one hidden layer of θ_pre,
-which no task changes: a new task adds its own mean and its share of Σ, and leaves the means of earlier ones as they are.
+The rows of a task t are assumed to be normally distributed around a mean μ_t, with one covariance Σ for all tasks. So a row h
+belongs to the task with the largest μ_tᵀ Σ⁻¹ h − ½ μ_tᵀ Σ⁻¹ μ_t. The features are the means over tokens of one hidden layer of
+θ_pre, which no task changes: a new task adds its own mean and its share of Σ, and the means of earlier tasks do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from forgetfree.json_file import parse_json
 from forgetfree.results.run_folder import FEATURES
 from forgetfree.tensor_file import TensorFile, not_finite
 
-#: How far Σ is drawn towards a multiple of the identity, since a few hundred rows tell it badly.
+#: How far Σ is shrunk towards a multiple of the identity, since a few hundred rows estimate it badly.
 SHRINKAGE = 0.1
 _FILE = TensorFile(RunError, "Restore it from a copy, or run the stream again.", "forgetfree.task-features")
 
@@ -41,8 +39,8 @@ class TaskFeatures:
     """The means of all tasks and their common covariance, and a copy of θ_pre that computes features.
 
     Args:
-        model: holds θ_pre; it is copied into the host's memory, and lies beside the model only while it computes.
-        fingerprint: that of θ_pre.
+        model: holds θ_pre; its copy lies in the host's memory, and on the model's device only while it computes features.
+        fingerprint: the fingerprint of θ_pre.
 
     Attributes:
         means: μ_t of each task ``(H,)``, in the order in which they were learned.
@@ -58,12 +56,12 @@ class TaskFeatures:
 
     @torch.no_grad()
     def learn(self, task: str, rows: Examples, batch_size: int = 64) -> None:
-        """Add a task; one that is known stays as it is.
+        """Add a task; a known task does not change.
 
         Args:
             task: its name.
             rows: some of its training rows.
-            batch_size: rows of a forward pass.
+            batch_size: rows per forward pass.
         """
         if task in self.means:
             return
@@ -77,7 +75,7 @@ class TaskFeatures:
         self._rows += len(features)
 
     def undo(self) -> Callable[[], None]:
-        """Return what takes back all that is learned from now on."""
+        """Return a function that restores the present state."""
         before = dict(self.means), self._scatter, self._rows
 
         def take_back() -> None:
@@ -87,14 +85,14 @@ class TaskFeatures:
 
     @torch.no_grad()
     def nearest(self, batches: Iterable[Tensor], tasks: Sequence[str]) -> list[Tensor]:
-        """Return of batches ``(B, …)`` for each row the number of the task in ``tasks`` that it most likely belongs to.
+        """Return the most likely task of each row of batches ``(B, …)``, as its index in ``tasks``.
 
         Args:
             batches: inputs.
             tasks: names.
 
         Returns:
-            ``(B,)`` of each batch.
+            A tensor ``(B,)`` for each batch.
         """
         means = torch.stack([self.means[task] for task in tasks]).double()
         covariance = self._scatter.double() / max(1, self._rows - len(self.means))
@@ -107,7 +105,7 @@ class TaskFeatures:
         return [(features @ weights - half).argmax(1) for features in self._features(batches)]
 
     def _features(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the features ``(B, H)`` of batches, computed where the model lies that they are of."""
+        """Yield the features ``(B, H)`` of batches, computed on the device of the original model."""
         self._model.to(next(self._beside.parameters()).device)
         try:
             for x in batches:
@@ -123,7 +121,7 @@ class TaskFeatures:
         return _FILE.content(tensors, {"about": json.dumps(about)})
 
     def bytes_kept(self) -> int:
-        """Count the file that `save` writes."""
+        """Return the size of the file that `save` writes."""
         return len(self._bytes()) if self.means else 0
 
     def save(self, directory: Path) -> None:
@@ -132,10 +130,10 @@ class TaskFeatures:
             write_atomically(directory / FEATURES, self._bytes())
 
     def load(self, directory: Path) -> None:
-        """Read the file of a directory.
+        """Read the file from a directory.
 
         Raises:
-            RunError: it is missing or damaged, or of another model; nothing is changed.
+            RunError: it is missing or damaged, or belongs to another model; nothing is changed.
         """
         self.means, self._scatter, self._rows = self.read(directory)
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 
-#: The environment variable without which CUDA's products do not repeat bit for bit.
+#: The environment variable that CUDA needs for matrix products that are reproducible bit for bit.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-#: ``steps=auto``: passes over the rows of a task, and the least and the most updates. See docs/results/recipe.md.
+#: ``steps=auto``: epochs over the rows of a task, and the minimum and maximum number of updates. See docs/results/recipe.md.
 AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
 
 
 class TrainingOptions(Options):
-    """Options of training. The defaults are the paper's (A.2 and §3) unless something else is said.
+    """Options of training. The defaults are the paper's (A.2 and §3) unless stated otherwise.
 
     >>> options = TrainingOptions(optimizer="adamw", learning_rate=1e-4)
     >>> options.model_copy(update={"steps": 100}).steps
@@ -122,17 +122,17 @@ class TrainingOptions(Options):
             import torch
 
             if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                os.environ.setdefault(WORKSPACE, ":4096:8")  # which CUDA reads when it starts
+                os.environ.setdefault(WORKSPACE, ":4096:8")  # CUDA reads it when it starts
         return self
 
     def updates(self, labels: int, shots: int, rows: int) -> int:
-        """Return the number of updates of a task: ``steps``, or what its rule says.
+        """Return the number of updates of a task: ``steps``, or the result of its rule.
 
         >>> TrainingOptions(steps="paper").updates(2, 64, 128), TrainingOptions(steps=7).updates(2, 64, 128)
         (2048, 7)
 
         Args:
-            labels: of the task; texts count as one.
+            labels: number of the task's labels; 1 where texts are the answers.
             shots: training rows per label.
             rows: training rows.
         """
@@ -144,15 +144,15 @@ class TrainingOptions(Options):
 
     @classmethod
     def for_model(cls, model: str, *, strategy: str | None = None, **changes: Any) -> Self:
-        """Return what the command line takes for a model: its recipe, if it is registered with one, else the defaults.
+        """Return the command line's options for a model: its recipe, if it is registered with one, else the defaults.
 
         >>> TrainingOptions.for_model("minilm", steps=100).optimizer
         'adamw'
 
         Args:
             model: its name, as ``--model``.
-            strategy: whose own options in the recipe count, too.
-            changes: options that are set otherwise. Another ``optimizer`` of ours among them drops the recipe.
+            strategy: a strategy, so that its own options in the recipe apply, too.
+            changes: options to override. Another ``optimizer`` of ours among them drops the recipe.
 
         Raises:
             UnknownNameError, OptionError: see `build`.
@@ -217,7 +217,7 @@ class LocalizationOptions(TrainingOptions):
 
 
 def for_model(options: AnyOptions, model: ReadoutModel, rows: Any = None) -> AnyOptions:
-    """Return the options with what ``auto`` means for a model where it is, see `forgetfree.core.precision`."""
+    """Return the options with ``precision=auto`` resolved for a model on its device, see `forgetfree.core.precision`."""
     if options.precision != "auto":
         return options
     from forgetfree.core.precision import faster_precision
@@ -225,7 +225,7 @@ def for_model(options: AnyOptions, model: ReadoutModel, rows: Any = None) -> Any
     return options.model_copy(update={"precision": faster_precision(model, rows)})
 
 
-#: The number of shots that determines the number of updates if there are thousands.
+#: The number of shots that counts towards the number of updates if there are thousands.
 MOST_SHOTS = 512
 
 
@@ -249,17 +249,17 @@ def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
 
 
 def scheduled_rate(options: TrainingOptions, steps: int) -> Callable[[int], float]:
-    """Return what tells the backbone's learning rate in a step of `fine_tune`, by its number from 1; NaN if unknown."""
+    """Return a function from the number of a step of `fine_tune`, from 1, to the backbone's learning rate; NaN if unknown."""
     if sets_rates(options.optimizer):
         return lambda step: math.nan
     return lambda step: options.learning_rate * rate_at(step - 1, steps, options)
 
 
 def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float:
-    """Return the learning rate by which a region is trained, if that of fine-tuning suits the whole model.
+    """Return the learning rate of a region, given options whose learning rate suits the whole model.
 
-    With AdamW it is √(N/s) times as high, for s of N entries: AdamW moves every entry by about its rate, so that s of them
-    move less far together.
+    With AdamW it is √(N/s) times as high, for s of N entries: AdamW moves every entry by about the learning rate, so the
+    update of s entries has a smaller norm.
     """
     return options.learning_rate * (math.sqrt(space_size / max(1, budget)) if options.optimizer == "adamw" else 1)
 
@@ -268,7 +268,7 @@ def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise ``OptionError`` for an optimiser that is made already, as Avalanche's templates take it."""
+    """Raise ``OptionError`` for an optimiser instance, which Avalanche's templates take."""
     if isinstance(optimizer, str):
         return
     from torch.optim import Optimizer
@@ -283,15 +283,15 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def sets_rates(optimizer: str | Function | None) -> bool:
-    """Say whether an optimiser is made by a function, which sets the learning rates itself; a class gets the options'."""
+    """Return whether an optimiser is made by a function, which sets the learning rates itself; a class gets the options'."""
     return callable(optimizer) and not isinstance(optimizer, type)
 
 
 def build_optimizer(function: Function, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return the optimiser that a function or class makes of parameter groups.
+    """Return the optimiser that a function or class makes from parameter groups.
 
     Raises:
-        OptionError: it is none, or would move other parameters: what is frozen must stay as it is.
+        OptionError: the result is no optimiser, or has other parameters: frozen parameters must not change.
     """
     from torch.optim import Optimizer
 
