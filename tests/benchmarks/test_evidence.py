@@ -58,8 +58,10 @@ def test_each_unit_is_run_once_and_kept_when_it_ends(
     before = (root / "tiny.csv").read_bytes()
     assert evidence.main(arguments) == 0
     assert capsys.readouterr().out == "" and (root / "tiny.csv").read_bytes() == before
-    (alone,) = {str(run.facts.options["composition"]) for run in load_results(root / "tiny.csv").runs[2:]}
+    runs = load_results(root / "tiny.csv").runs
+    (alone,) = {str(run.facts.options["composition"]) for run in runs[2:]}
     assert alone == "alone"
+    assert {run.facts.made["command"] for run in runs} == {"python -m benchmarks.evidence tiny --data DIR"}
     assert not [path for path in (root / "work" / "tiny").iterdir() if path.name != "fine-tuned"]
 
 
