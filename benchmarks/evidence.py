@@ -174,8 +174,8 @@ class Scores(Evidence):
         """Add a unit to the CSV file, and update its header for all units."""
         steps = {options.steps for options in self.config.options.values()}
         records = [read_run(path) for path in (self.path, out) if path.exists()]
-        for run in records[-1].runs:
-            run.facts.made["command"] = f"python -m benchmarks.evidence {self.name} --data DIR"
+        for each in records[-1].runs:
+            each.facts.made["command"] = f"python -m benchmarks.evidence {self.name} --data DIR"
         data = {"steps": steps.pop() if len(steps) == 1 else None}
         abouts = [each.about.model_copy(update={"data": {**each.about.data, **data}}) for each in records]
         together = [replace(each, about=about) for each, about in zip(records, abouts, strict=True)]

@@ -8,6 +8,7 @@
     <!-- made of: report main-job,main-job-alone: Kept above the best baseline -->
     <!-- made of: averages standard-2,standard-3 -->
     <!-- made of: paper claims -->
+    <!-- made of: compositions -->
     <!-- made of: coverage -->
     <!-- made of: gpu -->
     <!-- made of: parents -->
@@ -45,6 +46,14 @@ COMPARED = (
     ("grafts, union, by a short mask search", "movement-mask", "grafting-continual"),
     ("grafts, alone", "movement-alone", "grafting-continual"),
 )
+#: Runs of unions and independent grafts on the same rows: the stream, the files, and the number of rows per label.
+COMPOSED = (
+    ("the main job", ("movement", "movement-alone"), "1,024"),
+    ("standard-1", ("standard-1", "standard-1-alone"), "512"),
+    ("progressive-8", ("progressive-8", "progressive-8-alone"), "512"),
+    ("named entities", ("ner-domains", "ner-domains-alone"), "all"),
+    ("related tasks", ("related-32",), "32"),
+)
 _MARKED = re.compile(r"(<!-- made of: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -68,6 +77,8 @@ def made(what: str) -> str:
     kind, _, rest = what.partition(" ")
     if kind == "comparison":
         return _markdown([comparison()])
+    if kind == "compositions":
+        return _markdown([compositions()])
     if kind == "coverage":
         return _markdown(coverage.tables().tables)
     if kind == "gpu":
@@ -103,6 +114,18 @@ def comparison() -> Table:
     title = "QNLI → AG News → SST-2 on MiniLM (in %, with 95 % intervals over seeds and test rows)"
     header = ("", "seeds", "average", "newest task", "forgetting", "updates per task", "on disk after three tasks")
     return Table(title, header, tuple(rows))
+
+
+def compositions() -> Table:
+    """Return for each of `COMPOSED` how far the average of independent grafts is above the union's, with its interval."""
+    rows = []
+    for called, files, shots in COMPOSED:
+        runs = claims.Runs([str(claims.RESULTS / f"{file}.csv") for file in files])
+        difference = claims.above("alone", "union", runs)
+        seeds = runs.units("alone").keys() & runs.units("union").keys()
+        rows.append((called, str(len(runs.tasks)), shots, str(len(seeds)), difference.text if difference else NULL))
+    title = "Independent grafts minus the union, averages (in percentage points, with 95 % intervals)"
+    return Table(title, ("stream", "tasks", "rows per label", "seeds", "difference"), tuple(rows))
 
 
 def averages(names: Sequence[str]) -> Table:

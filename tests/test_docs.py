@@ -44,7 +44,7 @@ def commands(document: Path) -> list[str]:
 RUN_ELSEWHERE = ("walkthrough.md", "watching.md")
 
 
-@pytest.mark.sampled("avalanche.md", "data.md", "grafts.md", "results-format.md", share=0.2)
+@pytest.mark.sampled("avalanche.md", "data.md", "grafts.md", "results-format.md", share=0.15)
 @pytest.mark.slow
 @needs_minilm
 @pytest.mark.parametrize(

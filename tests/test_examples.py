@@ -82,7 +82,7 @@ def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Pat
     assert (run["strategy"], run["options"]["pull"], len(run["matrix"])) == ("my-strategy", 0.5, 3)
 
 
-@pytest.mark.sampled(share=0.34)
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trl_sft", "qlora_like", "trainer"])
 def test_grafting_in_trainers_of_others(name: str, tmp_path: Path) -> None:

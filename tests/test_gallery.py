@@ -13,7 +13,7 @@ from test_site import CHROMIUM, ROOT
 
 from forgetfree import load_results, registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(share=0.2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(share=0.15)]
 RESULTS = ROOT / "benchmarks" / "results"
 MAIN = RESULTS / "main-job.csv"
 

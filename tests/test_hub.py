@@ -113,7 +113,7 @@ configs:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_a_stream_of_the_hub_is_learned_on_a_model_of_the_hub(
     hub: Hub, tmp_path: Path, model_directory: Callable[[str], Path]
 ) -> None:

@@ -244,7 +244,7 @@ print("noise of an error", file=sys.stderr)
 """
 
 
-@pytest.mark.sampled(share=0.5)
+@pytest.mark.sampled(share=0.35)
 def test_a_package_that_speaks_while_it_is_imported_is_not_heard_in_a_list(install: Install) -> None:
     """``--debug`` lets everything of a package through."""
     folder = install("own-package", NOISE + STREAMS, streams={"two": "STREAM"})

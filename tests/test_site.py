@@ -17,7 +17,7 @@ import forgetfree
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(share=0.2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(share=0.15)]
 
 
 @pytest.fixture(scope="module")

@@ -301,9 +301,9 @@ class LedgerSwitch:
         pairs = zip(self.ledger.space.tensors, digests, self._digests(), strict=True)
         if changed := [spec.name for spec, before, now in pairs if before != now]:
             raise LedgerError(
-                f"Training {task!r} changed entries outside of its region, first in {changed[0]!r}; what was there is lost. "
-                "Load the model again, go on with ledger.of_tasks(ledger.tasks[:-1]), and train nothing but what "
-                "RegionParameters of forgetfree.core.trained makes of the region."
+                f"Training {task!r} changed entries outside of its region, first in {changed[0]!r}; their old values are lost. "
+                "Load the model again, go on with ledger.of_tasks(ledger.tasks[:-1]), and train only the parameters of "
+                "forgetfree.core.trained.RegionParameters."
             )
 
     def _digests(self) -> list[str]:

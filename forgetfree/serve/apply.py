@@ -216,8 +216,8 @@ def _verify(directory: Path, network: Any) -> None:
     wrong = lacking or [name for name, tensor in meant.items() if not torch.equal(got[name], tensor)]
     if wrong:
         raise ModelError(
-            f"What was written is not the grafted model: {wrong[0]!r} is not what it should be. Nothing is left "
-            "behind; report it with the model's name."
+            f"The exported files differ from the grafted model, first in {wrong[0]!r}. They were removed; report this with "
+            "the model's name."
         )
 
 

@@ -143,7 +143,7 @@ def _check_class(cls: Any, faults: Breaches) -> None:
     if constructor is not inspect.unwrap(ContinualStrategy.__init__):
         faults.add(
             f"__init__: expected ContinualStrategy's own, got {constructor.__qualname__}. Drop it: the runner makes every "
-            "strategy alike. What is to be prepared once belongs into setup(), what a user may choose into Options."
+            "strategy alike. Put preparation into setup(), and the user's choices into Options."
         )
     finals = {name for base in cls.__mro__ for name, member in vars(base).items() if _is_final(member)}
     for name in sorted(finals):
@@ -274,7 +274,7 @@ def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Trial, f
         if frozen := [name for name, parameter in stream.model.named_parameters() if not parameter.requires_grad]:
             faults.add(
                 f"fresh start: expected parameters to ask for gradients again, got requires_grad = False for "
-                f"{listed(frozen)}. Say what is trained by Training.trained.touched; its flags are put back."
+                f"{listed(frozen)}. List the trained parameters in Training.trained.touched, whose flags are restored."
             )
 
 
@@ -344,8 +344,8 @@ def check_repeated(cls: type[ContinualStrategy], options: Any, run: Trial, fault
             faults.add(
                 "seeds: expected the same result from the same seed, also after other draws from the global generators, on a "
                 f"used stream, and with evaluations during training, got others, {difference}. Draw from generators seeded by "
-                "self.phase_seed(…), keep what is learned in the strategy, made again in setup(), and let answering() leave "
-                "the model as it found it."
+                "self.phase_seed(…), store results in attributes that setup() creates, and let answering() leave the "
+                "model as it found it."
             )
             return False
         return True
@@ -376,7 +376,7 @@ def check_rows(cls: type[ContinualStrategy], options: Any, run: Trial, faults: B
                 if difference := run.training_rows[count].differs(other.training_rows[count]):
                     learned = ", ".join(run.tasks[:count])
                     faults.add(
-                        f"rows: expected what is learned of {learned} to be the same with any {what}, got others, "
+                        f"rows: expected the same result of {learned} with any {what}, got others, "
                         f"{difference}. {remedy}"
                     )
                     return

@@ -269,8 +269,8 @@ class Observer:
         seen = look(strategy)
         if moved := differing(before, weights()):
             self._faults.add(
-                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. Put "
-                "back after the yield of answering() what was changed before it."
+                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. "
+                "After its yield, answering() must undo the changes that it made before."
             )
         self.bytes.append(strategy.bytes_kept())
         return seen

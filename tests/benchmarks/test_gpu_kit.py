@@ -51,7 +51,7 @@ def kit(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- The kit ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.long
 def test_what_was_packed_runs_in_a_process_of_its_own(kit: Path) -> None:
     """The code of the load is what runs, from another place, and no promise is broken."""

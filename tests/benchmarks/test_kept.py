@@ -24,7 +24,7 @@ def readouts() -> dict[tuple[str, str], int]:
     return kept.readouts(sorted(kept.RESULTS.rglob("*.csv")))
 
 
-@pytest.mark.sampled("movement", "movement-mask", share=0.2)
+@pytest.mark.sampled("movement", "movement-mask", share=0.15)
 @pytest.mark.parametrize(
     "path", kept.files(), ids=lambda path: path.relative_to(kept.RESULTS).with_suffix("").as_posix()
 )

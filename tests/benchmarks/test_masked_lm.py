@@ -18,7 +18,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     masked_lm.main()
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_an_encoder_learns_to_fill_in_words_and_is_read_by_prompts(
     model_directory, data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def context(data: Path, model_directory: Any, tmp_path: Path) -> Callable[..., C
 # -- As a script -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("adapters", "continual", "multi-task", "ood", "what-fails", share=0.3)
+@pytest.mark.sampled("adapters", "continual", "multi-task", "ood", "what-fails", share=0.15)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_script_writes_rows_report_and_figure(name: str, measured: Callable[[str], Path], capsys: Any) -> None:
     out = measured(name)

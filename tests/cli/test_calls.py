@@ -98,7 +98,7 @@ def in_memory(grafting: Json) -> Results:
 # -- The same as the command line ---------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json, tmp_path: Path) -> None:
     results = forgetfree.run(tiny.STREAM, **grafting, strategies=BOTH, seeds=[0, 3], out=tmp_path / "out")
 

@@ -147,7 +147,7 @@ def test_no_temporary_files_are_left(finished: Path) -> None:
     assert not [path for path in finished.rglob("*") if path.name.startswith(".")]
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 @pytest.mark.figures
 def test_progress_names_stream_strategy_task_and_phase(
     tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
@@ -173,7 +173,7 @@ def test_all_stands_for_every_strategy_of_ours() -> None:
 # -- Failing: exit code 1, and nothing that was computed is lost -------------------------------------------
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.figures
 def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
@@ -215,7 +215,7 @@ def test_labels_that_share_a_readout_under_other_names_are_told(
     assert capsys.readouterr().err.count(note) == told
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     """results.json keeps the counts."""
     data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
@@ -267,7 +267,7 @@ def test_sigterm_is_ctrl_c_in_every_command(monkeypatch: pytest.MonkeyPatch, cap
 # -- report, ledger, predict, list -------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.figures
 def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys) -> None:
     more = tmp_path / "more"
@@ -305,7 +305,7 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
     assert "stdin, line 2 has an empty text. Write the text, or remove the row." in capsys.readouterr().err
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 def test_predict_imports_only_what_answers(finished: Path) -> None:
     """What reads data sets, trains or draws would make every start slower."""
@@ -348,7 +348,7 @@ def test_list_strategies_in_full(capsys) -> None:
     assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.figures
 def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
     """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
@@ -375,7 +375,7 @@ def one_seed(data: Path, model: Path, out: Path, *more: str) -> list[str]:
     return ["run", "sst2", "--strategy", "continual-ft", *given, *more]
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_a_run_whose_model_and_data_were_moved_is_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     model, data = (Path(shutil.copytree(each, tmp_path / each.name)) for each in (tiny_cli.model, tiny_cli.data))
@@ -433,7 +433,7 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     assert results_of(out) == before
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "out"
     region = ["--strategy", "grafting-continual"]

@@ -38,7 +38,7 @@ def shown(capsys: pytest.CaptureFixture) -> str:
     return printed.out + printed.err
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.figures
 def test_a_whole_run_shows_hostile_names_escaped(
     data: Path, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture

@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
 def test_auto_falls_back_to_linear_with_a_note(
     kind: str,

@@ -49,7 +49,7 @@ def run(data_directory: Path, model_directory: Callable[[str], Path]) -> list[st
     return ["sst2,qnli", "--data", str(data_directory), "--model", str(model_directory("bert")), *small]
 
 
-@pytest.mark.sampled("pull-pull=my_strategy:MyStrategy", share=0.4)
+@pytest.mark.sampled("pull-pull=my_strategy:MyStrategy", share=0.3)
 @pytest.mark.parametrize(("name", "written"), [(NAME, CLASS), ("pull", f"pull={CLASS}")])
 def test_a_class_of_a_file_runs_is_resumed_and_used(
     here: Path, run: list[str], capsys: pytest.CaptureFixture[str], name: str, written: str
@@ -81,7 +81,7 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     assert name in capsys.readouterr().out
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
     """As the installed command, whose path does not begin with the working directory."""

@@ -184,7 +184,7 @@ def test_a_batch_of_many_tasks_refuses_words(run: Path) -> None:
         MixedBatchModel(predictor.loaded.model, switch).answer([ids], ["people"])
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(
     arguments: list[str], tmp_path: Path, model_directory
 ) -> None:

@@ -15,7 +15,7 @@ from forgetfree.continual.deferred import deferred
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 def test_these_are_not_imported_and_work_when_they_are_used(tmp_path: Path) -> None:
     code = f"""
 import sys

@@ -55,7 +55,7 @@ def count_rows(strategy: ContinualStrategy) -> list[tuple[str, int]]:
     return counted
 
 
-@pytest.mark.sampled(share=0.5)
+@pytest.mark.sampled(share=0.35)
 @pytest.mark.parametrize(
     ("name", "how"),
     [

@@ -440,7 +440,7 @@ REAL_NOTES = {
 TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") == "tokens"]
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.skipif(not REAL_NOTES, reason=f"no real data at {real_data.DIRECTORY}")
 @pytest.mark.parametrize("name", [name for name, notes in REAL_NOTES.items() if "label_names" in notes])
 def test_a_real_task_is_read_whole(name: str) -> None:
@@ -471,7 +471,7 @@ def test_a_file_beside_the_folders_of_tasks_is_named(tmp_path: Path) -> None:
         load_tasks("mood,sst2", tmp_path)
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.parametrize("name", TOKEN_TASKS)
 def test_a_real_task_that_labels_words_is_read_whole(name: str) -> None:
     rows = load(real_data.DIRECTORY, name)

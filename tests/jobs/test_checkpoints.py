@@ -317,7 +317,7 @@ def test_all_ways_of_training_go_on(
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.parametrize(
     ("strategy", "first"),
     [

@@ -57,7 +57,7 @@ def test_nothing_that_a_command_writes_tells_the_place_it_ran_in(project: Path) 
     assert (config["run"]["model"], config["run"]["data"]) == ("../../models/bert", "../../data")
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_a_run_is_read_from_any_working_directory(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--out", "runs/out") == 0
     results = (project / "runs" / "out" / "results.json").read_bytes()

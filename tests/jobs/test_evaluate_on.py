@@ -54,7 +54,7 @@ def test_no_other_rows_can_be_asked_for() -> None:
         task_of((0, 0, 1, 1)).evaluated_on("valid")  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_reports_say_it_and_do_not_mix_it_with_test_rows(
     data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +102,7 @@ def opposite(rows: Rows) -> Rows:
     return replace(rows, labels=tuple(1 - label for label in rows.labels))
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled(share=0.3)
 def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_directory: Any) -> None:
     rows = load_task("sst2", str(data_directory), "validation")
     rows = replace(rows, validation=rows.train)  # more rows: on six all masks answer alike

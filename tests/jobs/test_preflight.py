@@ -112,7 +112,7 @@ def test_a_graft_has_a_plan(plan: Plan) -> None:
     ]
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_it_is_printed_for_people_with_the_recipe(usual: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = tiny.last_of_each(["run", "sst2", *usual, "--strategy", "fine-tune", "--model", "minilm"], "--model")
     assert cli.main([*words, "--steps", "2", "--check"]) == 0

@@ -83,7 +83,7 @@ def run(data_directory: Path, model_directory: Any) -> list[str]:
     return ["run", "qnli,ag_news,sst2", *strategies, *(str(word) for pair in fixed.items() for word in pair)]
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_a_run_fits_into_80_columns_and_its_bar_reaches_the_end(
     run: list[str], terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -179,7 +179,7 @@ def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPa
     ]
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 def test_workers_tell_the_parent_what_they_do(run: list[str], tmp_path: Path, capfd: Any) -> None:
     assert cli.main([*run, "--jobs", "2", "--out", str(tmp_path / "out")]) == 0

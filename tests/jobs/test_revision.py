@@ -177,7 +177,7 @@ def test_options_of_grafting_leave_the_run_without_the_task(
     same(tmp_path / "out", run("qnli", "sst2", **how))
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_one_that_is_cut_short_goes_on(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,7 +252,7 @@ def test_what_is_trained_again_is_named_before_and_in_a_dry_run(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
     how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "scenario=class")}
     assert remove(run(*TASKS, **how), "sst2", tmp_path / "out") == 0
@@ -376,7 +376,7 @@ def test_some_strategies_of_the_run_or_others_and_more_seeds(run: MakeRun, tmp_p
     assert hashes(tmp_path / "out") == hashes(whole)
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_tasks_that_are_answered_before_they_are_learned_have_the_same_scores(run: MakeRun, tmp_path: Path) -> None:
     how: dict[str, Any] = {
         "strategies": ("grafting-continual", "continual-ft"),

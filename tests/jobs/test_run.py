@@ -351,7 +351,7 @@ def wait_for(process: subprocess.Popen[str], *paths: Path) -> None:
 ENDLESS = ("--set", "steps=1000000")
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, "1"), (signal.SIGTERM, "2")])
 def test_a_signal_ends_a_command_as_ctrl_c_does(
@@ -374,7 +374,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
             time.sleep(0.1)
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
     """They run at the same time: the second waits, whichever it is."""
     settings = {"mask_steps": 1, "threads": 1, "steps": 400, "sparsity": 0.05}

@@ -67,7 +67,7 @@ def test_tensorboard_has_every_step_and_all_scores(run: Any) -> None:
     assert run("--log", "tensorboard", "--resume")[1] == 0
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 @needs("wandb")
 def test_wandb_works_without_a_network(run: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")

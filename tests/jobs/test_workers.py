@@ -122,14 +122,14 @@ def group_is_gone(running: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Popen[str]) -> None:
     busy.kill()
     busy.wait(timeout=20)
     assert group_is_gone(busy)
 
 
-@pytest.mark.sampled(share=0.3)
+@pytest.mark.sampled(share=0.15)
 def test_an_error_of_the_parent_stops_the_workers(
     grafts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +162,7 @@ def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, m
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Path) -> None:
     """It is looked for before the worker knows where this process looks."""
     (tmp_path / "transformers.py").write_text("open('wrong', 'w')")

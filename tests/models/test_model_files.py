@@ -251,7 +251,7 @@ for name in sys.argv[1:]:
 """
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 def test_names_on_the_hub_are_read_from_the_cache_of_a_machine_without_a_connection(
     model_directory: ModelDirectory, tmp_path: Path
 ) -> None:

@@ -140,7 +140,7 @@ def test_what_is_no_sequence_classifier_does_not_answer_by_a_random_head(
     assert "no sequence classifier" in (written.directory / "README.md").read_text()
 
 
-@pytest.mark.sampled(share=0.2)
+@pytest.mark.sampled(share=0.15)
 def test_nothing_of_ours_is_needed(made: Callable[..., Made]) -> None:
     written = made("roberta-mlm", "linear", "sst2").apply()
     code = card_code(written.directory)
@@ -231,4 +231,4 @@ def test_what_was_written_is_held_against_what_was_meant(
 
     monkeypatch.setattr(network, "save_pretrained", spoil)
     own = made("bert-pooler", "linear", "qnli")
-    refused(own.graft, own.model, tmp_path / "out", ModelError, "What was written is not the grafted model")
+    refused(own.graft, own.model, tmp_path / "out", ModelError, "The exported files differ from the grafted model")

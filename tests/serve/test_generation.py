@@ -53,7 +53,7 @@ def asked(data: Path, task: str) -> list[str]:
 # -- What a run wrote -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("run-grafting-continual", share=0.34)
+@pytest.mark.sampled("run-grafting-continual", share=0.25)
 @pytest.mark.parametrize(
     ("source", "strategy"), [*(("run", name) for name in STRATEGIES), ("apart", "grafting-continual")]
 )

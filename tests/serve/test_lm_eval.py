@@ -26,7 +26,7 @@ metric_list: [{metric: exact_match}]
 
 
 @pytest.mark.slow
-@pytest.mark.sampled("Llama", share=0.2)
+@pytest.mark.sampled("Llama", share=0.15)
 @pytest.mark.filterwarnings("ignore")  # of lm-eval and what it imports
 @pytest.mark.parametrize("family", ["Llama", "T5"])
 def test_an_exported_model_answers_lm_eval_as_predict(family: str, tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
         _assert_same_state(ModelState.of(core.model), expected, task.name)
 
 
-@pytest.mark.sampled(share=0.5)
+@pytest.mark.sampled(share=0.35)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [("bert", {}), ("roberta-mlm", {"accumulation": 2}), ("gpt2-lm", {"precision": "bf16"})],

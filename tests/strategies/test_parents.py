@@ -72,7 +72,7 @@ def assert_same_record(one: Record, other: Record) -> None:
     assert_same(one.readout, other.readout)
 
 
-@pytest.mark.sampled("ag_news=qnli,sst2=ag_news", share=0.5)
+@pytest.mark.sampled("ag_news=qnli,sst2=ag_news", share=0.35)
 @pytest.mark.parametrize("tree", TREES)
 def test_a_task_is_answered_with_what_its_parent_is_answered_with_and_its_own(
     tiny_stream: MakeStream, tree: str, tmp_path: Path
@@ -165,7 +165,7 @@ class Stop(Monitor):
         yield on_step
 
 
-@pytest.mark.sampled("train", share=0.5)
+@pytest.mark.sampled("train", share=0.35)
 @pytest.mark.parametrize("phase", ["fine_tune", "localize", "train"])
 def test_a_task_broken_off_leaves_the_model_as_it_was(tiny_stream: MakeStream, phase: str) -> None:
     """And it is learned after all, to the same bits."""
@@ -183,7 +183,7 @@ def test_a_task_broken_off_leaves_the_model_as_it_was(tiny_stream: MakeStream, p
     assert_same_record(strategy.ledger.records[1], compared.learn(twin).ledger.records[1])
 
 
-@pytest.mark.sampled("train-2", share=0.5)
+@pytest.mark.sampled("train-2", share=0.35)
 @pytest.mark.parametrize(("phase", "step"), [("fine_tune", 2), ("localize", 1), ("train", 2)])
 def test_a_run_that_is_cut_short_goes_on(
     model_directory: Callable[[str], Path],

@@ -300,7 +300,7 @@ if rank == 0:
 """
 
 
-@pytest.mark.sampled(share=0.34)
+@pytest.mark.sampled(share=0.25)
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(TWO)

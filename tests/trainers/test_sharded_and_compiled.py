@@ -88,7 +88,7 @@ def seen_in_two_tasks(when: str) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.sampled("before", share=0.2)
+@pytest.mark.sampled("before", share=0.15)
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["inside", "before"])
 def test_a_compiled_model_learns_as_one_that_is_not(when: str) -> None:
