@@ -1,4 +1,4 @@
-"""What ``python tests/fuzz`` and ``python tests/kill`` begin with: one thread, a seed, a folder of their own and a clock."""
+"""Shared start of ``python tests/fuzz`` and ``python tests/kill``: one thread, a seed, a folder of its own and a clock."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 @dataclass
 class Campaign:
-    """A folder, a clock, and what failed so far.
+    """A folder, a clock, and the failures so far.
 
     Attributes:
-        folder: for all that is written.
-        begin: when it began, as `time.monotonic` says it.
-        failures: a text for each; where there are any, the folder stays.
+        folder: all files of the campaign are written here.
+        begin: the time at the start, by `time.monotonic`.
+        failures: one text per failure; the folder is kept if there are any.
     """
 
     folder: Path
@@ -30,12 +30,12 @@ class Campaign:
     failures: list[str] = field(default_factory=list)
 
     def say(self, what: str) -> None:
-        """Print a line, with the seconds since the beginning."""
+        """Print a line with the seconds since the start."""
         print(f"{what} ({time.monotonic() - self.begin:.0f} s)", flush=True)
 
 
 def parser_of(name: str, description: str | None, seed: str) -> argparse.ArgumentParser:
-    """Return what reads the command line of ``python tests/NAME``; ``seed`` says what its ``--seed`` is of."""
+    """Return the argument parser of ``python tests/NAME``; ``seed`` is the help text of ``--seed``."""
     parser = argparse.ArgumentParser(prog=f"python tests/{name}", description=description)
     parser.add_argument("--seed", type=int, default=0, help=seed)
     return parser
@@ -43,7 +43,7 @@ def parser_of(name: str, description: str | None, seed: str) -> argparse.Argumen
 
 @contextmanager
 def campaign(name: str) -> Iterator[Campaign]:
-    """Give a new one, and remove its folder at the end unless something failed."""
+    """Yield a new campaign, and remove its folder at the end unless something failed."""
     new = Campaign(Path(tempfile.mkdtemp(prefix=f"{name}-")))
     try:
         yield new

@@ -1,4 +1,4 @@
-"""A written model's answers by the usual call of transformers, where its card has one."""
+"""Predictions of an exported model by the usual call of transformers, if its model card shows one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def card_code(directory: Path) -> str:
 
 
 def pipeline_probabilities(directory: Path, rows: Rows, labels: Sequence[str]) -> Tensor | None:
-    """By ``pipeline("text-classification")``: of each row and label; nothing where the card has no such call."""
+    """Return probabilities ``(rows, labels)`` by ``pipeline("text-classification")``, or None if the card does not show it."""
     if 'pipeline("text-classification"' not in (directory / "README.md").read_text(encoding="utf-8"):
         return None
     classify: Any = transformers.pipeline("text-classification", model=str(directory), truncation=True)  # type: ignore[call-overload]
@@ -37,7 +37,7 @@ def pipeline_probabilities(directory: Path, rows: Rows, labels: Sequence[str]) -
 
 
 def written_texts(directory: Path, prompts: Sequence[str], stop: Sequence[str]) -> list[str]:
-    """By ``pipeline("text-generation")``, or ``generate`` of an encoder-decoder, up to a text that ends answers."""
+    """Return texts by ``pipeline("text-generation")``, or by ``generate`` of an encoder-decoder, cut at the first stop text."""
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     if 'pipeline("text-generation"' in (directory / "README.md").read_text(encoding="utf-8"):
         write: Any = transformers.pipeline("text-generation", model=str(directory))  # type: ignore[call-overload]

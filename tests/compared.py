@@ -1,4 +1,4 @@
-"""Comparisons bit for bit: of the tensors of models, and of the answers of strategies and runs."""
+"""Bitwise comparisons of model tensors, and of the answers of strategies and runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["assert_same", "different", "everything", "learn", "logits", "run_log
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of a model's state dict."""
+    """Return a copy of a model's state dict."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names of the tensors that are not the same in both."""
+    """Return the names of the tensors that differ."""
     assert one.keys() == other.keys()
     pairs = {name: (torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one}
     return [name for name, (a, b) in pairs.items() if a.dtype != b.dtype or not torch.equal(a, b)]
@@ -32,17 +32,17 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def logits(strategy: Any) -> dict[str, Tensor]:
-    """What a strategy answers now, for every task of its stream."""
+    """Return the strategy's current logits for every task of its stream."""
     return {name: torch.from_numpy(answers.logits) for name, answers in strategy.evaluate().items()}
 
 
 def learn(strategy: Any, count: int | None = None) -> Any:
-    """The strategy, once it has learned the first tasks of its stream."""
+    """Train the strategy on the first ``count`` tasks of its stream, and return it."""
     for experience in list(strategy.stream.benchmark.train_stream)[:count]:
         strategy.train(experience)
     return strategy
 
 
 def run_logits(run: Path, strategy: str, task: str) -> Tensor:
-    """What a strategy of a run answered at its end, with the seed 0."""
+    """Return the logits of a run's strategy after the last task, with seed 0."""
     return load_file(run / strategy / "seed-0" / "predictions.safetensors")[f"{task}/logits"]

@@ -1,6 +1,6 @@
-"""Fixtures that every test may use: tiny models and tiny data on disk, made once a session, of each worker its own.
+"""Fixtures for all tests: tiny models and tiny data on disk, made once per session and worker.
 
-Torch is imported within functions: the process that leads the workers of pytest-xdist reads this file first, and needs none.
+Torch is imported inside functions: the controller process of pytest-xdist reads this file first, and does not need torch.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-# Workers of pytest-xdist share the cores: one thread each, and in the processes that tests start, so that bits compare.
-# Before torch is imported, which reads it then.
+# Workers of pytest-xdist share the cores: each worker and its child processes use one thread, so that bits are comparable.
+# This is set before torch is imported, because torch reads it then.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where a test asks for two threads, one that waits leaves its core to others.
+# Where a test uses two threads, a waiting thread leaves its core to others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# The precision that is faster here is measured for tiny models in tests, too: that is nothing for the user's cache.
+# Tests also measure which precision is faster, for tiny models: that result must not get into the user's cache.
 if "FORGETFREE_TESTS_CACHE" not in os.environ:  # workers of pytest-xdist inherit it
     os.environ["FORGETFREE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="forgetfree-tests-cache-")
     atexit.register(shutil.rmtree, os.environ["FORGETFREE_TESTS_CACHE"], ignore_errors=True)
 os.environ["FORGETFREE_CACHE"] = os.environ["FORGETFREE_TESTS_CACHE"]
-# readline leaves the width of a terminal that is not there, which reports would be laid out for.
+# readline sets the width of a terminal that does not exist, and reports would be laid out for that width.
 os.environ.pop("COLUMNS", None)
 
 import pytest
 
 ModelDirectory = Callable[[str], Path]
-#: What draws the cases of sampled tests: today, or what the user sets; workers of pytest-xdist inherit it.
+#: The seed that draws the cases of sampled tests: today's date, or the user's value; workers of pytest-xdist inherit it.
 DAY = os.environ.setdefault("FORGETFREE_TESTS_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())
 _fsync = os.fsync
 MakeStream = Callable[..., Any]
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a GPU that is not there, until the end, where it is asked for; the process that leads workers computes nothing."""
+    """Simulate a GPU for the whole session if ``--simulated-gpu`` is given, except in the controller of pytest-xdist."""
     if config.getoption("simulated_gpu") and not getattr(config.option, "numprocesses", None):
         import simulated_gpu
 
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Look for no garbage while modules are imported, for a fifth of that time, and never again among what they hold."""
+    """Disable garbage collection while modules are imported, which saves a fifth of that time, and freeze their objects."""
     gc.disable()
     result = yield
     gc.enable()
@@ -67,17 +67,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """How to have the same cases again."""
+    """Return a line with the setting that draws the same cases again."""
     if config.getoption("every_case"):
         return "sampled tests: every case"
     return f"sampled tests: a share of their cases, drawn by FORGETFREE_TESTS_DAY={DAY}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked ``sampled(*always, share=0.05)`` run these cases and a share of the others, as the day draws.
+    """For a test marked ``sampled(*always, share=0.05)``, run the cases ``always`` and a share of the others, drawn by the day.
 
-    Tests that are named on the command line run whole. Each worker begins with slow and long ones, so that nobody waits for one
-    at the end.
+    Tests that are named on the command line run all cases. Each worker begins with slow and long tests, so that no worker
+    waits for a single one at the end.
     """
     if not config.getoption("every_case") and not any("::" in word for word in config.args):
         cases: dict[str, list[pytest.Item]] = {}
@@ -116,11 +116,11 @@ def _left_out(test: str, cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what takes half of a tiny run, before fixtures are made.
+    """Leave out two parts that take half of a tiny run, before fixtures are made.
 
-    The figure of report.html is drawn only in tests of results and those marked ``figures``; in the others it is left empty.
-    Files are synced only in slow tests: what is lost when the power fails is no test's matter, and a busy machine mostly waits
-    for its disk.
+    The figure of report.html is drawn only in tests of results and in tests marked ``figures``; in the others it is empty.
+    Files are synced only in slow tests: no test checks a power failure, and a busy machine would mostly wait for its
+    disk.
     """
     import pictures
 
@@ -130,13 +130,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _not_synced(handle: Any) -> None:
-    """Refuse what cannot be synced, as `os.fsync` does."""
+    """Raise for a handle that cannot be synced, as `os.fsync` does."""
     os.fstat(handle if isinstance(handle, int) else handle.fileno())
 
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
-    """The directory of a tiny model by its kind, see `tiny.KINDS`."""
+    """Return the directory of a tiny model by its kind, see `tiny.KINDS`."""
     import tiny
 
     made: dict[str, Path] = {}
@@ -151,7 +151,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
 
 @pytest.fixture(scope="session")
 def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tiny tasks, `tiny.STREAM`."""
+    """Return the data directory of three tiny tasks, `tiny.STREAM`."""
     import tiny
 
     return tiny.write_data(tmp_path_factory.mktemp("data"))
@@ -159,7 +159,7 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeStream:
-    """A fresh stream over the tiny tasks with a fresh tiny model: ``tiny_stream(kind, readout, **changes)``."""
+    """Return a new stream over the tiny tasks with a new tiny model: ``tiny_stream(kind, readout, **changes)``."""
     import tiny
 
     from forgetfree.continual.stream import load_stream
@@ -174,7 +174,7 @@ def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeSt
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The plans that ``--check`` prints, as Python has them."""
+    """Collect the plans that ``--check`` prints, as Python objects."""
     from forgetfree.cli import calls, run
 
     made: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Damage to a file, and what reads it all the same."""
+"""Damage to a file, and the flipped bits that a reader does not notice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def note(name: str, value: str) -> Change:
 
 
 def sealed(*changes: Change) -> Change:
-    """Changes of a file by task, after which all its checksums are right, as only somebody makes them who forges one."""
+    """Apply changes to a file by task and make all its checksums right again, as a forger would."""
 
     def change(tensors: Tensors, header: Header) -> None:
         for each in changes:
@@ -56,7 +56,7 @@ def sealed(*changes: Change) -> Change:
 
 
 def told(k: int, **fields: Any) -> Change:
-    """Other fields of task ``k``."""
+    """Change fields of task ``k``."""
 
     def change(tensors: Tensors, header: Header) -> None:
         rows = json.loads(header["tasks"])
@@ -77,7 +77,7 @@ def u32(*values: int) -> Tensor:
 def accepted_flips(
     file: Path, load: Callable[[Path], Any], error: type[Exception], positions: Iterable[int]
 ) -> list[int]:
-    """The bytes of which a bit may be flipped without an ``error`` from ``load``; any other exception is raised."""
+    """Return the bytes in which a bit may be flipped without an ``error`` from ``load``; any other exception is raised."""
     sound, accepted = file.read_bytes(), []
     for position in positions:
         flipped = bytearray(sound)

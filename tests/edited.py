@@ -1,4 +1,4 @@
-"""Runs that somebody else could have written: config.json or the outcome of a unit is changed, and unit.json fits it."""
+"""Edited runs: config.json or the outcome of a unit is changed, and unit.json is made to match it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def write_config(run: Path, config: Mapping[str, Any]) -> None:
 
 
 def change_config(run: Path, change: Callable[[Any], object]) -> None:
-    """Change config.json, as if the units had been made under that."""
+    """Edit config.json, as if the units had been made under it."""
     config = json.loads((run / CONFIG).read_text())
     change(config)
     write_config(run, config)
 
 
 def change_outcome(folder: Path, change: Callable[[Any], object]) -> None:
-    """Change outcome.json in the folder of a unit."""
+    """Edit outcome.json in the folder of a unit."""
     outcome = json.loads((folder / OUTCOME).read_text())
     change(outcome)
     write_json(folder / OUTCOME, outcome)

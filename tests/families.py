@@ -1,4 +1,4 @@
-"""Tiny models of every family that is read, and what their layers hold: the table that several tests go through."""
+"""Tiny models of every supported family, and the tensors of their layers: a table that several tests use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import transformers
 from tiny import HEADS, HIDDEN, INNER, LAYERS, POSITIONS, SPREAD
 
-#: The names that most configurations give the sizes.
+#: The usual configuration keys for the sizes.
 SIZES = {
     "hidden_size": HIDDEN,
     "num_hidden_layers": LAYERS,
@@ -50,7 +50,7 @@ KINDS = {
 
 
 def kinds(inside: str = "", **modules: str) -> dict[str, str]:
-    """Each module of a layer with its kind, from its modules by kind, all ``inside`` one."""
+    """Return the kind of each module of a layer, from its modules by kind; all names get the prefix ``inside``."""
     return {inside + module: KINDS[kind] for kind, names in modules.items() for module in names.split()}
 
 
@@ -58,7 +58,7 @@ _BERT_ATTENTION = kinds("attention.self.", query="query", key="key", value="valu
 _BERT_OUTPUT = kinds(output="attention.output.dense", norm="attention.output.LayerNorm")
 _BERT_FEED = kinds(first="intermediate.dense", second="output.dense", norm="output.LayerNorm")
 _BERT = _BERT_ATTENTION | _BERT_OUTPUT | _BERT_FEED
-#: With the norms elsewhere.
+#: BERT's modules with layer norms elsewhere.
 _PRE_NORM = {name: kind for name, kind in _BERT.items() if not name.endswith("LayerNorm")}
 _SELF = kinds("self_attn.", query="q_proj", key="k_proj", value="v_proj")
 _LLAMA = (
@@ -82,14 +82,14 @@ _T5_GATED = _T5 | kinds("layer.1.DenseReluDense.", first="wi_0 wi_1")
 
 @dataclass(frozen=True)
 class Family:
-    """One family.
+    """One model family.
 
     Attributes:
         config: the sizes of a tiny model.
         layer: all graftable tensors of a layer, without ``.weight`` and ``.bias``, each with its kind.
-        closing: the graftable modules outside of the layers: what the layers' output goes through.
-        head: what in ``transformers`` makes its language model.
-        readout: what ``auto`` chooses for that one.
+        closing: the graftable modules outside of the layers, which are applied to the layers' output.
+        head: the auto class of ``transformers`` for its language model.
+        readout: the readout that ``auto`` chooses for that language model.
     """
 
     config: Mapping[str, Any]
@@ -247,7 +247,7 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_lay
 
 
 def tokenizer(name: str) -> Any:
-    """A tokenizer of the family's kind."""
+    """Return a tokenizer of the family's kind."""
     family = FAMILIES[name]
     if name == "XLNet" or name.endswith("T5"):
         return getattr(transformers, f"{name.lstrip('UM')}Tokenizer")(vocab=tiny.unigrams())
@@ -257,7 +257,7 @@ def tokenizer(name: str) -> Any:
 
 
 def config(name: str, *, layers: int = LAYERS) -> Any:
-    """The family's configuration."""
+    """Return the family's configuration."""
     sizes = {key: layers if key in COUNTS else value for key, value in FAMILIES[name].config.items()}
     if "attention_types" in sizes:  # GPT-Neo's, layer by layer
         sizes["attention_types"] = [[["global"], layers]]
@@ -267,12 +267,12 @@ def config(name: str, *, layers: int = LAYERS) -> Any:
 
 
 def body(name: str) -> torch.nn.Module:
-    """A tiny model without a head."""
+    """Return a tiny model without a head."""
     return tiny.pre_trained(lambda: transformers.AutoModel.from_config(config(name)))
 
 
 def write(name: str, directory: Path) -> Path:
-    """A tiny model with its LM head and its tokenizer, in Hugging Face layout."""
+    """Write a tiny model with its LM head and its tokenizer, in Hugging Face layout."""
     loader = getattr(transformers, FAMILIES[name].head)
     model = tiny.pre_trained(lambda: loader.from_config(config(name)))
     model.save_pretrained(directory)  # type: ignore[operator]

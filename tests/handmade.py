@@ -1,4 +1,4 @@
-"""Results of runs made by hand: two tasks, and what a strategy knew of them at the end."""
+"""Handmade results of runs: two tasks, and the scores of a strategy on them at the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from forgetfree.results.table import Results
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]
-#: What stands beside the matrices of `run_of`, by task.
+#: Further scores of `run_of` by task, beside the matrices.
 BY_TASK = ("agreement", "updates", "union_accuracy", "union_ece")
 
 
 def run_of(strategy: str, seed: int, last: list[float], **more: Any) -> Json:
-    """A run that knew 0.5 of both tasks before, 0.8 of qnli after it, and `last` at the end."""
+    """Return a run with 0.5 on both tasks before training, 0.8 on qnli after qnli, and ``last`` at the end."""
     return {
         "strategy": strategy,
         "seed": seed,
@@ -43,7 +43,7 @@ def results_of(*runs: Json, **more: Any) -> Json:
 
 
 def scores_of(run: Json, tasks: Sequence[str], rows: Json) -> Iterator[Score]:
-    """The scores of a run, from its matrices and what stands by task beside them."""
+    """Yield the scores of a run, from its matrices and its further scores by task."""
     unit = run["strategy"], run["seed"]
     matrices = {"": run["matrix"], "ece": run["ece"], **run.get("more_scores", {})}
     for name, matrix in matrices.items():
@@ -58,7 +58,7 @@ def scores_of(run: Json, tasks: Sequence[str], rows: Json) -> Iterator[Score]:
 
 
 def record_of(results: Json) -> RunRecord:
-    """The record of results, with where they were read under ``source``."""
+    """Return the record of results; ``source`` names the file that they were read from."""
     about = {key: value for key, value in results.items() if key not in ("runs", "source")}
     tasks, rows = results["tasks"], results["data"].get("test_rows", {})
     metric = results["runs"][0]["metric"] if results["runs"] else ["accuracy"] * len(tasks)

@@ -1,4 +1,4 @@
-"""A hub on this machine, by the calls that `huggingface_hub`, `transformers` and `datasets` make to read the real one."""
+"""A Hugging Face hub on this machine, for the requests of `huggingface_hub`, `transformers` and `datasets`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = r"([\w.-]+/[\w.-]+)"
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """Repositories in memory, each a branch of files under ``models/OWNER/NAME`` or ``datasets/OWNER/NAME``."""
+    """Repositories in memory, each one branch of files under ``models/OWNER/NAME`` or ``datasets/OWNER/NAME``."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -33,11 +33,11 @@ class Hub(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def create(self, api: Any, repo_id: str, **_: Any) -> Any:
-        """What `HfApi.create_repo` does there."""
+        """Stand in for `HfApi.create_repo`."""
         return SimpleNamespace(repo_id=repo_id)
 
     def upload(self, api: Any, repo_id: str, folder_path: Path, **_: Any) -> str:
-        """What `HfApi.upload_folder` does there."""
+        """Stand in for `HfApi.upload_folder`."""
         self.put(f"models/{repo_id}", Path(folder_path))
         return f"{self.endpoint}/{repo_id}/commit/{commit_of(self.repositories[f'models/{repo_id}'])}"
 
@@ -52,7 +52,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def answer(self, status: int, content: Any = None, **headers: str) -> None:
         data = content if isinstance(content, bytes) else json.dumps({} if content is None else content).encode()
@@ -67,7 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(status, {"error": code}, X_Error_Code=code, X_Error_Message=code)
 
     def files(self, repository: str, revision: str) -> dict[str, bytes] | None:
-        """The files of a repository; where there are none an answer is given."""
+        """Return the files of a repository; if there are none, send a 404 response and return None."""
         files = self.server.repositories.get(repository)
         if files is None:
             return self.refuse(404, "RepoNotFound")
@@ -129,7 +129,7 @@ def commit_of(files: dict[str, bytes]) -> str:
 
 
 def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the hub's client of this process, which is loaded already, talk to an endpoint."""
+    """Point the hub client of this process, which is already loaded, at an endpoint."""
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
@@ -138,14 +138,14 @@ def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def hub_server(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
-    """Give a hub on this machine that the client talks to, with an empty cache."""
+    """Yield a hub on this machine that the client connects to, with an empty cache."""
     with Hub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         point_at(server.endpoint, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back, whatever a command sets
+        monkeypatch.setenv("HF_HUB_OFFLINE", "")  # monkeypatch restores it, even if a command sets it
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setattr(HfApi, "create_repo", lambda api, **how: server.create(api, **how))
         monkeypatch.setattr(HfApi, "upload_folder", lambda api, **how: server.upload(api, **how))

@@ -1,4 +1,4 @@
-"""Models and loops as anybody has them, in which tests graft."""
+"""Ordinary models and training loops, in which tests graft."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def classifier() -> Any:
 
 
 def texts(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
-    """Batches whose loss is that of a language model."""
+    """Return batches for the loss of a language model."""
     generator = torch.Generator().manual_seed(seed)
     ids = [torch.randint(0, 60, (4, 9), generator=generator) for _ in range(count)]
     return [{"input_ids": each, "labels": each} for each in ids]
 
 
 def labelled(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
-    """Batches whose loss is that of a classifier of two labels."""
+    """Return batches for the loss of a classifier with two labels."""
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randint(5, 60, (4, 9), generator=generator) for _ in range(count)]
     return [{"input_ids": each, "labels": each[:, 1] % 2} for each in draws]
 
 
 def train(model: nn.Module, batches: list[dict[str, Tensor]], make: Callable[..., Any] | None = None) -> list[float]:
-    """A loop as anybody writes it: of the model's parameters, those that are trainable, with decay and clipping."""
+    """Train the model's trainable parameters in an ordinary loop with weight decay and gradient clipping; return the losses."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)))(trainable)
     model.train()
@@ -63,11 +63,11 @@ def logits(model: nn.Module, ledger: Ledger, task: str, batch: dict[str, Tensor]
 
 
 class Ended(Exception):
-    """Ends a block, whose task is not recorded."""
+    """Ends a `learning` block, so that its task is not recorded."""
 
 
 def begun(model: nn.Module, ledger: Ledger, **arguments: Any) -> Skill:
-    """What a block would train."""
+    """Return the skill that a `learning` block would train."""
     with pytest.raises(Ended), learning(model, ledger, "begun", **arguments) as skill:
         raise Ended
     return skill
@@ -75,13 +75,13 @@ def begun(model: nn.Module, ledger: Ledger, **arguments: Any) -> Skill:
 
 @contextmanager
 def refusing(model: nn.Module, *words: str, of: dict[str, Any] | None = None, **how: Any) -> Iterator[Skill]:
-    """A block that ends in an error with these words, and leaves the model as it was and its ledger without a task.
+    """Check that a block ends in an error with these words, restores the model, and leaves the ledger without a task.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         words: parts of the message.
         of: arguments of the ledger.
-        how: those of the block.
+        how: arguments of the block.
     """
     ledger, before = Ledger.of_model(model, **of or {}), state_of(model)
     with pytest.raises(TrainingError) as raised, learning(model, ledger, "one", **how) as skill:
@@ -98,7 +98,7 @@ def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
 
 
 def refused(action: Callable[[], Any], error: type[ForgetfreeError], *words: str) -> None:
-    """Check that an action is refused with one paragraph that has these words."""
+    """Check that an action is refused with one paragraph that contains these words."""
     with pytest.raises(error) as raised:
         action()
     text = str(raised.value)

@@ -1,4 +1,4 @@
-"""Directories of models that are changed, and the message that loading one ends with."""
+"""Edited model directories, and the message of the error when one is loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from forgetfree.errors import ModelError
 
-#: What no message may hold.
+#: Words that no message may contain.
 _INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_sizes")
 
 
 def message(load: Callable[[], Any], kind: type[Exception] = ModelError) -> str:
-    """The one paragraph that loading ends with."""
+    """Return the error message of loading, which must be one paragraph."""
     with pytest.raises(kind) as caught:
         load()
     text = str(caught.value)

@@ -1,4 +1,4 @@
-"""A strategy whose tasks have the parents that its options name."""
+"""A strategy whose options name the parents of its tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forgetfree.training.encoded_task import EncodedTask
 
 
 class OnParentsOptions(SkillOptions):
-    """Options of grafts, and who stands on whom."""
+    """Options of grafts, and the parent of each task."""
 
     parents: str = option("", "TASK=PARENT,…; other tasks stand on θ_pre")
 
@@ -30,5 +30,5 @@ class OnParents(RegionStrategy):
 
 
 def tree_of(parents: str) -> dict[str, str]:
-    """Return the parents by task."""
+    """Return the parent of each task that has one."""
     return dict(pair.split("=") for pair in parents.split(",") if pair)

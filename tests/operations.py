@@ -1,6 +1,6 @@
-"""Operations that a device is given, counted where there is none, by phase.
+"""Counts of the operations that are launched on a device, by phase, on the simulated GPU.
 
-Where the processor's Python decides how long a step on a GPU takes, these counts are its speed.
+Where Python on the CPU limits the speed of a step on a GPU, these counts measure that speed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.gpu.operations import launches
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations on the simulated GPU while it is entered, and what goes to and fro.
+    """Counts operations on the simulated GPU and copies to and from it, while entered.
 
     Attributes:
-        phase: what operations are counted under now.
-        kernels: operations that launch something, by phase.
+        phase: the phase to which operations are counted now.
+        kernels: operations that launch a kernel, by phase.
         traffic: see `simulated_gpu.traffic`.
     """
 
@@ -36,7 +36,7 @@ class Operations(TorchDispatchMode):
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count under a phase inside."""
+        """Count operations to this phase inside the block."""
         self.phase, before = phase, self.phase
         yield
         self.phase = before
@@ -52,7 +52,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         there = any(map(simulated_gpu.is_on_gpu, given)) or (not given and simulated_gpu._Operations.makes_there)
-        there |= func is torch.ops.aten.scalar_tensor.default  # of attention with a mask, in C++
+        there |= func is torch.ops.aten.scalar_tensor.default  # made by attention with a mask, in C++
         if there and not simulated_gpu._Operations.is_moving:
             self.kernels[self.phase] += launches(func, args)
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""The figure of report.html, which takes much of a tiny run: drawn, or left empty."""
+"""The figure of report.html, which takes a large part of a tiny run: drawn, or left empty."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from forgetfree.results.report import figures
 
-#: What makes an SVG of a figure.
+#: A function that makes the SVG of a figure.
 Way = Callable[[Any], str]
 DRAWN: Way = figures.drawn
 EMPTY: Way = lambda _: '<svg viewBox="0 0 252 180"></svg>'  # noqa: E731
 
 
 def make(way: Way) -> Way:
-    """Make figures in this way from now on, and return the way so far."""
+    """Make figures with this function from now on, and return the previous one."""
     before, figures.drawn = figures.drawn, way
     return before

@@ -1,4 +1,4 @@
-"""Tasks that are answered by texts, on tiny models: their rows, and runs of them."""
+"""Tasks with texts as answers, on tiny models: their rows, and runs of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forgetfree.results.runs import read_answers
 from forgetfree.tasks import TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
-#: A task with a text that ends answers, one of chats, and one with an instruction.
+#: A task with a stop text, one of chats, and one with an instruction.
 TASKS = ("first", "chat", "last")
 COUNTS = {"train": 24, "validation": 9, "test": 11}
 CHAT_TEMPLATE = (
@@ -26,14 +26,14 @@ CHAT_TEMPLATE = (
 
 
 def prompts(count: int, seed: int) -> list[str]:
-    """Prompts of a few words; the last is longer than a row."""
+    """Return prompts of a few words; the last is longer than the maximum length of a row."""
     draw = random.Random(seed)
     found = [" ".join(draw.choice(WORDS) for _ in range(draw.randint(3, 6))) for _ in range(count - 1)]
     return [*found, " ".join(["film"] * 200 + ["great"])]
 
 
 def chat(prompt: str, answer: str = "") -> list[dict[str, str]]:
-    """A chat of one question, with its answer if there is one."""
+    """Return a chat of one question, with its answer if there is one."""
     turns = [{"role": "system", "content": "movie"}, {"role": "user", "content": prompt}]
     return [*turns, {"role": "assistant", "content": answer}] if answer else turns
 
@@ -56,7 +56,7 @@ def write_data(directory: Path) -> Path:
 
 
 def write_model(family: str, directory: Path, *, chats: bool = False) -> Path:
-    """Write a tiny model, whose tokenizer has a template for chats if ``chats``."""
+    """Write a tiny model; its tokenizer has a chat template if ``chats``."""
     families.write(family, directory)
     if chats:
         tokenizer = families.tokenizer(family)
@@ -77,7 +77,7 @@ def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) ->
 
 
 def answers_of_run(run: Path, strategy: str, seed: int = 0) -> dict[str, TextAnswers]:
-    """What a strategy answered at the run's end, by task."""
+    """Return a strategy's answers at the end of the run, by task."""
     tasks = [TaskDefinition.of_fields(task) for task in load_run(run)["tasks"]]
     found = read_answers(run / strategy / f"seed-{seed}", tasks)
     return {name: answers for name, answers in found.items() if isinstance(answers, TextAnswers)}

@@ -1,4 +1,4 @@
-"""Tiny language models in 4 and 8 bits, as users load them, and what they learn."""
+"""Tiny language models in 4 and 8 bits, as users load them, and data to train them on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def llama(layers: int = 2) -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=60, num_key_value_heads=2, **SIZES | {"num_hidden_layers": layers}))
 
 
-def qwen2() -> Any:  # whose attention has biases
+def qwen2() -> Any:  # its attention has biases
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=60, num_key_value_heads=2, **SIZES))
 
 
@@ -50,7 +50,7 @@ QUANTISATIONS: dict[str, Callable[[], Any]] = {"nf4": nf4, "int8": int8, "torcha
 
 
 def load(make: Callable[[], Any], how: str, place: Path) -> Any:
-    """A model of `QUANTISATIONS`, read from a directory where it stands whole."""
+    """Return a model of `QUANTISATIONS`, loaded from a directory with its unquantised weights."""
     model = pre_trained(make)
     if not place.exists():
         model.save_pretrained(place)
@@ -58,7 +58,7 @@ def load(make: Callable[[], Any], how: str, place: Path) -> Any:
 
 
 def numbers() -> PreTrainedTokenizerFast:
-    """A tokenizer of the numbers below 57."""
+    """Return a tokenizer of the numbers below 57."""
     vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *map(str, range(57))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -66,14 +66,14 @@ def numbers() -> PreTrainedTokenizerFast:
 
 
 def counting(step: int) -> Dataset:
-    """Texts that count by a step."""
+    """Return texts that count up by a step."""
     return Dataset.from_list(
         [{"text": " ".join(str((first + step * i) % 57) for i in range(12))} for first in range(0, 57, 3)]
     )
 
 
 def sft(model: Any, rows: Dataset, place: Path, peft_config: Any = None, **options: Any) -> list[float]:
-    """The losses of TRL's trainer on a CPU."""
+    """Return the losses of TRL's SFTTrainer on a CPU."""
     from trl import SFTConfig, SFTTrainer
 
     usual = {

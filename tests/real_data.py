@@ -1,4 +1,4 @@
-"""The real data that some tests read, where there is some."""
+"""The real data that some tests read, if present."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIRECTORY = Path(os.environ.get("FORGETFREE_DATA") or Path(__file__).parents[2] 
 
 
 def needs(task: str) -> pytest.MarkDecorator:
-    """Skip where this task's folder is not there, and say so."""
+    """Skip the test with a reason if this task's folder is missing."""
     return pytest.mark.skipif(
         not (DIRECTORY / task).is_dir(),
         reason=f"no real data at {DIRECTORY / task}; set FORGETFREE_DATA to have it tested",

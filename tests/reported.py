@@ -1,4 +1,4 @@
-"""A run directory made by hand, with all that its page shows: answers, losses, ledgers, a configuration."""
+"""A handmade run directory with everything that its page shows: answers, losses, ledgers, a configuration."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from forgetfree.results.run_folder import (
 from forgetfree.tensor_file import TensorFile
 
 Json = dict[str, Any]
-#: Of the tasks, the first two to four.
+#: Labels of the tasks; each task has the first two to four.
 LABELS = ["no", "yes", "maybe", "never"]
 ROWS = 120
 
 
 def answers(score: float, truth: Any, rng: np.random.Generator) -> LabelAnswers:
-    """Answers to rows with these labels, of which about the share ``score`` is right."""
+    """Return answers to rows with these labels; about the share ``score`` of them is right."""
     logits = rng.normal(size=(ROWS, int(truth.max()) + 1)).astype(np.float32)
     right = rng.random(ROWS) < score
     logits[np.arange(ROWS), truth] = np.where(right, logits.max(1) + 1, logits.min(1) - 1)
@@ -48,7 +48,7 @@ def write_answers(path: Path, arrays: Json) -> None:
 def make_run(
     out: Path, tasks: Sequence[str], loss: dict[str, float], seeds: Sequence[int] = (0, 1), failed: Sequence[Json] = ()
 ) -> Path:
-    """Write a run in which the score of a task falls by ``loss`` of its strategy with each later task, on the same rows."""
+    """Write a run in which each later task costs earlier tasks ``loss`` of their score, by strategy, on the same rows."""
     n, units, floors = len(tasks), dict[str, Json](), dict[str, float]()
     truth = {task: np.random.default_rng(i).integers(2 + i % 3, size=ROWS) for i, task in enumerate(tasks)}
     for number, (strategy, lost) in enumerate(loss.items()):
@@ -66,7 +66,7 @@ def make_run(
             matrix[-1] = [each.score("accuracy") for each in found.values()]
             ece[-1] = [each.ece for each in found.values()]
             floors = {task: each.constant_score("accuracy") for task, each in found.items()}
-            if not lost:  # not at all, to the bit
+            if not lost:  # no loss: equal to the bit
                 for task in range(n):
                     matrix[task + 1 :, task], ece[task + 1 :, task] = matrix[-1, task], ece[-1, task]
             save(unit.directory, matrix, ece, found)
@@ -110,7 +110,7 @@ def make_run(
 
 
 def save(folder: Path, matrix: Any, ece: Any, found: dict[str, LabelAnswers], rows: int = ROWS) -> None:
-    """Write scores and answers of a unit, and into its record what they are, if it has one."""
+    """Write scores and answers of a unit, and update its record if it has one."""
     strategy, seed = folder.parent.name, int(folder.name.removeprefix("seed-"))
     scores = [
         Score(strategy, seed, task, after, metric, float(values[after][i]), rows)
@@ -127,14 +127,14 @@ def save(folder: Path, matrix: Any, ece: Any, found: dict[str, LabelAnswers], ro
 
 
 def edit(out: Path, strategy: str | None = None, **details: Any) -> None:
-    """Change what the records of a strategy's units say beside their scores, or those of all."""
+    """Change details in the records of one strategy's units, or of all units."""
     for path in sorted(out.glob(f"{strategy or '*'}/seed-*/{RECORD}")):
         record = read_record(path.parent)
         Unit(record["unit"], path.parent).end({}, record["details"] | details, floors=record["floors"])
 
 
 def edit_about(out: Path, **about: Any) -> None:
-    """Change what config.json says of the whole run."""
+    """Change entries of config.json about the whole run."""
     config = json.loads((out / "config.json").read_text())
     config["about"] |= about
     (out / "config.json").write_text(json.dumps(config))

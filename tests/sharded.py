@@ -1,4 +1,4 @@
-"""Three tasks beside weights, whole in one process, or sharded in several: torchrun sharded.py OUT."""
+"""Three tasks beside the weights, in one process or sharded over several: torchrun sharded.py OUT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forgetfree.testing.tiny import pre_trained
 
 
 def shard(model: Any, ignored: set[nn.Parameter]) -> Any:
-    """Take a model apart, layer by layer."""
+    """Shard a model layer by layer."""
     layers = model.model.layers if hasattr(model, "model") else model.bert.encoder.layer
     for layer in layers:
         fully_shard(layer)
@@ -25,7 +25,7 @@ def shard(model: Any, ignored: set[nn.Parameter]) -> Any:
 
 
 def learn(model: Any, rows: Any, out: str, rank: int, several: int) -> None:
-    """Each step has two halves of a batch: one a process, or both in one; a head is trained as a whole."""
+    """Train with two half batches a step, one per process or both in one; a classifier's head is trained whole."""
     x, seen = {"input_ids": rows(9)[0]["input_ids"]}, dict[str, torch.Tensor]()
     ledger = Ledger.of_model(model.eval(), effect="beside")
     halves = [[{name: part[i : i + 2] for name, part in batch.items()} for i in (0, 2)] for batch in rows(2)]
@@ -65,7 +65,7 @@ def learn_both(out: str, rank: int, several: int) -> None:
 
 
 def refuse(model: Any, rank: int, effect: Any, *, early: bool = False) -> None:
-    """Sharding without the vector among its ignored parameters is refused, and so is writing into sharded weights."""
+    """Print the errors for sharding without the vector in ``ignored_params``, and for writing into sharded weights."""
     ledger = Ledger.of_model(model, effect=effect)
     try:
         if early:

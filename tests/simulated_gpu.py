@@ -1,16 +1,16 @@
-"""A GPU that is not there: tensors that say ``cuda:0``, lie in ordinary memory, and must not be mixed with those of the CPU.
+"""A simulated GPU: its tensors report ``cuda:0``, lie in ordinary memory, and must not be mixed with those of the CPU.
 
-``pytest --simulated-gpu tests/core`` runs tests on it: wherever the product chooses a device by ``auto``, it is ``cuda``. In
-a test, ``with simulated_gpu.present():`` does the same. What is computed has the bits of the CPU.
+``pytest --simulated-gpu tests/core`` runs tests on it: wherever the library chooses a device by ``auto``, it is ``cuda``. In
+a test, ``with simulated_gpu.present():`` does the same. Computed values have the bits of the CPU.
 
-The storage of each tensor "on the GPU" is remembered. Two of torch's modes watch: `_Words` what Python says of devices
-(``device=``, ``.to``, ``.cpu``, ``.device``, ``.numpy``), and `_Operations` each operation beneath, backward passes included:
-its tensors must be in one place, and what it makes is there, too; `traffic` counts what goes between the two. As on a real
-GPU, a number without dimensions may be on the CPU, a tensor may be copied into one elsewhere, and indices of a tensor on the
-GPU may be on the CPU.
+The storage of each tensor "on the GPU" is recorded. Two of torch's modes watch: `_Words` the calls from Python that name
+devices (``device=``, ``.to``, ``.cpu``, ``.device``, ``.numpy``), and `_Operations` each operation beneath, backward passes
+included: its tensors must be on one device, and its results are there, too; `traffic` counts copies between the two. As on
+a real GPU, a number without dimensions may be on the CPU, a tensor may be copied into one elsewhere, and indices of a tensor
+on the GPU may be on the CPU.
 
-It cannot show kernels of CUDA and how they round, what runs at the same time, how memory is used, or what threads and processes
-do that a test starts.
+It cannot simulate CUDA kernels and their rounding, concurrency, memory use, or the threads and processes that a test
+starts.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from torch.utils._pytree import tree_leaves
 
 GPU = torch.device("cuda", 0)
 MEMORY = 80 * 2**30
-#: Copies "in" and "out", and "waits": values that the processor reads from the GPU at once, and so waits for.
+#: Copies "in" and "out", and "waits": values that the CPU reads from the GPU at once, so that it must wait for them.
 traffic: Counter[str] = Counter()
 
 # -- Which tensors are on it -----------------------------------------------------------------------------
 
-#: Storages on the GPU by their address, which another storage may get once they are gone.
+#: Storages on the GPU by their address; another storage may reuse the address once they are freed.
 _storages: dict[int, StorageWeakRef] = {}
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
-    """Whether a tensor is on the simulated GPU."""
+    """Return whether a tensor is on the simulated GPU."""
     with torch._C.DisableTorchFunction():
         try:
             held = _storages.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):  # a sparse one has no storage of its own
+        except (NotImplementedError, RuntimeError):  # a sparse tensor has no storage of its own
             return False
     return held is not None and not held.expired()
 
 
 def _put(tensor: Tensor, on_gpu: bool) -> Tensor:
-    """Remember where the storage of a tensor is."""
+    """Record the device of a tensor's storage."""
     with torch._C.DisableTorchFunction():
         try:
             storage = tensor.untyped_storage()
@@ -71,22 +71,22 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-# -- What operations may be given ------------------------------------------------------------------------
+# -- Checks of operations --------------------------------------------------------------------------------
 
 _aten = torch.ops.aten
 _COPIES = {_aten.copy_.default, _aten._to_copy.default, _aten.copy.default}
 _READS = {_aten.index.Tensor, _aten._unsafe_index.Tensor}
 _WRITES = {_aten.index_put_.default, _aten._index_put_impl_.default}
-#: The backward pass of an index makes zeros for it, in C++, where no mode sees on which device.
+#: The backward pass of an index makes zeros for it, in C++, where no mode sees the device.
 _UNSEEN = {_aten.index_put.default}
 
 
-#: Operations whose result depends on values, which the processor reads.
+#: Operations whose result depends on values, which the CPU reads.
 WAITS = {"_local_scalar_dense", "_unique2", "equal", "is_nonzero", "masked_select", "nonzero", "unique_dim"}
 
 
 def waits(func: Any, args: Any) -> bool:
-    """Whether the processor waits for an operation on the GPU."""
+    """Return whether the CPU waits for an operation on the GPU."""
     name = func._schema.name.partition("::")[2]
     if name in WAITS:
         return True
@@ -95,7 +95,7 @@ def waits(func: Any, args: Any) -> bool:
 
 
 class _Operations(TorchDispatchMode):
-    #: Whether a tensor is being moved, or made on the GPU, by operations that know nothing of it.
+    #: Whether a tensor is being moved, and whether an operation without input tensors makes its result on the GPU.
     is_moving = makes_there = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,10 +119,10 @@ class _Operations(TorchDispatchMode):
 
 
 def _mixes(func: Any, args: Any, tensors: list[Tensor], places: list[bool]) -> bool:
-    """Whether an operation on tensors of both devices is one that CUDA refuses."""
+    """Return whether CUDA refuses an operation on tensors of both devices."""
     if func in _COPIES or func in _UNSEEN:
         return False
-    if func in _READS:  # of a tensor on the CPU, indices must be there, too
+    if func in _READS:  # a tensor on the CPU needs its indices there, too
         return not places[0]
     if func in _WRITES:
         return not places[0] or bool(args[2].dim() and not is_on_gpu(args[2]))
@@ -133,7 +133,7 @@ def _mixes(func: Any, args: Any, tensors: list[Tensor], places: list[bool]) -> b
     return any(not on and each.dim() for each, on in zip(tensors, places, strict=True))
 
 
-# -- What Python says of devices -------------------------------------------------------------------------
+# -- Devices in calls from Python ------------------------------------------------------------------------
 
 
 class _Words(TorchFunctionMode):
@@ -161,7 +161,7 @@ class _Words(TorchFunctionMode):
             made = func(*args, **(kwargs | {"device": "cpu"}))
             _Operations.makes_there = before
             for each in _tensors(made):
-                if any(each is given for given in args):  # as_tensor of a tensor gives it back
+                if any(each is given for given in args):  # as_tensor returns its argument if that is a tensor
                     made = _moved(each, kind == "cuda")
                 else:
                     _put(each, kind == "cuda")
@@ -170,7 +170,7 @@ class _Words(TorchFunctionMode):
 
 
 def _kind(device: Any) -> str:
-    """Return the type of what stands for a device: a number is that of a GPU."""
+    """Return the type of a device given in any form; a number means a GPU."""
     return "cuda" if isinstance(device, int) else torch.device(device).type
 
 
@@ -204,7 +204,7 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _moved(tensor: Tensor, on_gpu: bool, later: bool = False) -> Tensor:
-    """Return the tensor where it is to be, itself if it is there; ``later`` nothing waits for the copy."""
+    """Return the tensor on the requested device, itself if it is there; with ``later`` nothing waits for the copy."""
     if is_on_gpu(tensor) == on_gpu or tensor.is_meta:
         return tensor
     _count_copy(on_gpu, later)
@@ -232,7 +232,7 @@ _SILENT = "set_rng_state set_rng_state_all manual_seed manual_seed_all empty_cac
 
 
 def _driver() -> dict[Any, dict[str, Any]]:
-    """Return what torch says of devices while the GPU is there."""
+    """Return replacements for torch's functions about devices while the GPU is present."""
     state = torch.zeros(16, dtype=torch.uint8)
     nothing = SimpleNamespace(is_capturing=lambda: False, synchronize=lambda: None)
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
@@ -272,7 +272,7 @@ def _driver() -> dict[Any, dict[str, Any]]:
 
 @contextmanager
 def present() -> Iterator[None]:
-    """Have a GPU inside the block; it is ``cuda`` and ``cuda:0``."""
+    """Simulate a GPU inside the block; it is ``cuda`` and ``cuda:0``."""
     import transformers.quantizers.auto  # noqa: F401  # torchao asks the driver when it is imported
 
     with ExitStack() as stack:

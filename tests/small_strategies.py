@@ -1,4 +1,4 @@
-"""Strategies by name with small options, and what tests compare of them, bit for bit."""
+"""Strategies by name with small options, and their values to compare bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.strategy_parts import Training
 
-#: Every strategy with momentum and decay, by which an entry moves without a gradient.
+#: Momentum and decay for every strategy: both can move an entry that has no gradient.
 SMALL: dict[str, Any] = {
     **{"steps": 4, "batch_size": 4},
     **{"optimizer": "momentum", "learning_rate": 0.05, "weight_decay": 0.1},
@@ -32,7 +32,7 @@ OWN: dict[str, dict[str, Any]] = {
     "merge-ties": {"density": 0.3},
     "merge-stitch": {"sparsity": 0.4, "mask_steps": 2},
 }
-#: A model with its readout, and an optimiser: each once.
+#: Models with a readout and an optimiser; each readout and each optimiser occurs once.
 SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert-momentum": ("bert", "linear", {}),
     "roberta-adamw": (
@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 class Plain(ContinualStrategy):
-    """Trains everything, and answers with the one model, as it is."""
+    """Trains everything, and answers with the one model as it is."""
 
     def begin(self, task: Any) -> Training:
         return self.everything(task)
@@ -55,7 +55,7 @@ class Plain(ContinualStrategy):
 
 
 def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
-    """A strategy; what is no option of any strategy is an argument of the constructor."""
+    """Return a strategy; a name that is not an option of any strategy is passed to the constructor."""
     cls = registry.strategy(name)
     known = cls.Options.model_fields
     everywhere = {key for each in OWN for key in registry.strategy(each).Options.model_fields}
@@ -65,7 +65,7 @@ def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
 
 
 def learned_rows(strategy: Any) -> list[dict[str, Tensor]]:
-    """Train on the whole stream; the answers before it and after each task."""
+    """Train on the whole stream, and return the logits before it and after each task."""
     rows = [logits(strategy)]
     for experience in strategy.stream.benchmark.train_stream:
         strategy.train(experience)
@@ -74,13 +74,13 @@ def learned_rows(strategy: Any) -> list[dict[str, Tensor]]:
 
 
 def theta_of(strategy: Any) -> Tensor:
-    """What the model holds of the graftable tensors."""
+    """Return the model's current graftable tensors, flat."""
     flat: Tensor = strategy.space.flatten(strategy.model.backbone)
     return flat
 
 
 class Watch(SupervisedPlugin):
-    """Notes the flat entries that differ, after any update of a task, from where it began, and the other tensors that do."""
+    """Records the flat entries that any update of a task moved from their start, and the other tensors that changed."""
 
     def before_training_exp(self, strategy: Any, **_: Any) -> None:
         self.start, self.rest = theta_of(strategy), everything(strategy.model)
@@ -91,7 +91,7 @@ class Watch(SupervisedPlugin):
         self.updates += 1
 
     def moved_tensors(self, strategy: Any) -> set[str]:
-        """Tensors outside the parameter space that are not what they were."""
+        """Return the names of changed tensors outside the parameter space."""
         inside = {f"backbone.{spec.name}" for spec in strategy.space.tensors}
         after = everything(strategy.model)
         return {name for name, was in self.rest.items() if name not in inside and not torch.equal(was, after[name])}

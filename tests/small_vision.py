@@ -1,4 +1,4 @@
-"""Small image benchmarks by Avalanche's generators, and networks with deterministic weights: digits, no download."""
+"""Small image benchmarks by Avalanche's generators, and networks with deterministic weights; no download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forgetfree.continual.stream import Stream, benchmark_stream
 from forgetfree.data.examples import Examples
 
 NETWORKS = ("mlp", "conv")
-#: Few steps, at rates that do learn; decay and momentum, so that frozen entries would move if they could.
+#: Few steps, at rates high enough to learn; decay and momentum, so that an unfrozen entry would move.
 OPTIONS: dict[str, Any] = {
     "steps": 12,
     "batch_size": 8,
@@ -47,7 +47,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def part(split: str, classes: int = 10, rows: int = 300) -> Labelled:
-    """The first rows of the first classes, or the last."""
+    """Return the first rows of the first classes for ``train``, or the last rows for ``test``."""
     x, y = digits()
     x, y = x[y < classes], y[y < classes]
     chosen = slice(0, rows) if split == "train" else slice(len(y) - rows // 2, None)
@@ -55,13 +55,13 @@ def part(split: str, classes: int = 10, rows: int = 300) -> Labelled:
 
 
 def split_digits(scenario: str, experiences: int = 5) -> Any:
-    """Two classes each; ``task``: each experience with a task label and classes from 0; ``class``: neither."""
+    """Return two classes an experience; with ``task`` also task labels and classes from 0, with ``class`` neither."""
     task, parts = scenario == "task", [part(split, 2 * experiences) for split in ("train", "test")]
     return nc_benchmark(*parts, experiences, task_labels=task, shuffle=False, class_ids_from_zero_in_each_exp=task)
 
 
 def permuted_digits(experiences: int = 3) -> Any:
-    """The pixels in another order for each experience; all classes in each."""
+    """Return experiences with all classes, each with its pixels in another order."""
     orders = [torch.randperm(64, generator=torch.Generator().manual_seed(i)) for i in range(experiences)]
 
     def permuted(split: str) -> list[Labelled]:
@@ -72,7 +72,7 @@ def permuted_digits(experiences: int = 3) -> Any:
 
 
 def network(kind: str, classes: int = 10) -> nn.Module:
-    """Avalanche's MLP with dropout, or a small convolutional network with BatchNorm; the same at every call."""
+    """Return Avalanche's MLP with dropout, or a small convolutional network with BatchNorm; the same at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if kind == "mlp":
@@ -85,13 +85,13 @@ def network(kind: str, classes: int = 10) -> nn.Module:
 
 
 def stream(scenario: str, kind: str = "mlp", experiences: int = 3) -> Stream:
-    """A fresh stream over one of the benchmarks."""
+    """Return a new stream over one of the benchmarks."""
     benchmark = permuted_digits(experiences) if scenario == "domain" else split_digits(scenario, experiences)
     return benchmark_stream(benchmark, network(kind))
 
 
 def make(name: str, stream: Stream, **changes: Any) -> Any:
-    """A strategy by name; of `OPTIONS`, those it has; what are not its options are arguments of the constructor."""
+    """Return a strategy by name, with its options from `OPTIONS`; a change that is no option goes to the constructor."""
     cls = registry.strategy(name)
     known = cls.Options.model_fields
     options = {key: value for key, value in (OPTIONS | changes).items() if key in known}
@@ -100,11 +100,11 @@ def make(name: str, stream: Stream, **changes: Any) -> Any:
 
 
 def inputs(rows: Examples) -> Tensor:
-    """All inputs of a task's rows of one length."""
+    """Return all inputs of a task, whose rows have one length."""
     return rows.batch(range(len(rows)))[0]
 
 
 def benchmark_rows(experience: Any) -> tuple[Tensor, Tensor]:
-    """All inputs and labels of an experience."""
+    """Return all inputs and labels of an experience."""
     rows = [experience.dataset[i] for i in range(len(experience.dataset))]
     return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])

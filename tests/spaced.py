@@ -1,4 +1,4 @@
-"""The tokenizers of the tests: those of tiny models, and those that write spaces as ▁, by scheme and by family."""
+"""The tokenizers of the tests: those of tiny models, and some that write spaces as ▁, by scheme and by family."""
 
 from __future__ import annotations
 

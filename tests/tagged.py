@@ -1,4 +1,4 @@
-"""Small tasks whose words are labelled, for the tiny model."""
+"""Small tasks with labelled words, for the tiny model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing.tiny import FILLER, KEYWORDS, tiny_model, tiny_task
 
-#: Kinds of entities, each with the words that its entities are made of.
+#: Kinds of entities, each with the words of its entities.
 PEOPLE = {"PER": KEYWORDS["sst2"][0], "LOC": KEYWORDS["sst2"][1]}
 TOPICS = {"TOPIC": KEYWORDS["ag_news"][0], "SPORT": KEYWORDS["ag_news"][1], "TRADE": KEYWORDS["ag_news"][2]}
 
 
 def tagged_task(name: str, kinds: dict[str, list[str]], seed: int = 0, train: int = 24) -> TaskRows:
-    """Return a task of sentences of 2 to 12 words with entities of one to three words, and some without any."""
+    """Return a task of sentences of 2 to 12 words; every fifth has no entity, the others one of one to three words."""
     draw, task = random.Random(seed), TaskDefinition.of_entities(name, list(kinds))
 
     def sentence(i: int) -> tuple[str, tuple[int, ...]]:
@@ -37,6 +37,6 @@ def tagged_task(name: str, kinds: dict[str, list[str]], seed: int = 0, train: in
 
 
 def tagged_stream(*, seed: int = 0, shots: int | None = None, test_limit: int | None = None) -> Stream:
-    """Return two tagged tasks with label sets that differ, and one of single texts between them."""
+    """Return two tagged tasks with different label sets, and a task of single texts between them."""
     tasks = [tagged_task("people", PEOPLE), tiny_task("ag_news"), tagged_task("topics", TOPICS, seed=1)]
     return make_stream("tagged", tasks, tiny_model(), seed=seed, shots=shots, test_limit=test_limit)

@@ -1,7 +1,7 @@
-"""A CUDA graph where there is no GPU: a step is recorded once as its list of operations, and replayed on other inputs.
+"""A CUDA graph without a GPU: a step is recorded once as its list of operations, and replayed on other inputs.
 
-Like a CUDA graph, a replay takes nothing from Python: shapes and the storages of what lives on stay, and no value is read. A
-step that replays to the same bits as one that is run can be captured; one that reads a value is refused.
+Like a CUDA graph, a replay takes nothing from Python: shapes and the storages of persistent tensors stay, and no value is
+read. If a replay gives the same bits as running the step, a CUDA graph can capture it; a step that reads a value is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Tape(TorchDispatchMode):
-    """Records what is run while it is entered."""
+    """Records the operations that run while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, int] = {}  # the number of each tensor that an operation has made, by its id
-        self._kept: list[Tensor] = []  # so that ids stay theirs
+        self._made: dict[int, int] = {}  # the number of each tensor made by an operation, by its id
+        self._kept: list[Tensor] = []  # keeps the tensors alive, so that their ids are not reused
         self._operations: list[tuple[Any, list[Any], dict[int, int], Any, list[int | None]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,7 +47,7 @@ class Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self, *wanted: Tensor) -> list[Tensor]:
-        """Run everything again, and return what some tensors that were made are now."""
+        """Run all operations again, and return the new values of some recorded tensors."""
         now: dict[int, Any] = {}
         with _disable_current_modes():  # the simulation does not know where a recorded operation makes its tensors
             for func, given, before, how, numbers in self._operations:

@@ -1,4 +1,4 @@
-"""Files of tasks with the same rows in all splits, and what reading refused ones ends with."""
+"""Files of tasks with the same rows in all splits, and the message when loading refuses them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from forgetfree.data.table_files import format_of
 from forgetfree.errors import ForgetfreeError
 
 zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
-# Messages must not show these words, because their readers did not write the code.
+# Messages must not contain these words, because their readers did not write the code.
 _INTERNALS = ("Traceback", "Error(", "Errno", "<class", "object at 0x", "codec can't")
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write rows as the file's name says, packed where it says so."""
+    """Write rows in the format of the file's name, compressed if its suffix says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     form = format_of(path.name)[1]
     if form == "parquet":
@@ -54,7 +54,7 @@ def write_task(
 
 
 def refusal(data: Any, name: str = "mood", kind: type[Exception] = ForgetfreeError, **options: Any) -> str:
-    """The one paragraph that loading ends with; of bad rows that of the first."""
+    """Return the error message of loading, which must be one paragraph; for bad rows that of the first."""
     with pytest.raises(kind) as caught:
         load_tasks(name, data, **options)
     bad = getattr(caught.value, "rows", ())

@@ -1,4 +1,4 @@
-"""``--device`` takes what torch finds here, and nothing else."""
+"""``--device`` accepts the devices that torch finds here, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forgetfree.testing import tiny_stream
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, accelerator: str | None, count: int = 0) -> None:
-    """As if torch found so many accelerators of a kind."""
+    """Let torch find so many accelerators of a kind."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator is not None)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(accelerator or "cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
@@ -81,7 +81,7 @@ def test_a_default_device_of_the_caller_changes_nothing(name: str, how: dict[str
     def learned(where: str) -> dict[str, torch.Tensor]:
         with torch.device("cpu"):
             stream, fresh = tiny_stream(), tiny_stream()
-        with torch.device(where):  # meta: nothing can be computed there
+        with torch.device(where):  # meta: no value can be computed on it
             cls = strategy(name)
             made = cls(stream=stream, device="cpu", options=build(cls.Options, {"steps": 2} | how, name))
             for experience in stream.benchmark.train_stream:

@@ -1,4 +1,4 @@
-"""What people read: texts of users, and the streams they are written to, closed, missing, or somebody's object."""
+"""Output for people: texts of users, and standard streams that are closed, missing, or replaced by another object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forgetfree.jobs.progress import TaskLearned, make_progress
 
 ROOT = Path(__file__).parents[1]
 
-#: Also with combining accents, joiners, skin tones, flags, and a non-joiner.
+#: Texts with combining accents, joiners, skin tones, flags, and a non-joiner, among others.
 REAL = [
     "plain: \\ | * _ < > & ~",
     "日本語",
@@ -81,7 +81,7 @@ def test_json_that_is_shown_says_the_same() -> None:
 
 
 class Console:
-    """What an application may put into the place of a stream."""
+    """An object by which an application may replace a standard stream."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.text, self._error = "", error
@@ -120,7 +120,7 @@ def test_whatever_stands_for_stderr_costs_nothing_and_gets_what_it_takes(
             "1/1 tasks, 0",
             "forgetfree",
         ]
-    assert capsys.readouterr().out == ""  # not there instead
+    assert capsys.readouterr().out == ""  # nothing goes to stdout instead
 
 
 def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path: Path) -> None:

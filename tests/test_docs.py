@@ -1,4 +1,4 @@
-"""The documents hold: their code runs, their commands parse, their links lead somewhere."""
+"""The documents are correct: their code runs, their commands parse, their links resolve."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def anchors(document: Path) -> set[str]:
-    """The headings of a page as a link names them: in lower case, without punctuation, spaces as hyphens."""
+    """Return the anchors of a page's headings: in lower case, without punctuation, spaces as hyphens."""
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands(document: Path) -> list[str]:
-    """The lines of plain code blocks that call forgetfree, continuation lines joined, comments dropped."""
+    """Return the forgetfree commands in plain code blocks, continuation lines joined, comments dropped."""
     text = "\n".join(blocks(document, "(?:sh)?")).replace("\\\n", " ")
     lines = [re.split(r"\s{2,}(?=tables|every|who|the )|#", line)[0].strip() for line in text.splitlines()]
     return [line for line in lines if line.startswith("forgetfree ")]
 
 
-#: Pages whose blocks another test runs: test_notebook.py and jobs/test_evaluate_on.py.
+#: Pages whose blocks run in another test: test_notebook.py and jobs/test_evaluate_on.py.
 RUN_ELSEWHERE = ("walkthrough.md", "watching.md")
 
 
@@ -61,7 +61,7 @@ def test_python_blocks_run(document: Path, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_the_concepts_hold_and_their_pictures_show_their_numbers() -> None:
-    """The code of docs/concepts.md runs without a model at hand, and ``docs/figures/concepts.py`` would change no picture."""
+    """The code of docs/concepts.md runs without a model, and ``docs/figures/concepts.py`` would change no picture."""
     figures = ROOT / "docs" / "figures"
     drawing = runpy.run_path(str(figures / "concepts.py"))
     drawn = drawing["pictures"](drawing["numbers"](ROOT / "docs" / "concepts.md"))
@@ -77,7 +77,7 @@ def test_the_concepts_hold_and_their_pictures_show_their_numbers() -> None:
     ],
 )
 def test_a_picture_shows_the_committed_runs(file: str, what: list[str], drawn: str) -> None:
-    """``make results`` would not change it, and the page that has it says the numbers that it shows."""
+    """``make results`` would not change the picture, and the numbers in its alternative text are in it."""
     figures = ROOT / "docs" / "figures"
     picture = runpy.run_path(str(figures / f"{file}.py"))["picture"](*what)
     assert (figures / drawn).read_text(encoding="utf-8") == picture
@@ -110,7 +110,7 @@ def test_the_commands_of_results_have_options_of_today(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("forgetfree.cli.run._show_plan", lambda config, resume: config.check())
-    command = command.replace("--device cuda ", "")  # there may be none
+    command = command.replace("--device cuda ", "")  # this machine may have no GPU
     assert (cli.main([*shlex.split(command)[1:], "--check"]), capsys.readouterr().err) == (0, "")
 
 
@@ -148,7 +148,7 @@ def test_the_page_of_results_links_to_every_page_below() -> None:
 
 
 def test_the_navigation_of_the_site_has_every_page() -> None:
-    """Of docs/; `make docs` says so of those that are made from the code."""
+    """The navigation has every page of docs/; `make docs` checks the pages that are made from the code."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
     assert [page for page in pages if not re.search(rf"(?<![\w/-]){re.escape(page)}$", navigation, re.M)] == []
@@ -179,7 +179,7 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 
 
 def test_the_runs_of_experiments_are_complete_and_drawn() -> None:
-    """Those on test rows have a figure each; those that chose options were scored on validation rows."""
+    """Runs on test rows have a figure each; runs that chose options were scored on validation rows."""
     from benchmarks.paper import overview
     from benchmarks.paper.experiment import read_rows
 
@@ -187,16 +187,16 @@ def test_the_runs_of_experiments_are_complete_and_drawn() -> None:
     assert tried and all(header["setting"]["evaluate_on"] == "validation" for header in tried)
     held = {path.stem for path in overview.RESULTS.glob("*.csv")}
     assert {file.stem for file in overview.run_files()} == held
-    for file in overview.RESULTS.rglob("*.csv"):  # no places of the machine they were made on
+    for file in overview.RESULTS.rglob("*.csv"):  # no paths of the machine that made them
         assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt)/\S*", file.read_text(encoding="utf-8")) == []
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 
 
 def test_the_committed_runs_are_short() -> None:
-    """Tables that one can read, and that a repository may hold."""
+    """The tables are small enough to read and to keep in a repository."""
     files = [*RESULTS.rglob("*.*"), *(ROOT / "benchmarks" / "paper" / "results").rglob("*.*")]
     assert {file.suffix for file in files} == {".csv", ".json"}
-    absolute = r"(?:--\w+ |=)[\"']?/"  # what only one machine has: --out /…, cache=/…
+    absolute = r"(?:--\w+ |=)[\"']?/"  # paths that only one machine has: --out /…, cache=/…
     assert [file.name for file in files if re.search(absolute, file.read_text(encoding="utf-8"))] == []
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files if file.suffix == ".csv") <= 17_000
 

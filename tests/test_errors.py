@@ -1,4 +1,4 @@
-"""Errors: their exit codes, what an unknown name is told, and that other processes raise them."""
+"""Errors: their exit codes, the hints for an unknown name, and errors from other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example package as its author would use it, and the document that quotes it."""
+"""The example package in use as by its author, and the document that quotes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_contract_table_names_hooks_that_there_are() -> None:
 
 @pytest.mark.slow
 def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Path, model_directory: Any) -> None:
-    """Wheel → an environment of its own, which borrows this one's packages → its tests, `list`, `run` and `report`."""
+    """A wheel is installed into a new environment that borrows this one's packages; its tests, `list`, `run`, `report` work."""
     source = Path(shutil.copytree(EXAMPLE, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info")))
     environment = tmp_path / "environment"
     python = environment / "bin" / "python"
@@ -63,7 +63,7 @@ def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Pat
     (packages / "borrowed.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{ROOT}\n")
 
     shutil.rmtree(source / "build", ignore_errors=True)
-    (source / "my_strategy.py").unlink()  # its tests are to find the installed one
+    (source / "my_strategy.py").unlink()  # its tests must find the installed module
     assert "2 passed" in call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=source)
 
     assert "sst2 → qnli" in call(python, "-m", "forgetfree", "list", "streams")
@@ -76,7 +76,7 @@ def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Pat
         ["report", str(out), "--format", "markdown"],
     ]
     code = f"from forgetfree import cli\nfor words in {commands!r}:\n    assert cli.main(words) == 0\n    print('\\f')"
-    listed, _, report = call(python, "-c", code).split("\f")[:3]  # one process: each imports for seconds
+    listed, _, report = call(python, "-c", code).split("\f")[:3]  # one process, because importing takes seconds
     assert "my-strategy  " in listed and "my-strategy" in report
     (run,) = json.loads((out / "results.json").read_text())["runs"]
     assert (run["strategy"], run["options"]["pull"], len(run["matrix"])) == ("my-strategy", 0.5, 3)
@@ -86,7 +86,7 @@ def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trl_sft", "qlora_like", "trainer"])
 def test_grafting_in_trainers_of_others(name: str, tmp_path: Path) -> None:
-    """They learn task after task, and what the first one says stays as it was."""
+    """The example trainers learn task after task, and the output for the first task stays as it was."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600)

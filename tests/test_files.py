@@ -1,4 +1,4 @@
-"""Files are the old ones or the new ones, never a part."""
+"""A file has either its old or its new content, never a part."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_new_name_appears_only_after_the_content_is_synced_and_is_synced_its
 
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Nor what others wrote; beside a new directory, only what was to become that."""
+    """Files of other programs stay; `new_directory` removes only unfinished directories of the same name."""
     kept = ["a.unfinished", ".other.settings", ".vim.abcdefgh", ".lock", ".file.TOOLONG99.unfinished"]
     for name in (*kept, ".new.abcdefgh.unfinished"):
         (tmp_path / name).touch()

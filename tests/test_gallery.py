@@ -1,4 +1,4 @@
-"""docs/gallery.html in a real browser: it sorts, filters, compares two, and shows a file that is dropped on it beside ours."""
+"""docs/gallery.html in a real browser: it sorts, filters, compares two strategies, and shows a dropped file beside ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIN = RESULTS / "main-job.csv"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The gallery of the main job, open."""
+    """Open a gallery of the main job and of standard-1 in a browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install '.[dev]'")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
@@ -72,7 +72,7 @@ def test_a_pair_has_the_difference_and_interval_that_python_gives(page: Any) -> 
 
 def test_a_file_of_a_reader_stands_beside_ours(page: Any) -> None:
     choose(page, "1024 rows")
-    page.locator("thead [data-key=kept] button").click()  # sorted by that
+    page.locator("thead [data-key=kept] button").click()  # sort by this column
     before = len(names(page))
     page.set_input_files("#file", MAIN)
     page.locator("tr.yours").first.wait_for()

@@ -1,4 +1,4 @@
-"""Ledgers, grafts, models and data of the hub, by the real client, against a server on this machine."""
+"""Ledgers, grafts, models and data on the hub, by the real client, against a server on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def run(model_directory: Callable[[str], Path], data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `forgetfree run` writes."""
+    """Return a directory written by `forgetfree run`."""
     out = tmp_path_factory.mktemp("made") / "run"
     how = [
         "--data",
@@ -53,7 +53,7 @@ def ledger(run: Path) -> Ledger:
 
 
 def test_a_ledger_and_a_graft_go_there_and_back(hub: Hub, ledger: Ledger) -> None:
-    """With a card."""
+    """A graft and a ledger are pushed and loaded again; the repository of the ledger has a model card."""
     graft = ledger.graft("sst2")
     graft.push_to_hub("me/films")
     back = Graft.from_pretrained("me/films")
@@ -70,7 +70,7 @@ def test_a_ledger_and_a_graft_go_there_and_back(hub: Hub, ledger: Ledger) -> Non
 
 
 def test_a_directory_holds_the_same_as_a_repository(ledger: Ledger, tmp_path: Path) -> None:
-    for _ in range(2):  # it may be written again
+    for _ in range(2):  # it may be written twice
         ledger.save_pretrained(tmp_path / "two")
     assert Ledger.from_pretrained(tmp_path / "two").owned() == ledger.owned()
     (tmp_path / "config.json").write_text("{}")
@@ -97,7 +97,7 @@ def test_refusals_of_the_hub_are_explained(hub: Hub, ledger: Ledger) -> None:
         Ledger.from_pretrained("me/two", revision="v2")
 
 
-#: The card of a data set with configurations, as GLUE's is.
+#: The card of a data set with configurations, like GLUE's.
 GLUE = """---
 dataset_info:
 - config_name: sst2
@@ -117,7 +117,7 @@ configs:
 def test_a_stream_of_the_hub_is_learned_on_a_model_of_the_hub(
     hub: Hub, tmp_path: Path, model_directory: Callable[[str], Path]
 ) -> None:
-    """In a process of its own, whose client finds the hub by HF_ENDPOINT."""
+    """The run is a process of its own, whose client finds the hub by HF_ENDPOINT."""
     words = ["a lovely film", "an awful film", "the story was lovely", "the story was awful"]
     texts = pa.array(words * 10)
     glue = pa.table({"sentence": texts, "label": pa.array([1, 0] * 20), "idx": pa.array(range(40), pa.int32())})
@@ -144,5 +144,5 @@ def test_a_stream_of_the_hub_is_learned_on_a_model_of_the_hub(
     forgetfree(*how, "--strategy", "grafting-continual", "--sparsity", "0.05", "--out", "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert [task["name"] for task in config["tasks"]] == ["sst2", "ag_news"]
-    # What was read once is there without the hub.
+    # Files read once are in the cache and need no hub.
     forgetfree(*how, "--strategy", "continual-ft", "--out", "again", HF_HUB_OFFLINE="1")

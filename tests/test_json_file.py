@@ -1,4 +1,4 @@
-"""JSON that somebody may have changed."""
+"""JSON files that a user may have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nested(depth: int) -> str:
 def test_values_come_back() -> None:
     assert parse_json('{"a": [1, 2.5, null, true, "\\u00fc\\ud83d\\ude00"]}') == {"a": [1, 2.5, None, True, "ü😀"]}
     assert parse_json(nested(MOST_DEPTH)) is not None
-    assert len(parse_json("[" + ",".join(["[]"] * 500) + "]")) == 500  # many brackets, not deep
+    assert len(parse_json("[" + ",".join(["[]"] * 500) + "]")) == 500  # many brackets, but not nested deep
 
 
 @pytest.mark.parametrize(

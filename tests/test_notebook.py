@@ -1,4 +1,4 @@
-"""docs/walkthrough.ipynb is the page docs/walkthrough.md, and runs from top to bottom in a real kernel."""
+"""docs/walkthrough.ipynb has the content of docs/walkthrough.md, and runs from top to bottom in a real kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_walk_through_runs_in_a_notebook_and_shows_tables(tmp_path: Path, mo
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()  # raises where a cell does
+    client.execute()  # raises if a cell raises
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     tables = [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
     shown = [table for table in tables if "After the last task" in table]

@@ -1,4 +1,4 @@
-"""Commands and Python on a GPU that is there: they compute on it, and mix no devices."""
+"""Commands and Python calls on a simulated GPU: they compute on it, and mix no devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gpu() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(model_directory: Any, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was learned on the CPU."""
+    """Return a run that was trained on the CPU."""
     out = tmp_path_factory.mktemp("run") / "out"
     forgetfree.run(
         "sst2,ag_news",
@@ -76,13 +76,13 @@ def test_a_ledger_answers_there_by_default(gpu: None, run: Path, model_directory
     assert predictor.loaded.model.device.type == "cuda" and predictor.answer("sst2", ["a joy"])
 
 
-#: A share of the suite that reaches most of what computes, in half a minute.
+#: Tests that reach most of the computing code, in half a minute.
 SHARE = ("tests/core/test_grafting.py", "tests/core/test_selection.py", "tests/ledger/test_mixed_batch.py")
 
 
 @pytest.mark.slow
 def test_a_share_of_the_suite_passes_there() -> None:
-    """By hand, all of it: docs/testing.md."""
+    """docs/testing.md has the command for the whole suite, to be run by hand."""
     words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--simulated-gpu", *SHARE]
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True

@@ -1,4 +1,4 @@
-"""How many operations a step gives to a GPU: of a region, of `learning`, of full fine-tuning."""
+"""The number of operations that a step launches on a GPU: training a region, `learning`, full fine-tuning."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def gpu() -> Iterator[None]:
 
 
 class Steps:
-    """Steps of one model on one batch, each on a copy of its own."""
+    """Training steps of one model on one batch, each on its own copy of the model."""
 
     def __init__(self, model: ReadoutModel, batch: Any, options: Any, checkpoints: bool = False) -> None:
         self._model, self._batch, self._options, self._checkpoints = model, batch, options, checkpoints
         self._stack = ExitStack()
 
     def ours(self, trained: Callable[[ReadoutModel], TrainedParameters]) -> Step:
-        """A step of our own loop."""
+        """Return a step of our own loop."""
         made = copy.deepcopy(self._model)
         training_mode(made, dropout=False)
         what, readout = trained(made), list(made.readout_module(0).parameters())
@@ -69,7 +69,7 @@ class Steps:
         return take
 
     def plain(self, parameters: Callable[[ReadoutModel], list[Any]]) -> Step:
-        """A step as anybody writes it, with PyTorch's fused AdamW."""
+        """Return a step of an ordinary loop with PyTorch's fused AdamW."""
         made = copy.deepcopy(self._model)
         training_mode(made, dropout=False)
         held = parameters(made)
@@ -88,14 +88,14 @@ class Steps:
         return take
 
     def attached(self, model: ReadoutModel, region: Any) -> list[Any]:
-        """Attach a region as `learning` does, and return what an optimiser is then given."""
+        """Attach a region as `learning` does, and return the parameters for an optimiser."""
         head = list(model.readout_module(0).parameters())
         values = AttachedRegion(model, model.backbone, model.space(), region)
         self._stack.enter_context(values.attached(head))
         return [values.values, *head]
 
     def counts(self, steps: dict[str, Step]) -> dict[str, Operations]:
-        """The operations of the third step of each: the first one compares gradients."""
+        """Count the operations of the third call of each step: the first call compares gradients."""
         counted = {}
         with self._stack:
             for name, step in steps.items():
@@ -114,7 +114,7 @@ def bert(bench: kit.Bench, precision: str) -> tuple[Steps, Any, Any]:
 
 
 def test_a_step_of_minilm(gpu: None) -> None:
-    """MiniLM's shape, 8 rows of 50, s = 1e-3: a region chosen at random, and one as fine-tuning finds it."""
+    """MiniLM's shape, 8 rows of 50 tokens, s = 1e-3: a random region, and one found by fine-tuning."""
     bench = kit.Bench(torch.device("cuda"), False, Path("."))
     steps, space, _ = bert(bench, "fp32")
     random, found = kit.random_region(len(space), 1e-3), found_region(space)
@@ -132,11 +132,11 @@ def test_a_step_of_minilm(gpu: None) -> None:
     assert max(kernels["random"], kernels["found"]) <= 0.82 * kernels["fine-tune"]
     assert kernels["learning"] <= 0.90 * kernels["plain"]
     assert counted["random"].traffic == counted["fine-tune"].traffic == {"out": 1}  # the loss
-    assert counted["found"].kernels["update"] <= 12  # one of them writes all values
+    assert counted["found"].kernels["update"] <= 12  # one of these operations writes all values
 
 
 def difference(few: Operations, many: Operations, each: int) -> dict[str, float]:
-    """What one more of what was counted takes: without what the whole takes once."""
+    """Return the counts of one further step or batch, without those that occur once a call."""
     counts = [{"kernels": of.kernels.total(), **of.traffic} for of in (few, many)]
     return {
         name: (counts[1].get(name, 0) - counts[0].get(name, 0)) / each for name in ("kernels", "in", "out", "waits")
@@ -144,7 +144,7 @@ def difference(few: Operations, many: Operations, each: int) -> dict[str, float]
 
 
 def test_a_step_waits_for_nothing(gpu: None) -> None:
-    """A batch goes in by one copy, prepared; the loss of the step before comes out; no value is read."""
+    """A batch is copied to the GPU once, prepared; the loss of the step before is copied back; no value is read at once."""
     bench = kit.Bench(torch.device("cuda"), False, Path("."))
     base = SingleTask.of(bench.bert(), bench.rows("alpha", 48), device=bench.device)
     regions = {"random": kit.random_region(len(base.space), 1e-3), "found": found_region(base.space)}
@@ -174,7 +174,7 @@ def test_an_evaluation_waits_once_a_split(gpu: None) -> None:
         with count:
             predict(base.model, rows, batch_size=size)
     batches = [len(by_length(rows.lengths, size, by_tokens=True)) for size in (64, 3)]
-    assert batches[0] == 1 < batches[1] < len(rows) / 3  # as many tokens as long rows would have
+    assert batches[0] == 1 < batches[1] < len(rows) / 3  # batches are as large in tokens as those of long rows
     batch = difference(*counted, each=batches[1] - 1)
     print(batches, batch)
     assert counted[0].traffic["waits"] == 1
@@ -182,9 +182,9 @@ def test_an_evaluation_waits_once_a_split(gpu: None) -> None:
 
 
 def test_a_step_of_llama(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama's 16 layers in bf16 with checkpoints, narrow."""
+    """Llama's 16 layers in bf16 with gradient checkpointing, at a small width."""
     monkeypatch.setitem(kit.SHAPES, "1 billion", (64, 16, 128, 8, 2, 1024))
-    # What the device is called in a recomputation is beyond the simulation.
+    # The simulation cannot report the device in a recomputation.
     monkeypatch.setattr(forgetfree.training.step, "checkpointed", partial(checkpoint, determinism_check="none"))
     bench = kit.Bench(torch.device("cuda"), False, Path("."))
     base = SingleTask.of(bench.llama("1 billion", "linear", "bfloat16"), bench.rows("alpha", 4), device=bench.device)
@@ -203,7 +203,7 @@ def test_a_step_of_llama(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_take_a_pass_a_token(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 prompts in bfloat16, with random weights, by which tokens often tie: none is read again."""
+    """Random weights in bfloat16 often give ties between tokens; even so, no token of the 16 texts needs a second pass."""
     monkeypatch.setitem(kit.SHAPES, "135 million", (192, 4, 512, 3, 1, 8192))
     model: Any = kit.Bench(torch.device("cuda"), False, Path(".")).llama("135 million", "generate", "bfloat16").model
     draw, passes = random.Random(0), list[int]()
@@ -216,7 +216,7 @@ def test_texts_take_a_pass_a_token(gpu: None, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_of_the_mask_search_is_that_of_a_cpu_in_a_few_operations(dtype: torch.dtype) -> None:
-    """Of S, θ(γ) and the region the bits are the same, also where tensors cannot be views of one vector."""
+    """S, θ(γ) and the region have the same bits, also where tensors cannot be views of one vector."""
 
     def searching(count: Operations, device: str) -> list[Any]:
         model = kit.Bench(torch.device("cpu"), False, Path(".")).bert().model
@@ -244,7 +244,7 @@ def test_a_step_of_the_mask_search_is_that_of_a_cpu_in_a_few_operations(dtype: t
         for step in range(5):
             for number, tensor in enumerate(search.tensors):
                 gradient = 1e-6 * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-                if number == 3:  # which the model does not read
+                if number == 3:  # the model does not read this tensor
                     continue
                 if tensor.grad is None:
                     tensor.grad = gradient.to(device)
@@ -279,7 +279,7 @@ def test_a_tape_refuses_a_step_that_reads_a_value(gpu: None) -> None:
 def test_a_recorded_step_replays_to_the_bits_of_one_that_is_run(
     family: str, what: str, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On twenty other batches of its shape: so a CUDA graph can capture it."""
+    """Twenty other batches of the same shape replay to the same bits: a CUDA graph can capture the step."""
     monkeypatch.setitem(kit.SHAPES, "1 billion", (64, 3, 128, 8, 2, 1024))
     bench = kit.Bench(torch.device("cuda"), False, Path("."))
     loaded = bench.bert() if family == "bert" else bench.llama("1 billion", "linear", "float32")

@@ -1,4 +1,4 @@
-"""Options: typed, bounded, and wrong ones told all together."""
+"""Options are typed and bounded, and all wrong ones are reported together."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_faults_are_told_together() -> None:
 
 
 def test_texts_are_read_as_the_options_type() -> None:
-    assert isinstance(Own(rate=1).rate, float)  # a whole number serves where any number does
+    assert isinstance(Own(rate=1).rate, float)  # a whole number is accepted as any number
     values = {"rate": "5e-3", "steps": "12", "nesterov": "yes", "optimizer": "adamw", "note": "12"}
     assert build(Own, values, "own") == Own(rate=0.005, steps=12, nesterov=True, optimizer="adamw", note="12")
     for text, value in (("none", None), ("NULL", None)):

@@ -1,4 +1,4 @@
-"""The package as it is installed: its parts, what imports what, its version, and the wheel."""
+"""The package as installed: its parts, imports, version, and wheel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy", "pandas", "p
 
 
 def files(folder: str) -> Iterator[tuple[str, Path]]:
-    """Every module of a top folder and its file; the link is not followed."""
+    """Yield every module of a top folder and its file; the symbolic link is not followed."""
     for path, folders, names in os.walk(ROOT / folder):
         folders[:] = [name for name in folders if not (Path(path) / name).is_symlink() and name != "__pycache__"]
         for name in names:
@@ -52,7 +52,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_package_list_is_what_is_on_disk() -> None:
-    """Benchmarks are run from a checkout, and not installed."""
+    """Benchmarks are run from a checkout, and are not installed."""
     packages = (module for module, path in MODULES.items() if path.name == "__init__.py")
     on_disk = sorted(module for module in packages if not within(module, "benchmarks"))
     assert PROJECT["tool"]["setuptools"]["packages"] == on_disk
@@ -69,23 +69,23 @@ def test_a_checkout_has_the_shape_of_an_installation() -> None:
 # -- Imports ---------------------------------------------------------------------------------------------
 
 
-#: An object by the names of its module and itself, and what imports a module by its name.
+#: "MODULE:NAME" of an object, and the functions that import a module by its name.
 TARGET = re.compile(r"(forgetfree(?:\.\w+)*):\w+(?:\.\w+)*")
 BY_NAME = ("import_module", "resolve_name", "__import__")
-#: Where what is found by name is declared.
+#: Modules that declare objects to be found by name.
 DECLARED = ("forgetfree.registry", "forgetfree")
 
 
 @functools.cache
 def imports(module: str) -> frozenset[str]:
-    """Every module that a module imports anywhere, for types alone or not, or names in a string to import it."""
+    """Return every module that a module imports anywhere, also for types alone or by a string with its name."""
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     named = set() if module in DECLARED else named_in_strings(tree)
     return frozenset(imported(tree, module) | named)
 
 
 def imported(tree: ast.Module, module: str) -> set[str]:
-    """What import statements name; ``package.name`` where it may be a module."""
+    """Return the names in import statements; ``package.name`` too if that is a module."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -98,7 +98,7 @@ def imported(tree: ast.Module, module: str) -> set[str]:
 
 
 def named_in_strings(tree: ast.Module) -> set[str]:
-    """Every module of ours that a string names to import it; of one that is put together, as far as it is said."""
+    """Return every module of ours that a string names for import; for an f-string, the package in its constant start."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (target := TARGET.fullmatch(node.value)):
@@ -121,7 +121,7 @@ def importers(package: str) -> set[str]:
     return {module for module in MODULES if any(within(name, package) for name in imports(module))}
 
 
-#: From the bottom: a room imports from itself, from those before it, and from the files that all rooms use.
+#: From the bottom: a room imports from itself, from earlier rooms, and from the files that all rooms use.
 ROOMS = (
     *("core", "ledger", "data", "models", "results", "kinds", "training"),
     *("continual", "trainers", "serve", "jobs", "cli", "testing"),
@@ -144,7 +144,7 @@ COMMON = {
 
 
 def room(module: str) -> str:
-    """The folder of the library that a module lies in, or the module's own name."""
+    """Return the folder of the library that contains a module, or the module's own name."""
     return module.removeprefix("forgetfree.").split(".")[0]
 
 
@@ -170,12 +170,12 @@ def test_what_all_rooms_use_imports_no_room(module: str) -> None:
 
 
 def test_no_file_imports_itself_through_others() -> None:
-    """Wherever an import stands: one within a function, for types alone, or by a name in a string would hide a circle."""
+    """All imports count: one inside a function, for types alone, or by a name in a string could hide a cycle."""
     graph = {module: {name for name in imports(module) if name in MODULES} - {module} for module in MODULES}
-    for module, named in graph.items():  # `from package import module` needs the module, not what else the package has
+    for module, named in graph.items():  # `from package import module` needs the module, not the rest of the package
         inner = {name for name in named if any(other.startswith(f"{name}.") for other in named)}
         graph[module] = named - {name for name in inner if MODULES[name].name == "__init__.py"}
-    TopologicalSorter(graph).prepare()  # raises where there is a circle
+    TopologicalSorter(graph).prepare()  # raises if there is a cycle
 
 
 def ours(module: str) -> set[str]:
@@ -232,13 +232,13 @@ def test_listing_and_help_import_nothing_heavy() -> None:
 
 # -- Names -----------------------------------------------------------------------------------------------
 
-#: Modules that give names of others to users, on first use.
+#: Modules that re-export names to users, on first use.
 DOORS = ("forgetfree", "forgetfree.testing")
 
 
 @functools.cache
 def defined(module: str) -> frozenset[str]:
-    """The names that a module itself defines at its top level."""
+    """Return the names that a module itself defines at its top level."""
     found = set[str]()
     for node in ast.walk(ast.Module(top_level(MODULES[module]), [])):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -249,7 +249,7 @@ def defined(module: str) -> frozenset[str]:
 
 
 def top_level(path: Path) -> list[ast.stmt]:
-    """The statements of a file, with nothing inside functions and classes."""
+    """Return the statements of a file, with nothing inside functions and classes."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -271,13 +271,13 @@ def test_a_name_is_imported_from_the_file_that_defines_it(module: str) -> None:
 
 
 def test_no_two_files_have_one_name() -> None:
-    """But that of a command."""
+    """Only the files of commands in cli may repeat a name."""
     names = [path.name for module, path in MODULES.items() if within(module, "forgetfree") and room(module) != "cli"]
     assert {name for name in names if names.count(name) > 1} == {"__init__.py"}
 
 
 def test_no_two_classes_have_one_name() -> None:
-    """But a table of a file and one of a page."""
+    """Only ``Table`` occurs twice: for a file and for a page."""
     names = [
         node.name
         for module in MODULES
@@ -292,7 +292,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def test_the_public_names() -> None:
-    """What outsiders rely on: a name leaves or enters on purpose."""
+    """Users rely on these names: each change of the list must be on purpose."""
     assert forgetfree.__all__ == [
         "__version__",
         "Graft",
@@ -359,7 +359,7 @@ def test_the_changelogs_newest_version_is_ours() -> None:
 
 @pytest.mark.slow
 def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
-    """sdist → wheel → an environment of its own, which borrows the dependencies of this one, and runs, predicts and learns."""
+    """sdist → wheel → an environment that borrows the dependencies of this one; there it runs, predicts and learns."""
     clutter = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
     source = Path(shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=clutter))
     built = run("-m", "build", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(source))
@@ -390,7 +390,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     for module, path in MODULES.items():
         shipped = packages.joinpath(*module.split("."))
         file = shipped / "__init__.py" if path.name == "__init__.py" else shipped.with_suffix(".py")
-        assert file.is_file() != within(module, "benchmarks")  # which are run from a checkout
+        assert file.is_file() != within(module, "benchmarks")  # benchmarks are run from a checkout
     assert (packages / "forgetfree" / "py.typed").is_file()
     forgetfree_ = environment / "bin" / "forgetfree"
     small = [
@@ -422,11 +422,11 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     assert int(inside(python, "-c", learned)) > 0
 
 
-# -- What was tested together ----------------------------------------------------------------------------
+# -- Versions that were tested together ------------------------------------------------------------------
 
 
 def test_constraints_name_a_version_of_every_dependency() -> None:
-    """One that the ranges of pyproject.toml admit, and nothing but names and versions."""
+    """Each version is admitted by the ranges of pyproject.toml, and the file has nothing but names and versions."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
     versions = dict(line.split("==") for line in lines)
@@ -437,7 +437,7 @@ def test_constraints_name_a_version_of_every_dependency() -> None:
 
 
 def test_what_installs_here_installs_by_the_constraints() -> None:
-    """Make and CI; README tells a user how."""
+    """The Makefile uses the constraints, and README shows users how to do so."""
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
     installs = [line for line in lines if "pip install" in line and "--upgrade pip" not in line]
     assert [line for line in installs if "--constraint constraints.txt" in line and "$(BIN)/" in line] == installs[:1]

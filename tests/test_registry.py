@@ -1,4 +1,4 @@
-"""Names and what they stand for, ours and those of installed packages."""
+"""Registered names and their objects, ours and those of installed packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs a package of one module, as pip would leave it: ``install("own-package", code, streams={"own": "OWN"})``."""
+    """Install a package of one module, as pip would: ``install("own-package", code, streams={"own": "OWN"})``."""
     modules = []
 
     def install(package: str, code: str, **groups: dict[str, str]) -> Path:
@@ -83,7 +83,7 @@ def test_every_strategy_of_ours_loads(name: str) -> None:
 
 
 def test_every_strategy_file_is_registered() -> None:
-    """Beside them stands the file of adapters, which answers without a strategy."""
+    """The folder has one further file, of adapters, which answers without a strategy."""
     home = Path(registry.__file__).parent / "strategies"
     files = {path.stem for path in home.glob("[a-z]*.py")} - {"adapter_file"}
     prefix = "forgetfree.strategies."
@@ -105,7 +105,7 @@ def test_an_installed_package_adds_a_strategy(install: Install) -> None:
     install("own-package", STRATEGY, strategies={"own": "Own"})
     assert list(registry.strategies())[-1] == "own"
     assert registry.strategies()["own"].summary == "from own-package"
-    assert "own_package" not in sys.modules  # naming loads nothing
+    assert "own_package" not in sys.modules  # naming it imports nothing
     assert registry.strategy("own").__name__ == "Own"
     assert registry.broken("strategies") == {}
 
@@ -146,7 +146,7 @@ def test_a_package_may_ship_the_rows_of_its_task(
 
 
 def test_an_installed_package_cannot_take_a_name_of_ours(install: Install) -> None:
-    """Of a metric, nor that of another column of scores."""
+    """The names of our strategies, streams, tasks, metrics and other columns of scores are reserved."""
     streams = {"qnli-agnews-sst2": "STREAM", "sst2": "STREAM", "long": "TASK"}
     metrics = {"ece": "TASK", "union_own": "TASK", "own": "TASK"}
     install("own-package", STREAMS, strategies={"fine-tune": "STREAM"}, streams=streams, metrics=metrics)
@@ -246,7 +246,7 @@ print("noise of an error", file=sys.stderr)
 
 @pytest.mark.sampled(share=0.35)
 def test_a_package_that_speaks_while_it_is_imported_is_not_heard_in_a_list(install: Install) -> None:
-    """``--debug`` lets everything of a package through."""
+    """``--debug`` shows all output of a package."""
     folder = install("own-package", NOISE + STREAMS, streams={"two": "STREAM"})
     command = [sys.executable, "-W", "always", "-m", "forgetfree", "list", "streams"]
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -6,7 +6,7 @@ from forgetfree.seeds import derive_seed
 
 
 def test_a_seed_is_the_same_on_every_machine() -> None:
-    """The first eight bytes of SHA-256 over ``0\\x1ftrain\\x1fsst2``, halved."""
+    """The expected seed is the first eight bytes of SHA-256 over ``0\\x1ftrain\\x1fsst2``, halved."""
     assert derive_seed(0, "train", "sst2") == 0x404F96B8A9C3325
 
 

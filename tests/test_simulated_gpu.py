@@ -1,4 +1,4 @@
-"""The simulated GPU refuses the mixes of devices that CUDA refuses, and nothing else."""
+"""The simulated GPU refuses the same mixes of devices as CUDA, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mix = Callable[[Tensor, Tensor], object]
 
 @pytest.fixture
 def tensors() -> Iterator[tuple[Tensor, Tensor]]:
-    """One tensor ``(3, 3)`` on the GPU, one on the CPU."""
+    """Yield one tensor ``(3, 3)`` on the GPU, and one on the CPU."""
     with simulated_gpu.present():
         yield torch.rand(3, 3, device="cuda"), torch.rand(3, 3)
 

@@ -1,4 +1,4 @@
-"""The site: it builds strictly, holds all that is public, loads nothing from elsewhere, and fits a phone."""
+"""The site builds in strict mode, documents all public names, loads nothing from elsewhere, and fits a phone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(share=0.15)]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where ``make docs`` puts it, elsewhere."""
+    """Build the site as ``make docs`` does, in a temporary folder."""
     pytest.importorskip("material", reason="MkDocs is not installed: pip install '.[dev]'")
     place = tmp_path_factory.mktemp("site")
-    # Pages of its own: another worker may build the site, too.
+    # The pages get their own folder: another worker may build the site, too.
     pages = tmp_path_factory.mktemp("pages") / "pages"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "FORGETFREE_PAGES": str(pages)}
     for command in (("docs/pages.py",), ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place))):

@@ -1,4 +1,4 @@
-"""The registered tasks and streams, each as a whole."""
+"""The registered tasks and streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def slots(template: str) -> list[str]:
 
 
 def test_the_papers_thirteen_tasks_are_there() -> None:
-    """§3 of Panigrahi et al., 2023."""
+    """The tasks are in §3 of Panigrahi et al., 2023."""
     paper = "sst2 cr mr mpqa subj trec ag_news qnli rte mnli snli mrpc qqp"
     assert set(paper.split()) <= set(TASKS)
 
@@ -33,7 +33,7 @@ def test_the_papers_thirteen_tasks_are_there() -> None:
 @EVERY_TASK
 def test_a_task_stands_under_its_name_and_passes_the_check_that_plugins_meet(task: TaskDefinition) -> None:
     assert TASKS[task.name] is task
-    assert re.fullmatch(r"[a-z0-9_]+", task.name)  # a folder, and an item of a comma-separated list
+    assert re.fullmatch(r"[a-z0-9_]+", task.name)  # it is a folder name, and an item of a comma-separated list
     assert registry.faults_of(task) == []
 
 
@@ -62,7 +62,7 @@ def test_a_stream_names_known_tasks_once(stream: str) -> None:
 
 
 def test_the_papers_stream() -> None:
-    """Table 4."""
+    """The stream is in Table 4 of the paper."""
     assert registry.streams()["qnli-agnews-sst2"] == ("qnli", "ag_news", "sst2")
 
 
@@ -76,7 +76,7 @@ def test_the_papers_stream() -> None:
     ids=["standard", "progressive", "superni"],
 )
 def test_the_orders_of_a_stream_differ_in_order_only(names: list[str], count: int) -> None:
-    """De Masson d'Autume et al., 2019; Razdaibiedina et al., 2023."""
+    """The orders are from De Masson d'Autume et al., 2019, and Razdaibiedina et al., 2023."""
     orders = [registry.streams()[name] for name in names]
     assert len({frozenset(order) for order in orders}) == 1 and len({*orders}) == len(orders)
     assert len(orders[0]) == count
@@ -87,7 +87,7 @@ def test_the_orders_of_a_stream_differ_in_order_only(names: list[str], count: in
     "name", [pytest.param(name, marks=real_data.needs(name)) for name in registry.streams()["long"]]
 )
 def test_the_long_stream_fits_the_real_data(name: str) -> None:
-    """Label by label: the data's own names, in their order, are those of the definition."""
+    """The label names in the data are those of the definition, in the same order."""
     (rows,) = load_tasks(name, str(real_data.DIRECTORY))
     names = json.loads((real_data.DIRECTORY / name / "source.json").read_text(encoding="utf-8"))["label_names"]
     assert rows.task == TASKS[name]
@@ -96,7 +96,7 @@ def test_the_long_stream_fits_the_real_data(name: str) -> None:
 
 
 def test_a_definition_comes_back_from_its_fields_as_json() -> None:
-    """All but the hub's, which says where rows are."""
+    """All fields come back except ``hub``, which says where rows are."""
     task = TaskDefinition(
         "own", "pair", ("a", "b"), "{text_a} {mask} {text_b}", ("no", "yes"), metric="f1", hub=HubSource("x")
     )

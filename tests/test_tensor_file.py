@@ -1,4 +1,4 @@
-"""Tensor files are read whole or not at all, and say why not."""
+"""A tensor file is read whole or refused with a reason."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OURS, THEIRS = (TensorFile(RunError, "Make it again.", name) for name in ("ours"
 
 
 def test_equal_tensors_and_metadata_are_equal_bytes_and_come_back(tmp_path: Path) -> None:
-    """Views of one storage, a matrix that is not contiguous, one without entries, and several dtypes."""
+    """The tensors are views of one storage, a non-contiguous matrix, one without entries, and of several dtypes."""
     whole = torch.arange(12.0).reshape(3, 4)
     tensors = {"b": whole.T, "a": whole[0], "a/ü": torch.tensor([True]), "c": whole.bfloat16(), "none": torch.empty(0)}
     metadata = {f"key {i}": f"„{i}“" for i in range(8)}
-    assert len({save({"a": whole[0]}, metadata) for _ in range(20)}) > 1  # else this file needs no function of ours
+    assert len({save({"a": whole[0]}, metadata) for _ in range(20)}) > 1  # else `safetensors` alone would do
     (written,) = {OURS.content(tensors, metadata) for _ in range(20)}
     path = tmp_path / "tensors.safetensors"
     OURS.write(path, tensors, metadata)

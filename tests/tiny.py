@@ -1,7 +1,7 @@
 """Tiny pre-trained models and data on disk: built from a config and a seed, never downloaded.
 
-Every model directory has Hugging Face layout, so that it loads by `forgetfree.models.loading.load_model`
-as a model from the hub would. The tasks can be learned by keyword.
+Every model directory has Hugging Face layout, so that `forgetfree.models.loading.load_model` loads it
+like a model from the hub. The tasks can be learned by keyword.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TASK = TaskDefinition(
 
 
 def byte_level(*, causal: bool) -> PreTrainedTokenizerFast:
-    """The byte-level BPE of RoBERTa, or GPT-2's if ``causal``: every word is one token after a space."""
+    """Return the byte-level BPE of RoBERTa, or GPT-2's if ``causal``: every word after a space is one token."""
     special = ["<|endoftext|>"] if causal else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -84,19 +84,19 @@ def byte_level(*, causal: bool) -> PreTrainedTokenizerFast:
     )
 
 
-#: Of SentencePiece's kind, as T5, ALBERT, XLNet, Llama and Gemma call them.
+#: Special tokens of SentencePiece tokenizers, as T5, ALBERT, XLNet, Llama and Gemma name them.
 _SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>", "<s>", "<cls>", "<sep>", "[CLS]", "[SEP]", "[MASK]", "<bos>", "<eos>"]
 
 
 def unigrams() -> list[tuple[str, float]]:
-    """A vocabulary with ▁ for spaces, as T5 and XLM-R have it: every word is one token after a space."""
+    """Return a vocabulary with ▁ for spaces, like those of T5 and XLM-R: every word after a space is one token."""
     letters = dict.fromkeys("▁.?:," + "".join(words()))
     scores = {**dict.fromkeys(letters, -6.0), **{f"▁{word}": -2.0 for word in words()}}
     return [(token, 0.0) for token in _SPECIAL] + list(scores.items())
 
 
 def merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The same words, as Llama and Gemma have them: ids by token, and what is merged."""
+    """Return the same words in the form of Llama and Gemma: ids by token, and the pairs to merge."""
     letters = dict.fromkeys("▁.?:," + "".join(words()))
     pairs = dict.fromkeys((f"▁{word[:i]}", word[i]) for word in words() for i in range(len(word)))
     tokens = dict.fromkeys([*_SPECIAL, *letters, *("".join(pair) for pair in pairs)])
@@ -104,12 +104,12 @@ def merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def metaspace(kind: str, scheme: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that writes spaces as ▁, and ends a text as T5's does.
+    """Return a tokenizer that writes spaces as ▁, and ends a text as T5's does.
 
     Args:
         kind: ``unigram`` or ``bpe``.
-        scheme: when a text is begun by a ▁ that is not in it: ``always``, ``first`` (not after a special token), ``never``;
-            or ``legacy``: always, also before one that is.
+        scheme: when the tokenizer puts a ▁ before a text: ``always``, ``first`` (not after a special token), ``never``;
+            or ``legacy``: always, also before a text that begins with a ▁.
     """
     vocabulary, pairs = merges()
     model: Any = models.BPE(vocabulary, pairs, unk_token="<unk>")
@@ -145,7 +145,7 @@ def roberta_config(vocabulary: int) -> RobertaConfig:
 
 
 def build(kind: str) -> tuple[torch.nn.Module, Any]:
-    """The model and the tokenizer of one of `KINDS`, the same at every call."""
+    """Return the model and the tokenizer of one of `KINDS`, the same at every call."""
     family = kind.split("-")[0]
     if family == "bert":
         tokenizer: Any = wordpiece()
@@ -171,7 +171,7 @@ KINDS: dict[str, Any] = {
 
 
 def write_model(kind: str, directory: Path) -> Path:
-    """One of `KINDS` as a directory in Hugging Face layout."""
+    """Write one of `KINDS` as a directory in Hugging Face layout."""
     model, tokenizer = build(kind)
     model.save_pretrained(directory)  # type: ignore[operator]
     tokenizer.save_pretrained(directory)
@@ -182,7 +182,7 @@ def write_model(kind: str, directory: Path) -> Path:
 
 
 def last_of_each(words: list[str], *flags: str) -> list[str]:
-    """Arguments of which the last value of each of ``flags``, and of each key of ``--set``, is kept: each may be given once."""
+    """Return arguments with only the last value of each of ``flags`` and of each key of ``--set``: each may be given once."""
     kept: dict[str, tuple[int, int]] = {}
     for i, word in enumerate(words):
         if word in (*flags, "--set"):
@@ -202,7 +202,7 @@ def write_data(
     validation: int = SIZES["validation"],
     test: int = SIZES["test"],
 ) -> Path:
-    """Three tasks as a data directory: `STREAM`, of ``train``, ``validation`` and ``test`` rows each."""
+    """Write the three tasks of `STREAM` as a data directory, with this number of rows in each split."""
     for task, labels in LABELS.items():
         folder = directory / task
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Streams and strategies whose task is withheld at inference, for tests of what answers then."""
+"""Streams and strategies without the task at inference, for tests of which model answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INFERENCE = ["last", "router", "lda"]
 
 
 def kind_of(name: str) -> str:
-    """The network for a strategy: adapters need linear layers."""
+    """Return the kind of network for a strategy: adapters need linear layers."""
     return "mlp" if "lora" in name else "conv"
 
 
@@ -34,6 +34,6 @@ def a_stream(tiny_stream: MakeStream, scenario: str, kind: str) -> Stream:
 
 
 def model_of(strategy: Any, task: Any) -> dict[str, Tensor]:
-    """Every tensor of the backbone that belongs to ``task``."""
+    """Return every tensor of the backbone that belongs to ``task``."""
     with strategy.answering(task):
         return everything(strategy.model.backbone)

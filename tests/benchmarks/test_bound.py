@@ -21,7 +21,7 @@ def test_the_certificate_is_the_exact_limit_of_clopper_and_pearson(errors: int, 
 
 
 def test_descriptions_too_long_for_a_probability_as_a_float_are_certified_all_the_same() -> None:
-    """Without errors (1 − p)^n = δ·e^(−nats) can be solved by hand."""
+    """Without errors, (1 − p)^n = δ·e^(−nats) can be solved by hand."""
     by_hand = 1 - math.exp((math.log(DELTA) - 2000) / 8000)
     assert certified_error(0, 8000, 2000.0, DELTA) == pytest.approx(by_hand, abs=1e-8)
     assert certified_error(8000, 8000, 2000.0, DELTA) == 1.0
@@ -44,7 +44,7 @@ def test_values_are_rounded_to_as_many_levels_as_are_paid_for() -> None:
     for levels in (2, 4, 16):
         rounded = on_grid(values, levels)
         scale = float(rounded.abs().max())
-        places = (rounded / scale + 1) * (levels - 1) / 2  # a power of two as a scale of the grid need not be reached
+        places = (rounded / scale + 1) * (levels - 1) / 2  # no value need reach the grid's scale, a power of two
         assert len(rounded.unique()) <= levels
         assert levels > 4 or torch.allclose(places, places.round(), atol=1e-3)
     errors = [float((on_grid(values, levels) - values).square().sum()) for levels in (2, 4, 16)]
@@ -53,7 +53,7 @@ def test_values_are_rounded_to_as_many_levels_as_are_paid_for() -> None:
 
 
 def test_of_many_useless_models_the_luckiest_is_not_certified_beyond_its_truth() -> None:
-    """1,000 models that all err on 40 % of new rows: choosing the best of them on 200 rows must be paid for."""
+    """1,000 models all err on 40 % of new rows; the certificate must include the choice of the best model on 200 rows."""
     random, models, rows, truth = np.random.default_rng(0), 1000, 200, 0.4
     luckiest = random.binomial(rows, truth, size=(4000, models)).min(axis=1)
     missed = {int(k): certified_error(int(k), rows, math.log(models), DELTA) < truth for k in set(luckiest.tolist())}

@@ -1,4 +1,4 @@
-"""Claims are judged by what runs say: each by a measure of its own, against runs whose figures are known."""
+"""Claims are judged from runs, each by its own measure; the figures of these runs are known."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ROWS = 400
 
 
 def wrong_every(nth: int) -> LabelAnswers:
-    """Answers on rows with rising labels of two, of which every nth is wrong; all equally sure."""
+    """Return answers of two labels of which every nth is wrong, all with equal confidence."""
     labels = np.arange(ROWS) % 2
     predicted = np.where(np.arange(ROWS) % nth == 0, 1 - labels, labels)
     return LabelAnswers(4 * np.eye(2, dtype=np.float32)[predicted], labels)
 
 
 def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of_run: Any) -> Path:
-    """A run directory whose strategies answer every nth row wrongly, on all tasks and seeds."""
+    """Make a run directory whose strategies answer every nth row wrongly, on all tasks and seeds."""
     make_run(out, TASKS, dict.fromkeys(wrong, 0.0), seeds)
     for folder in out.glob("*/seed-*"):
         found = wrong_every(wrong[folder.parent.name])
@@ -51,7 +51,7 @@ def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of
 
 
 def save_equal(folder: Path, found: LabelAnswers) -> None:
-    """Let a unit answer all tasks alike, from the first task on."""
+    """Save the same answers for all tasks of a unit, from the first task on."""
     matrix, ece = np.full((4, 3), found.score("accuracy")), np.full((4, 3), found.ece)
     matrix[0] = 0.5
     save(folder, matrix, ece, dict.fromkeys(TASKS, found), ROWS)
@@ -59,7 +59,7 @@ def save_equal(folder: Path, found: LabelAnswers) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Fine-tuned 95 %, naive 75 %; the union 90 %, alone 95 %."""
+    """The runs score 95 % (fine-tune), 75 % (continual-ft), 90 % (union) and 95 % (alone)."""
     out = tmp_path_factory.mktemp("claims")
     seconds = {"fine_tune": 10.0, "localize": 1.0, "train": 3.0, "evaluate": 1.0}
     union = {"accuracy": [0.9, 0.9, 0.5], "ece": [0.1, 0.1, 0.1]}
@@ -96,7 +96,7 @@ def test_the_command_judges_claims_by_hand_worked_figures(
     threshold, measured, verdict, together = found["QNLI is kept"]
     assert (threshold, verdict, together) == ("> 98", "does not", "does not")
     assert measured.startswith(f"{100 * 0.9 / 0.95:.2f} [")
-    # Nothing varies between answers that are equal, which says nothing of other rows and seeds.
+    # Equal answers show no variance, so nothing is known about other rows and seeds.
     assert found["QNLI is kept, alone"][1:3] == ("100.00", "undecided")
     assert found["grafting beats naive fine-tuning"][1].startswith("15.00 [")
     assert found["grafting beats naive fine-tuning"][2] == "holds"
@@ -121,7 +121,7 @@ def test_averages_of_a_stream_are_judged_against_each_of_its_references(runs: li
 
 
 def test_an_f1_of_the_final_union_says_nothing_of_other_rows(runs: list[str]) -> None:
-    """What accuracy m is bounded by, m·(1 − m), bounds no F1; and nothing varies between the seeds."""
+    """The bound m·(1 − m) on the variance of an accuracy m does not hold for F1, and the seeds do not vary."""
     its = Runs(runs)
     assert np.isfinite(final_union(its).low)
     results, _ = its.strategies["union"]
@@ -138,8 +138,8 @@ def test_a_graft_whose_region_is_not_trained_is_judged_as_a_bare_one(runs: list[
 
 
 def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_path: Path) -> None:
-    """Of 400 rows, 20 get the label of another task where the task is withheld, and another 20 are wrong, as they are where it
-    is given."""
+    """With the task withheld, 20 of 400 rows get the label of another task, and another 20 are wrong;
+    with the task given, only these other 20 are wrong."""
     out = make(tmp_path, {"grafting-continual": 10}, options={"composition": "alone"})
     edit_about(out, scenario="class")
     labels = np.arange(ROWS) % 2
@@ -176,7 +176,7 @@ def test_the_whole_interval_decides(compared: str, interval: tuple[float, float,
 def test_a_score_that_changes_is_forgetting(
     runs: list[str], value: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A score that is missing decides nothing, wherever it stands."""
+    """A missing score leaves the claim undecided, for either task."""
     for task in range(2):
         changed = Runs(runs)
         matrices = changed.matrices("union").copy()
@@ -194,7 +194,7 @@ def test_what_the_runs_lack_is_said(runs: list[str]) -> None:
 
 
 def test_claims_together_need_more_than_each_alone(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> None:
-    """Of five claims, one with p = 0.02 holds alone; p = 5 · 0.02 does not. A measurement that stands twice counts once."""
+    """One of five claims holds alone with p = 0.02, but not with p = 5 · 0.02. A measurement that is used twice counts once."""
     weak = Interval(1.0, 0.9, 1.1, lambda threshold: 0.02)
     none = [Interval(0.9 + i / 100, 0.0, 2.0, lambda threshold: 0.7) for i in range(5)]
 
@@ -207,7 +207,7 @@ def test_claims_together_need_more_than_each_alone(monkeypatch: pytest.MonkeyPat
         monkeypatch.setitem(MEASURED, name, lambda runs, found=found: found)
     assert together() == ("holds", "undecided")
     for name in counted:
-        if name.endswith("is kept"):  # three of one number: with the weak one and that of calibration, three claims
+        if name.endswith("is kept"):  # these share one number; with the weak claim and calibration, three claims remain
             monkeypatch.setitem(MEASURED, name, lambda runs: none[0])
     weak = Interval(1.0, 0.9, 1.1, lambda threshold: 0.016)
     assert together() == ("holds", "holds")
@@ -221,13 +221,13 @@ def test_the_published_claims_are_judged_from_csv_files(monkeypatch: pytest.Monk
 
 
 def test_published_runs_are_judged_on_the_seeds_that_a_table_names() -> None:
-    """Runs of movement have five seeds, of which baselines is about three; where runs are named, all of theirs count."""
+    """The movement runs have five seeds, and baselines names three of them; for runs that are named, all seeds count."""
     assert judged("baselines").notes == ()
     assert "seeds of union are 0,1,2,3,4 and not 0,1,2" in judged("baselines", published("baselines")).notes[0]
 
 
 def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], monkeypatch: Any, capsys: Any) -> None:
-    """Alone and fine-tuned 95 %, naive 75 %, union 90 %; the union's localizing takes 1 s of 10, its training 3 s."""
+    """Alone and fine-tune score 95 %, continual-ft 75 %, union 90 %; localizing takes 1 s, training 3 s, fine-tuning 10 s."""
     table = figures("main-job", runs)
     found = {row[0]: dict(zip(table.header[1:], row[1:], strict=True)) for row in table.rows}
     assert {*table.header} == {"", "continual-ft", "union", "alone"}
@@ -257,7 +257,7 @@ def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_claims_together_are_adjusted_as_holm_does() -> None:
-    """0.01 · 4, then 0.02 · 3, 0.03 · 2 and 0.5; none is below the one before, and what is not known does not count."""
+    """The results are 0.01 · 4, 0.02 · 3, 0.03 · 2 and 0.5; none is below the one before, and an unknown p does not count."""
     assert holm([0.03, 0.01, float("nan"), 0.5, 0.02]) == pytest.approx(
         [0.06, 0.04, float("nan"), 0.5, 0.06], nan_ok=True
     )

@@ -1,4 +1,4 @@
-"""Units of evidence are run once, whoever runs them, and kept as soon as they end."""
+"""Units of evidence run once, even with several processes, and are stored as soon as they end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sparsity = 0.02
 def folder(
     tmp_path: Path, data_directory: Path, model_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, list[str]]:
-    """A folder with a TOML file and for results, and the arguments that measure it."""
+    """A folder for the results, with a TOML file, and the arguments that measure it."""
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / "tiny.toml").write_text(CONFIG.format(model=model_directory("bert")))
     monkeypatch.setattr(evidence, "CONFIGS", tmp_path / "evidence")
@@ -47,7 +47,7 @@ def test_each_unit_is_run_once_and_kept_when_it_ends(
     folder: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, arguments = folder
-    (root / "work" / "tiny" / "fine-tune-0").mkdir(parents=True)  # of a process that was killed
+    (root / "work" / "tiny" / "fine-tune-0").mkdir(parents=True)  # left by a killed process
     (root / "work" / "tiny" / "fine-tune-0" / "config.json").write_text("{}")
     with locked(root / "work" / "tiny" / "alone-1.lock"):  # another process runs it
         assert evidence.main(arguments) == 0
@@ -117,7 +117,7 @@ def test_what_is_kept_was_run_with_the_options_of_its_file(name: str) -> None:
     scores = evidence.Scores(name, "demo", Path())
     scored = evidence.averages(name)
     if all(len(scored[each]) == len(evidence.rates_of(scores.references[each])[1]) for each in scored):
-        assert scores.units()  # with the best rates
+        assert scores.units()  # the options have the best rates
     for run in load_results(scores.path).runs if scores.path.exists() else []:
         options = scores.config.options[run.strategy].model_dump()
         assert {key: value for key, value in run.facts.options.items() if options.get(key, value) != value} == {}

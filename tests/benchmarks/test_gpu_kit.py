@@ -1,4 +1,4 @@
-"""The kit for a GPU: it is packed, carried, run, cut off and gone on with; and what it measured stands in a table."""
+"""The kit for a GPU is packed, unpacked, run, interrupted and continued; its measurements become a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BENCH = Bench(torch.device("cpu"), True, Path("kit"))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each task that a kit takes along; those that ask for labels as jsonl."""
+    """A folder for each task of a kit: tasks with texts as answers in parquet, the others in jsonl."""
     folder = write_data(tmp_path_factory.mktemp("data"))
     for task in STREAMS["superni-short"]:
         (folder / task).mkdir()
@@ -54,7 +54,7 @@ def kit(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.sampled(share=0.15)
 @pytest.mark.long
 def test_what_was_packed_runs_in_a_process_of_its_own(kit: Path) -> None:
-    """The code of the load is what runs, from another place, and no promise is broken."""
+    """The packed code runs from another directory, and no promise is broken."""
     environment = os.environ | {"PYTHONPATH": str(kit / "load-1" / "code")}
     command = [
         sys.executable,
@@ -85,7 +85,7 @@ def test_the_rows_of_a_kit_are_those_of_its_data(kit: Path, data: Path) -> None:
 
 
 def sections(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[str]:
-    """Let one section have a measurement for each name, which takes so long; return those that are begun."""
+    """Define one section with a measurement for each name and its planned seconds; return the list of begun measurements."""
     begun: list[str] = []
 
     def measure(name: str) -> Iterator[Value]:
@@ -111,7 +111,7 @@ def run(kit: Path, seconds: float = 100.0) -> tuple[bool, str]:
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is finished is not measured again; what failed is; too little memory is a finding."""
+    """Finished measurements are not repeated, failed ones are; too little memory is a result."""
     begun = sections(monkeypatch, one=1, fault=1, large=1)
     fine, said = run(tmp_path)
     assert not fine and "own: fault: FAILED, ValueError: not this time. The next run tries it again." in said
@@ -124,7 +124,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert {each["device"] for each in records} == {"a CPU"} and {each["size"] for each in records} == {"tiny"}
 
 
-# -- Promises that are broken -----------------------------------------------------------------------------
+# -- Broken promises --------------------------------------------------------------------------------------
 
 
 def broken(values: Iterator[Value]) -> list[str]:

@@ -36,7 +36,7 @@ def test_the_bytes_of_published_runs_are_those_of_todays_ledgers(
 
 
 def test_a_ledger_of_11_000_entries_takes_66_kilobytes(tmp_path: Path) -> None:
-    """0.1 % of MiniLM's graftable entries; what is weighed of it is what a file on disk has, but for its header."""
+    """The entries are 0.1 % of MiniLM's graftable ones; the computed bytes are those of the file without its header."""
     places = [{"entries": 5_500_000, "owned": [6_000]}, {"entries": 5_100_000, "owned": [5_000]}]
     (weighed,) = kept.weighed({"places": places, "region_size": [11_000], "owned_size": [11_000]}, [3_080])
     space = ParameterSpace((TensorSpec("weight", (10_600_000,), torch.float32, 0),))
@@ -50,7 +50,7 @@ def test_a_ledger_of_11_000_entries_takes_66_kilobytes(tmp_path: Path) -> None:
 
 
 GRAFTS = "grafting-continual"
-#: The bytes a task that a page tells, in their order, by the file and the strategy of the runs they are of.
+#: For each number of bytes per task on a page, in order: the file and the strategy of its runs.
 TOLD = {
     "docs/results.md": [("movement", GRAFTS)],
     "docs/results/main-job.md": [("movement-lora", "lora"), ("movement", GRAFTS), ("movement", GRAFTS)],
@@ -64,7 +64,7 @@ TOLD = {
 
 
 def kept_per_task(file: str, strategy: str) -> float:
-    """The mean over seeds."""
+    """Return the stored bytes per task, as the mean over seeds."""
     _, *runs = kept.heads(kept.RESULTS / f"{file}.csv")
     return mean(run["kept_bytes"][-1] / len(run["kept_bytes"]) for run in runs if run["strategy"] == strategy)
 
@@ -89,7 +89,7 @@ def test_pages_tell_how_many_times_the_bytes_of_a_graft_others_keep() -> None:
 
 
 def test_the_recipes_page_tells_the_bytes_of_a_region_without_a_head() -> None:
-    """0.1 % of MiniLM's graftable entries, in float32 and as gaps of two bytes."""
+    """The region has 0.1 % of MiniLM's graftable entries, in float32 and as gaps of two bytes."""
     entries = budget(10_646_784, 1e-3)
     page = (ROOT / "docs" / "results" / "recipe.md").read_text(encoding="utf-8")
     assert re.findall(r"\((\d+) kB in a ledger\)", page) == [f"{entries * (4 + 2) / 1e3:.0f}"]

@@ -1,4 +1,4 @@
-"""The result pages hold what the committed files say."""
+"""The result pages agree with the committed files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.claims import RESULTS
 from benchmarks.pages import COMPARED, ROOT, made, pages, written
 from forgetfree.results.table import load_results
 
-#: The pages that README's table and the words beside it are from.
+#: The pages behind README's table and the words beside it.
 PAGES = ("results", *(f"results/{page}" for page in ("main-job", "baselines", "recipe", "withheld")))
 
 
-# docs/results.md has the coverage, which takes seconds to simulate; test_evidence.py holds it to 0.93.
+# docs/results.md has the coverage, which takes seconds to simulate; tests/results/test_evidence.py requires 0.9.
 @pytest.mark.parametrize("page", [page for page in pages() if page.name != "results.md"], ids=lambda path: path.stem)
 def test_make_results_would_change_no_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Experiments of the paper as scripts, on tiny models: what each measures, its files, and how it goes on."""
+"""Experiments of the paper as scripts, on tiny models: measurements, files, and resuming."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from forgetfree.results.report.page import render_page
 pytestmark = pytest.mark.long
 
 STEPS = {"steps": "4", "mask_steps": "1", "mask_batch_size": "8", "precision": "fp32", "max_gradient_norm": "1"}
-#: Which of the tiny tasks an experiment is tried on.
+#: The tiny tasks on which each experiment runs.
 TASKS = {name: ["sst2"] for name in EXPERIMENTS} | {"ood": ["qnli"], "adapters": ["qnli"]}
 TASKS |= {name: ["qnli", "ag_news", "sst2"] for name in ("continual", "multi-task")}
 Run = Callable[..., int]
@@ -39,7 +39,7 @@ Run = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def data(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny tasks, with mnli and snli: qnli's rows with a third label."""
+    """The tiny tasks, with mnli and snli, which have qnli's rows and a third label."""
     root = tmp_path_factory.mktemp("data") / "tasks"
     shutil.copytree(data_directory, root)
     for name in ("mnli", "snli"):
@@ -54,7 +54,7 @@ def data(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def run(data: Path, model_directory: Any) -> Run:
-    """Calls an experiment as its script does."""
+    """Return a function that calls an experiment as its script does."""
 
     def call(name: str, out: Path, *more: str, seeds: tuple[int, ...] = (0, 1), data: Path = data) -> int:
         words = ["--data", str(data), "--model", str(model_directory("bert")), "--out", str(out), "--shots", "4"]
@@ -73,7 +73,7 @@ def run(data: Path, model_directory: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def measured(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of an experiment that was run once, by name."""
+    """Return a function that runs an experiment once, and returns its directory."""
     root, done = tmp_path_factory.mktemp("experiments"), dict[str, Path]()
 
     def once(name: str) -> Path:
@@ -92,7 +92,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def context(data: Path, model_directory: Any, tmp_path: Path) -> Callable[..., Context]:
-    """What an experiment's units are measured with, on the tiny BERT."""
+    """Return a function that makes the context of an experiment's units, with the tiny BERT."""
 
     def make(name: str, **changes: Any) -> Context:
         usual = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,), "sparsities": (0.1,)}
@@ -119,7 +119,7 @@ def test_a_script_writes_rows_report_and_figure(name: str, measured: Callable[[s
     assert (out / "report.md").read_text() == render_page(page, "markdown")
     assert page.tables[0].title == "What the paper claims" and page.tables[0].rows
     for key, value in (("model", "fine-tuned"), ("region", "learned"), ("strategy", "fine-tune"), ("by", "kind")):
-        left = [row for row in rows if row.get(key) != value]  # what was not measured is not told
+        left = [row for row in rows if row.get(key) != value]  # without its measurements, a claim is undecided
         if len(left) < len(rows):
             claims = EXPERIMENTS[name].claims(left)
             assert all("nan" not in claim.ours for claim in claims)
@@ -129,7 +129,7 @@ def test_a_script_writes_rows_report_and_figure(name: str, measured: Callable[[s
 def test_units_that_are_there_are_not_measured_again_and_more_are_added(
     run: Run, measured: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Cut short in the second unit: the end is that of one that was not; --seed and --task may grow."""
+    """A run interrupted in its second unit has, once resumed, the rows of an uninterrupted run; --task may add units."""
     whole, measure, calls = measured("where") / "where.csv", Where.measure, list[Any]()
 
     def cut_short(self: Where, context: Context, unit: dict[str, Any]) -> Any:
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_told_in_one_paragraph(
     assert error.startswith(f"{name}: error: ") and message in error
 
 
-# -- What is measured ------------------------------------------------------------------------------------
+# -- Measurements ----------------------------------------------------------------------------------------
 
 
 def test_the_shares_of_a_region_add_up(measured) -> None:
@@ -203,14 +203,14 @@ def test_the_shares_of_a_region_add_up(measured) -> None:
 
 
 def test_the_reliability_diagram_is_that_of_the_answers(measured) -> None:
-    """Accuracy and calibration can be computed from the bins alone: coarser bins, so an ECE no larger."""
+    """The bins alone give the accuracy, and an ECE that is no larger, since these bins are coarser."""
     for row in rows_of(measured("calibration")):
         counts, right, confidence = (np.array(row[key]) for key in ("counts", "right", "confidence"))
         assert counts.sum() == tiny.SIZES["test"]
         assert right.sum() / counts.sum() == pytest.approx(row["score"])
         assert (
             abs(right.sum() - confidence.sum()) / counts.sum() <= row["ece"] + 1e-4
-        )  # the bins' gaps may cancel, not add
+        )  # gaps of bins may cancel, but not add up
 
 
 def test_of_nli_targets_contradiction_and_entailment_alone_are_answered(context: Callable[..., Context]) -> None:
@@ -296,7 +296,7 @@ def test_a_region_by_the_models_own_labels_is_that_of_rows_with_these_labels(con
 
 
 def test_options_set_by_hand_reach_the_stream(measured: Callable[[str], Path]) -> None:
-    """Two updates a task, and not the setting's two hundred."""
+    """Each task has two updates instead of the setting's two hundred."""
     assert {row["steps"] for row in rows_of(measured("continual"))} == {2}
 
 

@@ -1,4 +1,4 @@
-"""What the experiments of the paper make of rows: claims, tables, and names that are matched; on rows made by hand."""
+"""Claims, tables and matched label names in the experiments of the paper, on hand-made rows."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_continual_sets_the_papers_numbers_beside_ours() -> None:
     fewer = [row | {"train_shots": 327} for row in rows]
     titles = [table.title for table in EXPERIMENTS["continual"].tables(fewer)]
     assert "Accuracy after the last task, here (with 327 shots: a label has no more rows)" in titles
-    rows[-2]["learned"] += 0.01  # one task lost, another gained as much: that is not nothing
+    rows[-2]["learned"] += 0.01  # one task loses what another gains: that is still a change
     rows[-1]["learned"] -= 0.01
     assert [claim.holds for claim in EXPERIMENTS["continual"].claims(rows)] == [True, True, False]
     others = [row | {"task": row["task"].upper()} for row in rows]
@@ -155,7 +155,7 @@ def test_labels_of_targets_are_matched_by_name() -> None:
 
 
 def multi_task_rows(kin: float, union: float, pure: float) -> list[dict[str, Any]]:
-    """SST-2 and CR are kin, QNLI is a stranger; training lifts each score from 50 to 90 %."""
+    """Return rows where SST-2 and CR are related, and QNLI is not; training lifts each score from 50 to 90 %."""
     tasks, common = ("sst2", "cr", "qnli"), {"seed": 0, "shots": 4}
     rows = []
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Units of published run files are repeated, and compared with what was published."""
+"""Units of published run files are repeated, and compared with the published scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = replay.RESULTS / "small.csv"
 def published(
     data_directory: Path, model_directory: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str]]:
-    """A run of two strategies and seeds as a CSV file, and the flags that say where data and model are."""
+    """The directory of a run of two strategies and two seeds, and the flags for its data and model."""
     root = tmp_path_factory.mktemp("published")
     places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
     told = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--seed", "1", "--seed", "4"]
@@ -63,7 +63,7 @@ def test_a_unit_is_repeated_to_the_bit(
 
 
 def test_every_published_unit_can_still_be_asked_for(tmp_path: Path) -> None:
-    """With the options that there still are; one of a value that has gone is refused."""
+    """Options that still exist are asked for; a value that no longer exists is refused."""
     results = read_run(SMALL)
     for run in results.runs:
         asked = replay.config_of(results, run, "demo", tmp_path)
@@ -79,7 +79,7 @@ def test_every_published_unit_can_still_be_asked_for(tmp_path: Path) -> None:
 def test_scores_that_were_not_published_are_told(
     file: Path, published: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the same versions and machine one bit is enough; otherwise a score must leave its interval."""
+    """With the same versions and machine, one different bit is enough; otherwise, a score must leave its interval."""
     results = read_run(file)
 
     run = results.runs[0]

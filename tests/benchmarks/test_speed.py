@@ -36,8 +36,8 @@ def test_a_figure_that_is_not_reached_says_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", speed.SCRIPTS)
 def test_no_ratio_doubled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ratios vary with what else a machine does, so only a doubling fails, and `make nightly` alone runs this."""
-    monkeypatch.setattr(long_stream, "TASKS", 25)  # fewer steps: a time that grows would be a larger share of a task's
+    """Ratios vary with the load of the machine, so only a doubling fails, and only `make nightly` runs this."""
+    monkeypatch.setattr(long_stream, "TASKS", 25)  # with fewer steps, a growing time is a larger share of a task's
     monkeypatch.setattr(long_stream, "STEPS", 12)
     monkeypatch.setattr(evaluation, "TEST_ROWS", 160)
     monkeypatch.setattr(ledger_growth, "TASKS", (10, 100, 1_000))

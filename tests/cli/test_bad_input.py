@@ -1,4 +1,4 @@
-"""Wrong command lines and damaged files: each ends in one paragraph that says what is wrong, and leaves nothing behind."""
+"""Wrong command lines and damaged files: each ends in one paragraph that names the fault, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edited import write_config
 from forgetfree import cli
 
 Change = Callable[[Path], Any]
-#: What a command is given where a case says nothing else.
+#: Flags that are added to a command where a case does not give them.
 USUAL = {
     "run": "--data data --model model --shots 4 --steps 1 --sparsity 0.01 --strategy grafting-continual --out out",
     "graft": "--data data --model model --shots 4 --steps 1 --sparsity 0.01 --out out",
@@ -33,13 +33,13 @@ USUAL = {
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, what is done to the files before, and how it ends."""
+    """A command line, a change of the files before it, and its error."""
 
     line: str
     message: str
     code: int = 2
     change: Change = lambda place: None
-    bare: bool = False  # without what is usual
+    bare: bool = False  # without the usual flags
     stdin: bytes = b""
 
     @property
@@ -61,7 +61,7 @@ def _split(line: str) -> list[str]:
     return list(lexer)
 
 
-# -- What is done to the files -----------------------------------------------------------------------------
+# -- Changes of the files ----------------------------------------------------------------------------------
 
 
 def write(name: str, content: str | bytes) -> Change:
@@ -75,7 +75,7 @@ def write(name: str, content: str | bytes) -> Change:
 
 
 def edit(name: str, act: Callable[[Any], Any]) -> Change:
-    """``act`` on the content of a JSON file: of a run's config.json as if its units had been made under it."""
+    """Apply ``act`` to the content of a JSON file; a run's config.json changes as if its units had been made under it."""
 
     def change(place: Path) -> None:
         content = json.loads((place / name).read_text())
@@ -89,7 +89,7 @@ def edit(name: str, act: Callable[[Any], Any]) -> Change:
 
 
 def flip(name: str) -> Change:
-    """One bit in the middle of a file."""
+    """Flip one bit near the end of a file."""
 
     def change(place: Path) -> None:
         content = bytearray((place / name).read_bytes())
@@ -321,7 +321,7 @@ CASES = [
             Case(f"{job} --check --model nowhere/at/all", "The model directory 'nowhere/at/all' does not exist."),
         )
     ),
-    # -- What is not there ---------------------------------------------------------------------------------
+    # -- Missing files and columns -------------------------------------------------------------------------
     *(
         Case(line, " does not exist. Check the name and the current directory.")
         for line in (
@@ -341,7 +341,7 @@ CASES = [
         for command in ("run", "graft")
         for column in ("text", "label")
     ),
-    # -- What run and graft have alike -----------------------------------------------------------
+    # -- Shared by run and graft -----------------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)
         for command in ("run sst2", "graft sst2")
@@ -473,7 +473,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_directory) -> Path:
-    """Models, data, and what a run and a graft on them wrote."""
+    """Return a folder with models and data, and a run and a graft on them."""
     place = tmp_path_factory.mktemp("world")
     shutil.copytree(data_directory, place / "data")
     for name, kind in (("model", "bert"), ("other", "gpt2"), ("masked", "bert-mlm")):
@@ -494,7 +494,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_
 
 @pytest.fixture
 def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of them, as the working directory."""
+    """Yield a copy of that folder, as the working directory."""
     place = tmp_path / "place"
     shutil.copytree(world, place)
     monkeypatch.chdir(place)
@@ -528,7 +528,7 @@ def test_bad_input_ends_in_one_paragraph(
     is_at_once = case.message.startswith(at_once) or " is not empty: it contains " in case.message
     assert start == 0 or not is_at_once, "it is told before anything else"
     first, *more = lines[start:]
-    if more:  # several faults, one a line
+    if more:  # several faults, one per line
         assert first == f"forgetfree: error: {len(more)} faults:" and len(more) > 1
     assert not any("error" in note for note in lines[:start])
     paragraphs = [line.removeprefix("- ") for line in more] or [first]
@@ -536,7 +536,7 @@ def test_bad_input_ends_in_one_paragraph(
     assert code == case.code
     for paragraph in paragraphs:
         assert "Traceback" not in printed.err and "fault of forgetfree" not in paragraph
-        told = " must " in paragraph and ", got " in paragraph  # what is expected is the remedy
+        told = " must " in paragraph and ", got " in paragraph  # the expected value is the remedy
         assert paragraph.endswith(".") and (told or re.search(r"[.?)] [A-Z'-]", paragraph)), (
             "what to do, in whole sentences"
         )

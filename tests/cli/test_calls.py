@@ -1,4 +1,4 @@
-"""`forgetfree.run` and `forgetfree.graft`: the command line from Python."""
+"""`forgetfree.run` and `forgetfree.graft`: the Python calls do the same as the command line."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ BOTH = ["fine-tune", "grafting-continual"]
 
 
 class NaiveOptions(TrainingOptions):
-    """With one of its own."""
+    """Training options with one more."""
 
     pull: float = option(0.0, "share of the way back", at_least=0, at_most=1)
 
 
 class Naive(ContinualStrategy):
-    """Trains everything: a plug-in under development."""
+    """Trains everything, like a plug-in under development."""
 
     Options = NaiveOptions
 
@@ -53,7 +53,7 @@ class Naive(ContinualStrategy):
 
 
 class Failing(Naive):
-    """Has a fault."""
+    """Raises when a task is committed."""
 
     def commit(self, task: Any, training: Any) -> None:
         raise ZeroDivisionError("of its own")
@@ -61,7 +61,7 @@ class Failing(Naive):
 
 @pytest.fixture(scope="module")
 def asked(data_directory: Path, model_directory: Any) -> Json:
-    """What is asked for, in a second or so."""
+    """Return settings of a run that takes a second or so."""
     common = {"data": data_directory, "model": model_directory("bert"), "shots": 4, "steps": 2, "threads": 1}
     return common | {"progress": False}
 
@@ -72,7 +72,7 @@ def grafting(asked: Json) -> Json:
 
 
 def words(asked: Json, *more: str) -> list[str]:
-    """The same on the command line."""
+    """Return the same settings as command-line flags."""
     given = {key: value for key, value in asked.items() if key != "progress"}
     flags = {f"--{key}": given.pop(key) for key in ("data", "model", "shots", "steps", "sparsity") if key in given}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
@@ -81,7 +81,7 @@ def words(asked: Json, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def by_command(grafting: Json, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the command line, with two seeds."""
+    """Return a run made by the command line, with two seeds."""
     out = tmp_path_factory.mktemp("command") / "out"
     both = [word for name in BOTH for word in ("--strategy", name)]
     seeds = ["--seed", "0", "--seed", "3"]
@@ -91,7 +91,7 @@ def by_command(grafting: Json, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def in_memory(grafting: Json) -> Results:
-    """The same from Python."""
+    """Return the same run made from Python."""
     return forgetfree.run(tiny.STREAM.split(","), **grafting, strategies=BOTH, seeds=[0, 3])
 
 
@@ -111,7 +111,7 @@ def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json
     ours, theirs = (json.loads((out / "config.json").read_text()) for out in (tmp_path / "out", by_command))
     assert ours["run"]["set"].keys() == theirs["run"]["set"].keys()
     assert "objects" not in ours
-    # The command line goes on with it, and may repeat it.
+    # The command line repeats the run from its config.json.
     assert cli.main(["run", "--config", str(tmp_path / "out" / "config.json"), "--out", str(tmp_path / "again")]) == 0
     assert files(tmp_path / "again") == files(by_command)
 
@@ -161,7 +161,7 @@ def test_wrong_arguments_are_refused_in_the_same_words(
 
 
 def test_signatures_name_every_option_with_its_type() -> None:
-    """Of rows, of a run, of training and of our strategies, once; a graft takes what a run takes."""
+    """Options of rows, runs, training and our strategies appear once; a graft takes nearly all options of a run."""
     known = {**RunConfig.model_fields, **RunOptions.model_fields}
     for name in registry.STRATEGIES:
         known |= registry.strategy(name).Options.model_fields
@@ -208,7 +208,7 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
             call("sst2", **asked | {"data": frame})
     with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}, got a DataFrame\."):
         forgetfree.load_stream("sst2", data=frame, model=asked["model"])  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"data\['demo'\]"):  # its rows are meant, not the registered stream
+    with pytest.raises(DataError, match=r"data\['demo'\]"):  # the given rows are read, not the registered stream
         forgetfree.run(["demo"], **asked | {"data": {"demo": frame.assign(text="")}})
     for none, flag in (("seeds", "seed"), ("strategies", "strategy")):
         with pytest.raises(UsageError, match=f"--{flag} names no {flag}. Give one, or leave it out."):
@@ -256,7 +256,7 @@ def test_progress_and_recipe_are_told_on_stderr(asked: Json, capsys: Any) -> Non
 def test_callers_settings_of_torch_and_random_generators_count_for_nothing_and_stay(
     grafting: Json, in_memory: Results
 ) -> None:
-    """Someone who has set another default dtype, or no gradients, gets the same bits, and draws on as if nothing had run."""
+    """Another default dtype or disabled gradients change no bit, and the caller's random numbers stay the same."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(7)
     expected = random.random(), np.random.rand(), torch.rand(1, dtype=torch.float32).item()
@@ -357,11 +357,11 @@ def test_a_model_in_memory_goes_to_what_copies_it_for_every_seed(
     )
 
 
-# -- Optimisers of one's own ----------------------------------------------------------------------------------
+# -- Optimisers of the user -------------------------------------------------------------------------------------
 
 
 def test_a_class_of_optimisers_gets_the_rates_and_can_be_repeated(grafting: Json, tmp_path: Path) -> None:
-    """By name from the command line, as a class from Python: the same to the bit."""
+    """An optimiser given by name on the command line or as a class from Python gives the same scores."""
     rates = {"learning_rate": 1e-3, "readout_learning_rate": 1e-2}
     results = forgetfree.run(
         "sst2", **grafting, **rates, strategies=BOTH, optimizer=torch.optim.RMSprop, out=tmp_path / "a"

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it writes, what it says, how it ends."""
+"""The command line in use: written files, messages, exit codes."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def tiny_cli(data_directory: Path, model_directory, tmp_path_factory: pytest.Tem
     return Tiny(data_directory, model_directory("bert"), tmp_path_factory.mktemp("runs"))
 
 
-#: Tasks are evaluated before they are learned, too.
+#: Tasks are also evaluated before they are learned.
 BEFORE = ("--set", "upper_triangle=true")
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_cli: Tiny) -> Path:
-    """A run directory with two seeds of the three strategies."""
+    """Return a run directory with two seeds of the three strategies."""
     out = tiny_cli.root / "finished"
     assert tiny_cli.run(out, "--seed", "0", "--seed", "1", *BEFORE, "--set", "final_union=true") == 0
     return out
@@ -82,13 +82,13 @@ def test_results_json_has_every_unit(finished: Path) -> None:
             assert all(0 <= value <= 1 for row in table for value in row)
         grafting = run["strategy"] == "grafting-continual"
         assert ("union" in run) == (run["ledger"] is not None) == grafting
-        assert run["updates"] == [6 if grafting else 3] * 3  # and those of the region
+        assert run["updates"] == [6 if grafting else 3] * 3  # fine-tuning, and those of the region
         assert run["strategy"] != "fine-tune" or run["agreement"] == [1.0, 1.0, 1.0]
     assert results["unfinished"] == [] and results["failed"] == []
 
 
 def test_the_forget_free_strategies_keep_every_figure(finished: Path) -> None:
-    """After its row of learning, a task's accuracy and calibration error do not change in any digit."""
+    """Once a task is learned, its accuracy and calibration error do not change in any digit."""
     for run in results_of(finished)["runs"]:
         if run["strategy"] in ("fine-tune", "grafting-continual"):
             for task in range(3):
@@ -115,7 +115,7 @@ def test_a_toml_file_configures_and_flags_override_it(tiny_cli: Tiny, tmp_path: 
 
 
 def test_a_file_serves_other_strategies_than_its_own(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """What only its own have is left out; what none has at all is a fault still."""
+    """Options that only the file's own strategies have are left out; an option that no strategy has is still an error."""
     config = tmp_path / "run.toml"
     text = (
         f'stream = "sst2"\nmodel = "{tiny_cli.model}"\ndata = "{tiny_cli.data}"\nshots = 4\nsteps = 1\nsparsity = 0.1\n'
@@ -152,11 +152,11 @@ def test_no_temporary_files_are_left(finished: Path) -> None:
 def test_progress_names_stream_strategy_task_and_phase(
     tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
+    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message is printed
     assert tiny_cli.run(tmp_path / "out", stream="sst2") == 0
     printed = capsys.readouterr()
     assert " · fine-tune seed 0 · sst2 · fine-tune 3/3 loss " in printed.err
-    for phase in ("localize", "train 3/3 loss", "evaluate"):  # from the model that is there
+    for phase in ("localize", "train 3/3 loss", "evaluate"):  # grafting starts from the stored fine-tuned model
         assert f" · grafting-continual seed 0 · sst2 · {phase}" in printed.err
     assert printed.err.startswith(f"Running sst2 into {tmp_path / 'out'}\n")
     assert "After the last task" in printed.out and str(tmp_path / "out" / "report.md") in printed.out
@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert "Unfinished and left out: grafting-continual, seed 0, after 1 of 3 tasks" in page and "<svg" in page
 
     monkeypatch.undo()
-    assert cli.main(["run", "--resume", "--out", str(out)]) == 0  # config.json has the rest
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 0  # config.json has all other settings
     resumed = results_of(out)
     assert without_times(resumed) == without_times(results_of(finished))
 
@@ -217,7 +217,7 @@ def test_labels_that_share_a_readout_under_other_names_are_told(
 
 @pytest.mark.sampled(share=0.3)
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """results.json keeps the counts."""
+    """One note counts the test rows whose texts are also training rows; results.json keeps the counts."""
     data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
     train, test = (data / "sst2" / f"{split}.jsonl" for split in ("train", "test"))
     rows = [json.loads(line) for line in test.read_text().splitlines()]
@@ -308,7 +308,7 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
 @pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 def test_predict_imports_only_what_answers(finished: Path) -> None:
-    """What reads data sets, trains or draws would make every start slower."""
+    """Libraries that read data sets, train or draw would slow down every start."""
     arguments = ["predict", str(finished), "--task", "sst2", "a lovely film"]
     code = (
         "import sys\n"
@@ -323,7 +323,7 @@ def test_predict_imports_only_what_answers(finished: Path) -> None:
 
 
 def test_list_strategies_in_full(capsys) -> None:
-    """Every option once: at its strategy, or among those that all of them take."""
+    """Every option is listed once: at its strategy, or among the options of all strategies."""
     from forgetfree import registry
     from forgetfree.options import describe
     from forgetfree.training.training_options import TrainingOptions
@@ -351,11 +351,11 @@ def test_list_strategies_in_full(capsys) -> None:
 @pytest.mark.sampled(share=0.15)
 @pytest.mark.figures
 def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
-    """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
+    """With scenario=class there is one readout of 2 + 4 + 2 labels; predict uses the part of the named task."""
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "scenario=class") == 0
     floors = results_of(out)["floors"]["constant"]
-    assert sum(floor > 0 for floor in floors) == 1  # one answer for all tasks is a label of one of them
+    assert sum(floor > 0 for floor in floors) == 1  # one constant answer for all tasks is a label of one of them
     from forgetfree.serve.inference import Predictor
 
     predictor = Predictor.of_run(out, 0)
@@ -370,7 +370,7 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
 
 
 def one_seed(data: Path, model: Path, out: Path, *more: str) -> list[str]:
-    """continual-ft on sst2, by prompts where the model has an LM head."""
+    """Return the words for continual-ft on sst2, by prompts if the model has an LM head."""
     given = ["--data", str(data), "--model", str(model), "--shots", "4", "--steps", "3", "--out", str(out)]
     return ["run", "sst2", "--strategy", "continual-ft", *given, *more]
 
@@ -384,9 +384,9 @@ def test_a_run_whose_model_and_data_were_moved_is_resumed(tiny_cli: Tiny, tmp_pa
     assert [run["seed"] for run in results_of(out)["runs"]] == [0, 1]
     assert json.loads((out / "config.json").read_text())["run"]["model"] == str(model)
     assert cli.main(one_seed(data, model, tmp_path / "other", "--seed", "2")) == 0
-    assert cli.main(["report", str(out), str(tmp_path / "other")]) == 0  # one model, wherever it lay
+    assert cli.main(["report", str(out), str(tmp_path / "other")]) == 0  # it is one model, at either path
     capsys.readouterr()
-    assert cli.main(one_seed(data, Path("minilm"), out, "--resume")) == 2  # which brings a recipe
+    assert cli.main(one_seed(data, Path("minilm"), out, "--resume")) == 2  # minilm brings a recipe
     assert "model (was" in capsys.readouterr().err
 
 
@@ -418,7 +418,7 @@ def change_tokenizer(data: Path, model: Path) -> None:
 def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     tiny_cli: Tiny, model_directory, tmp_path: Path, capsys, change, message: str
 ) -> None:
-    """Wherever model and data lie now."""
+    """Changed label words or a changed tokenizer are refused, though model and data were moved as well."""
     out, data, model = tmp_path / "out", tmp_path / "data", tmp_path / "model"
     shutil.copytree(tiny_cli.data, data)
     shutil.copytree(model_directory("bert-mlm"), model)
@@ -450,7 +450,7 @@ def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tm
 
 
 def test_a_run_of_another_version_is_resumed_with_a_note(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """Its batches may have been others: that results of the two stand side by side is told."""
+    """A note says that the results come from two versions, because their batches may differ."""
     out = tmp_path / "out"
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
     change_config(out, lambda config: config["versions"].update(forgetfree="0.2.0"))
@@ -461,7 +461,7 @@ def test_a_run_of_another_version_is_resumed_with_a_note(tiny_cli: Tiny, tmp_pat
 
 
 def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """It says that it is finished; the end of a run is its headline and one table."""
+    """Resuming prints a note and the headline with one table again; results.json keeps its bytes."""
     out = tmp_path / "out"
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
     said = capsys.readouterr()
@@ -506,14 +506,14 @@ def test_the_list_of_kinds_is_the_table_of_the_documents(capsys) -> None:
 def test_the_default_strategies_share_models_read_by_label_words(
     data_directory: Path, model_directory, tmp_path: Path
 ) -> None:
-    """Fine-tuned models go through files, in which such a readout has no tensor."""
+    """Fine-tuned models are passed through files, and a readout by label words has no tensors in them."""
     tiny = Tiny(data_directory, model_directory("gpt2-lm"), tmp_path)
     assert tiny.run(tmp_path / "out", "--readout", "causal", stream="qnli,sst2") == 0
     assert len(results_of(tmp_path / "out")["runs"]) == 3
 
 
 def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
-    """Under an old locale, say."""
+    """An old locale may have no such character."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, "-m", "forgetfree", "list", "strategies"], capture_output=True, text=True, env=environment
@@ -523,7 +523,7 @@ def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
 
 
 def test_warnings_of_torch_stay_out_of_stderr() -> None:
-    """Those of its C++ code, too, which Python tells of the module that called it."""
+    """This includes warnings of torch's C++ code, which Python attributes to the calling module."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         quiet_libraries()

@@ -1,4 +1,4 @@
-"""What the shell completes, and how help is laid out."""
+"""Shell completion, and the layout of help pages."""
 
 from __future__ import annotations
 

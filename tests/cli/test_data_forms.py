@@ -1,4 +1,4 @@
-"""Own data at the command line: one file with text labels, from `run` and `graft` to `predict`; forms give equal scores."""
+"""A user's own data at the command line: one file with text labels, for all commands; the format changes no score."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = ("angry", "joyful", "very sad")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, model_directory: Any) -> Path:
-    """Rows of one task with text labels, in three forms, and a tiny model."""
+    """Return a folder with the rows of one task with text labels, in three forms, and a tiny model."""
     place = tmp_path_factory.mktemp("own")
     words = ["good", "bad", "film", "who", "news", "city", "a"]
     rows = [
@@ -75,14 +75,14 @@ def test_the_same_rows_in_two_forms_give_the_same_scores(here: Path, capsys: pyt
     assert capsys.readouterr().out.split("\t")[0] in LABELS
     assert call("ledger", "show", f"{out}/grafting-continual/seed-0/ledger.safetensors") == 0
     assert Ledger.load(f"{out}/grafting-continual/seed-0/ledger.safetensors").records[0].definition.labels == LABELS
-    # The directory says all that is needed to do it again.
+    # The directory has all settings to repeat the run.
     assert call("run", "--config", f"{out}/config.json", "--out", "again") == 0
     again = (here / "again" / "grafting-continual" / "seed-0" / "scores.csv").read_text()
     assert again in scores
 
 
 def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "demo.csv").symlink_to(here / "mood.csv")  # which is a registered stream's name, too
+    (here / "demo.csv").symlink_to(here / "mood.csv")  # demo is also the name of a registered stream
     assert call("run", "--data", "demo.csv", *COMMON, "--strategy", "continual-ft", "--out", "out") == 0
     results = json.loads((here / "out" / "results.json").read_text())
     assert (results["stream"], results["tasks"]) == ("demo", ["demo"])

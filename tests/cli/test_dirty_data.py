@@ -1,4 +1,4 @@
-"""Data as people have them at the command line: bad rows, several files as a stream, notes before anything is trained."""
+"""Ordinary faulty data at the command line: bad rows, several files as a stream, notes before training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def texts(count: int = 30) -> list[str]:
 
 @pytest.fixture
 def here(model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files with columns of different names; of the first, three rows are bad."""
+    """Return a folder with two files, whose columns differ; three rows of the first are bad."""
     rows = [f"{text},{('no', 'yes')[i % 2]}" for i, text in enumerate(texts())]
     (tmp_path / "a.csv").write_text("\n".join(["review,stars", *rows, "alone", "empty,", "half,0.5"]))
     rows = [f"note {i},{text},{('sad', 'glad')[i % 2]}" for i, text in enumerate(texts())]
@@ -100,9 +100,9 @@ def test_a_program_asks_for_a_plan_without_a_directory(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == before
 
 
-# -- Labels that are read as others ----------------------------------------------------------------------------
+# -- Mapped labels ---------------------------------------------------------------------------------------------
 
-#: A label in other letters, one with a slip of typing, and one whose rows are to be left out.
+#: Labels in other capitals, with a typing error, and with rows to be left out.
 TICKETS = [*["bug", "feature"] * 15, "feautre", "feautre", "Bug", "junk", "junk"]
 MAPPED = ("feautre=feature", "Bug=bug", "junk=")
 
@@ -131,7 +131,7 @@ def test_labels_are_read_as_others(tickets: list[dict[str, str]]) -> None:
     reals = [{"text": f"note {i}", "label": float(i % 4)} for i in range(40)]
     assert read("3=2", "1.0=", a=reals)[0].task.labels == ("0", "2")
     composed = [{"text": f"note {i}", "label": "café" if i % 2 else "thé"} for i in range(40)]
-    (task,) = read(f" {unicodedata.normalize('NFD', 'café')} =bar, too", a=composed)  # as a Mac writes it
+    (task,) = read(f" {unicodedata.normalize('NFD', 'café')} =bar, too", a=composed)  # in the form that a Mac writes
     assert task.task.labels == ("bar, too", "thé") and 'in this order: "bar, too", thé' in task.notes[0]
     written = [{"prompt": f"say {i}", "completion": f"it is {i}"} for i in range(40)]
     with pytest.raises(DataError, match="tasks with labels, but no task has labels"):
@@ -241,7 +241,7 @@ def test_a_task_has_one_column_of_labels() -> None:
 
 
 def test_columns_of_files_may_have_dots(tmp_path: Path) -> None:
-    """Of the file whose name they begin with, and of another."""
+    """Their names may begin with the name of their own file or of another."""
     rows = "".join(f"a text {i},{i % 2}\n" for i in range(20))
     files = [tmp_path / name for name in ("reviews.csv", "my.reviews.csv")]
     for path in files:
@@ -257,19 +257,19 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
     for paths, message in (
         (["a.csv", "other/a.tsv"], "would both be the task 'a'"),
         (["a.csv", "none.csv"], r"'none\.csv' does not exist\."),
-        (["a.csv", "other"], "The stream contains no task"),  # a directory may hold any
+        (["a.csv", "other"], "The stream contains no task"),  # a directory may hold tasks of any name
         ([{"text": "x", "label": 1}], "Rows must be given with the name of their task"),
     ):
         with pytest.raises(UsageError, match=message):
             load_tasks(None, paths)  # type: ignore[arg-type]
 
 
-# -- Before anything is trained --------------------------------------------------------------------------------
+# -- Before training -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check", [True, False])
 def test_faults_of_every_sort_are_told_at_once(here: Path, check: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """Headers of two tasks, rows of a third without a label and without a text, and its label of a single row."""
+    """The first two tasks lack a column; the third has rows without a label or a text, and a label with a single row."""
     (here / "data" / "c").mkdir(parents=True)
     (here / "data" / "d").mkdir()
     (here / "data" / "c" / "train.csv").write_text("txt,label\nx,1\n")

@@ -1,4 +1,4 @@
-"""`forgetfree graft` as a user meets it: what it measures, what it writes, what it takes, what it refuses."""
+"""`forgetfree graft` in use: its measurements, files, options and refusals."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ TWICE = ("--seed", "0", "--seed", "3", "--sparsity", "0.05", *LEARN)
 
 @pytest.fixture(scope="module")
 def finished(graft: GraftCommand) -> Path:
-    """Two seeds, a linear readout."""
+    """Return a graft with two seeds and a linear readout."""
     return graft(*TWICE)
 
 
@@ -100,13 +100,13 @@ def saved(out: Path, seed: int = 0) -> Graft:
     return Graft.load(out / "bare-graft" / f"seed-{seed}" / "graft.safetensors")
 
 
-# -- What it writes and measures -------------------------------------------------------------------------
+# -- Files and measurements ------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("gpt2-lm")
 @pytest.mark.parametrize("kind", ["bert", "bert-mlm", "gpt2-lm"])
 def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> None:
-    """θ put together by hand, and the metrics of its answers."""
+    """θ is put together step by step, and its predictions have the same metrics."""
     out = graft("--seed", "3", *LEARN, kind=kind)
     options = LocalizationOptions(steps=20, sparsity=0.05, optimizer="adamw", learning_rate=0.01)
     bench = SingleTask.of(load_model(str(graft.directory(kind))), load_task("sst2", str(graft.data)), shots=8, seed=3)
@@ -156,7 +156,7 @@ def test_the_models_recipe_counts_and_gives_way(monkeypatch: Any) -> None:
     assert (options.sparsity, options.mask_steps, options.base_fraction) == (0.5, 5, 0.3)
     assert RunConfig(**asked, set={"optimizer": "sgd"}).recipe() == {}
     with_another = RunConfig(stream="sst2", model="toy", strategy=("bare-graft", "grafting-continual"))
-    assert with_another.recipe()["base_fraction"] == 0  # of a stream, for all alike
+    assert with_another.recipe()["base_fraction"] == 0  # the recipe of a stream, for all strategies alike
 
 
 def test_a_graft_knows_how_far_its_rows_were_read(graft: GraftCommand, tmp_path: Path, capsys: Any) -> None:
@@ -167,14 +167,14 @@ def test_a_graft_knows_how_far_its_rows_were_read(graft: GraftCommand, tmp_path:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert len(tokenizer("a film " * 20, truncation=True)["input_ids"]) == 10
     longer = graft("--set", "max_length=4000")
-    assert saved(longer).origin.binding.max_length == tiny.POSITIONS  # as far as the model reads
+    assert saved(longer).origin.binding.max_length == tiny.POSITIONS  # at most the model's maximum length
 
 
 # -- Fine-tuned elsewhere --------------------------------------------------------------------------------
 
 
 def moved(model: nn.Module, pre: nn.Module | None = None, seed: int = 0, everything: bool = False) -> nn.Module:
-    """``model`` with the tensors of ``pre`` where it has them, its encoder (or ``everything``) moved a little."""
+    """Return ``model`` with the tensors of ``pre`` where it has them, its encoder (or ``everything``) moved a little."""
     generator = torch.Generator().manual_seed(seed)
     if pre is not None:
         getattr(model, "base_model", model).load_state_dict(getattr(pre, "base_model", pre).state_dict(), strict=False)
@@ -200,7 +200,7 @@ def classifier(bert: nn.Module, labels: dict[int, str], **changes: Any) -> nn.Mo
 
 
 def answers_of(model: nn.Module, tokenizer: Any, data: Path, order: list[int]) -> LabelAnswers:
-    """Row by row, through transformers alone."""
+    """Return answers of transformers alone, one row at a time."""
     rows = [json.loads(line) for line in (data / "sst2" / "test.jsonl").read_text().splitlines()]
     with torch.no_grad():
         logits = [model(**tokenizer(row["text"], return_tensors="pt")).logits[0, order] for row in rows]
@@ -210,11 +210,11 @@ def answers_of(model: nn.Module, tokenizer: Any, data: Path, order: list[int]) -
 def test_a_sequence_classifier_is_read_by_its_own_head(
     graft: GraftCommand, bert: nn.Module, tmp_path: Path, capsys: Any
 ) -> None:
-    """What transformers makes of the files: of the given model, and of the graft in its pre-trained body."""
+    """The scores are those of transformers' own answers, for the given model and for the graft on its pre-trained body."""
     model = classifier(bert, {0: "Positive", 1: "NEGATIVE"})
-    with torch.no_grad():  # which a graft does not carry
+    with torch.no_grad():  # a graft does not contain embeddings
         model.bert.embeddings.LayerNorm.bias.add_(0.1)
-    model.save_pretrained(tmp_path / "given")  # no tokenizer beside it
+    model.save_pretrained(tmp_path / "given")  # without a tokenizer
     out = graft("--fine-tuned", str(tmp_path / "given"))
     assert "1 tensor of the fine-tuned model that cannot be grafted differ" in " ".join(capsys.readouterr().err.split())
     config = json.loads((out / "config.json").read_text())
@@ -249,7 +249,7 @@ def test_a_sequence_classifier_is_read_by_its_own_head(
 def test_what_apply_writes_is_taken_back(
     graft: GraftCommand, tmp_path: Path, kind: str, task: str, readout: str
 ) -> None:
-    """A grafted model is a fine-tuned one that moved at its region alone, which its own graft gives back whole."""
+    """A grafted model moved at its region alone, so grafting it again gives the same graft and the same files."""
     how = {"kind": kind, "task": task}
     made = graft("--set", "learning_rate=0.5", **how)
     model = ["--model", str(graft.directory(kind))]
@@ -266,7 +266,7 @@ def test_what_apply_writes_is_taken_back(
 
 
 def test_a_causal_classifier_is_read_at_the_last_token(graft: GraftCommand, tmp_path: Path) -> None:
-    """Rows of unlike length in one batch: GPT-2 finds each row's end by the padding id, which the files leave out."""
+    """In a batch of rows of different lengths, GPT-2 finds each row's end by the padding id, which the files lack."""
     pre, tokenizer = tiny.build("gpt2-lm")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -335,7 +335,7 @@ def test_other_labels_are_refused(
 
 
 def test_what_is_no_model_is_refused(graft: GraftCommand, capsys: Any, tmp_path: Path) -> None:
-    shutil.copy(graft.directory("bert") / "config.json", tmp_path)  # and no weights
+    shutil.copy(graft.directory("bert") / "config.json", tmp_path)  # without weights
     (tmp_path / "training_args.bin").touch()
     assert "is no model. Expected a directory" in refused(graft, capsys, "--fine-tuned", str(tmp_path))
     (tmp_path / "adapter_config.json").touch()
@@ -364,7 +364,7 @@ def test_a_model_that_is_not_fine_tuned_is_refused(
     )
 
 
-# -- What it needs ---------------------------------------------------------------------------------------
+# -- Directories -----------------------------------------------------------------------------------------
 
 
 def test_the_default_directory_is_the_first_free_one(graft: GraftCommand, monkeypatch: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names, labels and texts that act on terminals, on markup or on files: everything works, and shows them harmless."""
+"""Names, labels and texts with control or markup characters: everything works, and output shows them escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from forgetfree import cli
 from forgetfree.jobs.progress import ShownProgress
 
-#: A title for the terminal, red, right-to-left; and what rich, markdown, HTML and matplotlib would read as theirs.
+#: Escapes for a terminal's title, red, and right-to-left; and markup of rich, markdown, HTML, LaTeX and matplotlib.
 HOSTILE = "日本\x1b]0;t\x07\x1b[31m\u202e\x9b [bold] `a` |b| $y^{ <i> \\input{x} {text}"
 LABELS = ["né\x1b[2Jgative\n[/red]", "\u2066positive 👍🏽"]
 LONG = "é" * 120
@@ -19,7 +19,7 @@ LONG = "é" * 120
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, data_directory: Path) -> Path:
-    """sst2 under hostile names, with hostile labels and texts."""
+    """Return sst2 under hostile names, with hostile labels and texts."""
     data = tmp_path_factory.mktemp("hostile")
     for name in (HOSTILE, LONG):
         folder = Path(shutil.copytree(data_directory / "sst2", data / name))
@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, data_directory: Path) -> Path
 
 
 def shown(capsys: pytest.CaptureFixture) -> str:
-    """What was printed, all of it harmless."""
+    """Return the printed output, after a check that it is harmless."""
     printed = capsys.readouterr()
     for line in (printed.out + printed.err).split("\n"):
         assert line.replace("\t", "").isprintable(), ascii(line)
@@ -45,7 +45,7 @@ def test_a_whole_run_shows_hostile_names_escaped(
 ) -> None:
     quick = ["--data", str(data), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "1"]
     out, graft = tmp_path / "out", tmp_path / "graft"
-    capsys.readouterr()  # bars of the model that was made
+    capsys.readouterr()  # progress bars of making the model
     assert cli.main(["run", HOSTILE, *quick, "--sparsity", "0.01", "--out", str(out)]) == 0
     name = r"日本\u001b]0;t\u0007\u001b[31m\u202e\u009b [bold] `a` |b| $y^{ <i> \input{x} {text}"
     assert f"Running {name} into" in (said := shown(capsys))
@@ -79,7 +79,7 @@ def test_an_error_shows_hostile_names_escaped(data: Path, capsys: pytest.Capture
 def test_a_task_may_have_a_long_name(
     data: Path, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as a folder's, though files of fine-tuned models are named after tasks."""
+    """The name may be as long as a folder's, though files of fine-tuned models are named after tasks."""
     monkeypatch.chdir(tmp_path)
     quick = ["--data", str(data), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "1"]
     assert cli.main(["run", LONG, *quick, "--sparsity", "0.01"]) == 0

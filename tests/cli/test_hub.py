@@ -1,4 +1,4 @@
-"""Whether the hub can be reached, by the ways that its client would take."""
+"""The check whether the hub can be reached, through the same proxies as its client."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ print(json.dumps([constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")]))
 
 
 def asked(patience: float = 60, **variables: str) -> tuple[bool, str | None, str]:
-    """Return ``HF_HUB_OFFLINE`` as the client and as the environment have it, and what was printed.
+    """Return ``HF_HUB_OFFLINE`` in the client and in the environment, and the printed note.
 
-    A hub that is there has more ``patience`` than the user's, for a machine that is busy beside the tests.
+    The time limit is longer than the user's by default, because tests may keep the machine busy.
     """
     clean = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and name[:3] != "HF_"}
     command = [sys.executable, "-c", SCRIPT, str(patience)]
@@ -40,21 +40,21 @@ def asked(patience: float = 60, **variables: str) -> tuple[bool, str | None, str
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """HOST:PORT of what accepts connections and never answers."""
+    """Yield HOST:PORT of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=8) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
 def refusing() -> str:
-    """HOST:PORT where nobody listens."""
+    """Return HOST:PORT without a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
 def answering() -> Iterator[tuple[str, list[str]]]:
-    """HOST:PORT of what answers everything with an error, and the paths it was asked for."""
+    """Yield HOST:PORT of a server that answers every request with an error, and the requested paths."""
     paths: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ def answering() -> Iterator[tuple[str, list[str]]]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""``--json`` and ``--csv``: what programs read stands on stdout alone, and says what the tables say."""
+"""``--json`` and ``--csv``: stdout has only the output for programs, with the content of the tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forgetfree.ledger.ledger import Ledger
 
 @pytest.fixture(scope="module")
 def runs(data_directory: Path, model_directory: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a ledger, one with other shots, and a graft."""
+    """Return a folder with two runs with different shots, and a graft."""
     root = tmp_path_factory.mktemp("json")
     given = [
         "--data",
@@ -36,7 +36,7 @@ def runs(data_directory: Path, model_directory: Any, tmp_path_factory: pytest.Te
 
 @pytest.fixture
 def read(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Returns what a command prints as JSON."""
+    """Return a function that runs a command and returns its JSON."""
 
     def perform(*words: object) -> Any:
         assert cli.main(list(map(str, words))) == 0

@@ -1,4 +1,4 @@
-"""Label names that are no single tokens, on models that read label words."""
+"""Label names of several tokens, on models with label words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = ["--shots", "4", "--steps", "1", "--sparsity", "0.1", "--strategy", "gra
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Three tasks; the tiny vocabularies hold all label names of the last alone."""
+    """Return three tasks; only the last has all its label names in the tiny vocabularies."""
     for task, labels in (
         ("moods", ("dreadful", "marvellous")),
         ("food", ("great", "very-salty")),

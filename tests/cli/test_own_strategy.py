@@ -1,4 +1,4 @@
-"""``--strategy [NAME=]MODULE:CLASS``: a class in a file of the working directory, from the first run to its use."""
+"""``--strategy [NAME=]MODULE:CLASS``: a class in a file of the working directory is run, resumed and used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Half(ContinualStrategy):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with the example's file, which is not on the path of Python."""
+    """Yield a working directory with the example's file; the directory is not on Python's path."""
     shutil.copy(EXAMPLE, tmp_path)
     (tmp_path / "unfinished.py").write_text(HALF)
     (tmp_path / "broken.py").write_text("import there_is_no_such_module")
@@ -56,7 +56,7 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
 ) -> None:
     assert cli.main(["run", *run, "--strategy", "continual-ft", "--out", "out"]) == 0
     given = ["--strategy", written, "--strategy", "continual-ft", "--set", f"{name}.pull=0.5", "--out", "out"]
-    assert cli.main(["run", *run, *given, "--resume"]) == 0  # it joins, with options of its own
+    assert cli.main(["run", *run, *given, "--resume"]) == 0  # the strategy joins the run, with its own options
     results = json.loads(Path("out/results.json").read_text())
     pulls = {each["strategy"]: each["options"].get("pull") for each in results["runs"]}
     assert pulls == {name: 0.5, "continual-ft": None}
@@ -72,7 +72,7 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     assert "--set continual-ft.weight_decay (was not given, now 0.5)" in capsys.readouterr().err
 
     sys.modules.pop("my_strategy")
-    Path("my_strategy.py").unlink()  # what follows needs only what was kept
+    Path("my_strategy.py").unlink()  # the rest needs only the saved files
     capsys.readouterr()
     assert cli.main(["predict", "out", "--strategy", name, "--task", "sst2", "a joy"]) == 0
     assert capsys.readouterr().out.endswith("\ta joy\n")
@@ -84,7 +84,7 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
 @pytest.mark.sampled(share=0.15)
 @pytest.mark.slow
 def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
-    """As the installed command, whose path does not begin with the working directory."""
+    """The script stands for the installed command, whose path does not begin with the working directory."""
     script = f"import sys; sys.path[0] = {str(ROOT)!r}\nfrom forgetfree.cli import main\n"
     (here / "bin").mkdir()
     command = here / "bin" / "forgetfree"
@@ -128,7 +128,7 @@ def test_what_is_no_strategy_is_refused(
 
 def test_two_classes_of_one_name_are_refused(here: Path, run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(EXAMPLE, "other.py")
-    two = ["--strategy", CLASS, "--strategy", "mystrategy=other:MyStrategy"]  # one folder where case does not count
+    two = ["--strategy", CLASS, "--strategy", "mystrategy=other:MyStrategy"]  # one folder if case does not count
     assert cli.main(["run", *run, *two, "--out", "out"]) == 2
     assert f"--strategy {CLASS} and mystrategy=other:MyStrategy have the same name" in capsys.readouterr().err
     one = ["run", *run, "--strategy", "continual-ft", "--strategy"]

@@ -1,4 +1,4 @@
-"""Named entities by the command line: from files to a run, its answers, its ledger, and an ordinary model directory."""
+"""Named entities at the command line: from files to a run, its answers, its ledger, and an exported model directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks with other kinds of entities, as files."""
+    """Return a folder with the files of two tasks with different kinds of entities."""
     root = tmp_path_factory.mktemp("tagged")
     for name, kinds in (("people", PEOPLE), ("topics", TOPICS)):
         rows, folder = tagged_task(name, kinds, train=160), root / name
@@ -133,7 +133,7 @@ def test_predict_refuses_what_has_no_words(run: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path, capsys, model_directory) -> None:
-    """The pipeline finds the same entities as the graft on its base model, at each word's first token."""
+    """The pipeline finds the same entities as the graft on its base model, read at each word's first token."""
     graft, model = tmp_path / "graft", tmp_path / "model"
     assert cli.main(["graft", "people", *arguments, "--out", str(graft)]) == 0
     assert cli.main(["apply", str(graft), "--model", str(model_directory("bert")), "--out", str(model)]) == 0
@@ -156,9 +156,9 @@ def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path
         ids = rows.batch([0])[0]
         with torch.no_grad():
             theirs = find.model(**find.tokenizer(text, return_tensors="pt")).logits[0]
-        # Its layer reads all tokens, and ours the words alone: other shapes, other last bits.
+        # The exported layer reads all tokens, and ours only the words: the shapes differ, and so do the last bits.
         torch.testing.assert_close(theirs[(ids[0] < 0).nonzero().flatten()], ours, rtol=1e-5, atol=1e-6)
-        kinds = [task.task.labels[label][2:] for label in ours.argmax(1) if label % 2]  # of words that begin an entity
+        kinds = [task.task.labels[label][2:] for label in ours.argmax(1) if label % 2]  # each begins an entity
         got = [each["entity_group"] for each in find(text)]
         assert got == kinds
         found += len(got)
@@ -188,7 +188,7 @@ def test_a_batch_of_many_tasks_refuses_words(run: Path) -> None:
 def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(
     arguments: list[str], tmp_path: Path, model_directory
 ) -> None:
-    """Its F1 is that of the graft whose model it is, and a region of all entries gives it back whole."""
+    """Its F1 is that of the graft from which it was made, and a region of all entries restores it exactly."""
     first, model, again = tmp_path / "first", tmp_path / "model", tmp_path / "again"
     base = str(model_directory("bert"))
     whole = ["1" if word == "0.1" else word for word in arguments]
@@ -207,7 +207,7 @@ def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(
 
 @pytest.fixture(scope="module")
 def mixed_run(data: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run over words, single texts, and words."""
+    """Return a run over words, single texts, and words."""
     place = tmp_path_factory.mktemp("mixed")
     for name in ("people", "topics"):
         (place / name).symlink_to(data / name)
@@ -221,7 +221,7 @@ def mixed_run(data: Path, model_directory, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
-    """Requests of three tasks at once get the answers that each would get alone."""
+    """Simultaneous requests for three tasks get the same answers as single requests."""
     pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
     from concurrent.futures import ThreadPoolExecutor
 
@@ -231,7 +231,7 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
 
     predictor, person = Predictor.of_run(mixed_run), PEOPLE["PER"][0]
     texts = [f"the film was {person}", json.dumps(["the", person]), "and was it"]
-    longest = predictor.loaded.max_length - 2  # beside the two special tokens of a row; each word here is a token
+    longest = predictor.loaded.max_length - 2  # without the two special tokens of a row; each word is one token here
     with TestClient(application(predictor)) as client, ThreadPoolExecutor(4) as clients:
         assert [each["kind"] for each in client.get("/tasks").json()] == ["tokens", "single", "tokens"]
         asked = [

@@ -1,6 +1,6 @@
 """Our strategies in an Avalanche program: its benchmarks, networks, plain loop, metrics, loggers and plugins.
 
-What is frozen is compared bit for bit, BatchNorm's statistics included.
+Frozen tensors are compared bit for bit, BatchNorm's statistics included.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from forgetfree.errors import LedgerError, ModelError, OptionError, UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.results import metrics
 
-#: Those that keep what a task learned, and that any network can be trained by.
+#: Forget-free strategies that can train any network.
 FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free and name != "lora"]
 Answers = dict[str, np.ndarray[Any, Any]]
 
 
 def answers(strategy: Any) -> Answers:
-    """The logits of the last evaluation."""
+    """Return the logits of the last evaluation."""
     return {name: found.logits.copy() for name, found in strategy.predictions.items()}
 
 
 def run(strategy: Any, benchmark: Any) -> list[Answers]:
-    """A plain Avalanche program."""
+    """Train and evaluate in a plain Avalanche loop, and return the logits after each experience."""
     rows = []
     for experience in benchmark.train_stream:
         strategy.train(experience)
@@ -62,7 +62,7 @@ def run(strategy: Any, benchmark: Any) -> list[Answers]:
 @pytest.mark.parametrize("kind", vision.NETWORKS)
 @pytest.mark.parametrize("name", [name for name in FORGET_FREE if registry.strategy(name).taskwise])
 def test_each_tasks_model_stays_where_the_task_is_withheld(name: str, kind: str, tmp_path: Path) -> None:
-    """Which model answers depends on the tasks learned since; what each task's model and readout are does not."""
+    """Later tasks may change which model answers, but not the model and readout of each task."""
     stream = vision.stream("class", kind)
     strategy = vision.make(name, stream, store=StateStore(tmp_path))
     learned: list[dict[str, torch.Tensor]] = []
@@ -83,16 +83,16 @@ def test_each_tasks_model_stays_where_the_task_is_withheld(name: str, kind: str,
 
 
 def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
-    """Backbone and readout that belong to a task."""
+    """Return the backbone and the readout that belong to a task."""
     with strategy.answering(task):
         tensors = everything(strategy.model.backbone)
     return tensors | {f"readout.{name}": tensor for name, tensor in strategy.readouts[task.name].items()}
 
 
 def test_a_pre_trained_network_is_where_all_tasks_start_from() -> None:
-    """θ_pre is the network as it is given, last layer and statistics included; the network itself stays as it was."""
+    """θ_pre is the given network, last layer and statistics included; the network itself stays unchanged."""
     network = vision.network("conv")
-    network(vision.digits()[0][:100])  # some statistics
+    network(vision.digits()[0][:100])  # updates the statistics
     before = everything(network)
     stream = benchmark_stream(vision.split_digits("task"), network)
     strategy = vision.make("grafting-continual", stream)
@@ -127,7 +127,7 @@ def validated(scenario: str) -> Any:
 
 
 def tensors(*labels: int) -> Any:
-    """The same rows in experiences of these task labels."""
+    """Return the same rows in experiences with these task labels."""
     train, test = ([vision.part(split).tensors] * len(labels) for split in ("train", "test"))
     return tensors_benchmark(train_tensors=train, test_tensors=test, task_labels=list(labels))
 
@@ -146,7 +146,7 @@ BENCHMARKS: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.filterwarnings("ignore::UserWarning:avalanche")
 @pytest.mark.parametrize("kind", BENCHMARKS)
 def test_what_is_known_at_inference_is_read_off_the_benchmark(kind: str) -> None:
-    """Also where neither experiences nor batches have task labels, or only the data set has."""
+    """Benchmarks may have task labels in experiences, only in the data set, or nowhere."""
     make, scenario = BENCHMARKS[kind]
     benchmark = make()
     stream = benchmark_stream(benchmark, vision.network("mlp"))
@@ -183,7 +183,7 @@ def unpaired() -> Any:
     return benchmark_from_datasets(train=[classification("train")] * 3, test=[classification("test")] * 2)
 
 
-#: A benchmark, a network, and why they do not go together.
+#: A benchmark, a network, and the reason why they do not fit.
 REFUSED: list[tuple[Callable[[], Any], Callable[[], nn.Module], type[Exception], str]] = [
     (lambda: vision.split_digits("class"), lambda: vision.network("mlp", 8), UsageError, "Give it at least 10 outputs"),
     (lambda: vision.split_digits("class"), Softmaxed, ModelError, "other operations follow it"),
@@ -204,7 +204,7 @@ def test_what_does_not_go_together_is_refused(benchmark: Any, network: Any, erro
 
 
 def evaluator(*loggers: Any) -> EvaluationPlugin:
-    loggers = loggers or (TextLogger(io.StringIO()),)  # it warns where there is none
+    loggers = loggers or (TextLogger(io.StringIO()),)  # Avalanche warns without a logger
     return EvaluationPlugin(
         accuracy_metrics(epoch=True, experience=True, stream=True),
         loss_metrics(epoch=True, experience=True, stream=True),
@@ -218,7 +218,7 @@ def evaluator(*loggers: Any) -> EvaluationPlugin:
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual"])
 def test_avalanches_forgetting_is_our_backward_transfer_with_the_sign_turned(name: str, scenario: str) -> None:
-    """Per experience first − last, over all experiences but the last."""
+    """Forgetting of an experience is first − last score, averaged over all experiences but the last."""
     stream = vision.stream(scenario)
     strategy = vision.make(name, stream, evaluator=evaluator())
     strategy.eval(stream.benchmark.test_stream)
@@ -240,7 +240,7 @@ def test_avalanches_forgetting_is_our_backward_transfer_with_the_sign_turned(nam
 
 
 class Updates(SupervisedPlugin):
-    """Counts the updates of each task, and keeps the model as it is before it is committed."""
+    """Counts the updates of each task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class Updates(SupervisedPlugin):
 @pytest.mark.filterwarnings("ignore:Metric Top1_Acc_Stream used by the EarlyStopping:UserWarning")
 @pytest.mark.parametrize("name", ["grafting-continual", "fine-tune", "continual-ft"])
 def test_early_stopping_stops_a_task_and_leaves_the_others(name: str) -> None:
-    """Evaluated every 2 of at most 40 updates, on tasks that are learned in a few."""
+    """Tasks are evaluated every 2 of at most 40 updates, and are learned in a few."""
     stream = vision.stream("task")
     updates, tests = Updates(), stream.benchmark.test_stream
     strategy = vision.make(
@@ -286,11 +286,11 @@ def test_a_scheduler_of_ones_own_is_refused_for_it_would_do_nothing() -> None:
         vision.make("continual-ft", vision.stream("task"), plugins=[plugin])
 
 
-# -- What interrupts and options leave behind --------------------------------------------------------------
+# -- After interrupts and under options ---------------------------------------------------------------------
 
 
 class InterruptAt(SupervisedPlugin):
-    """Ctrl-C after two updates of the first task."""
+    """Raises KeyboardInterrupt after two updates of the first task."""
 
     def after_update(self, strategy: Any, **_: Any) -> None:
         if strategy.clock.train_exp_iterations == 1:
@@ -299,9 +299,9 @@ class InterruptAt(SupervisedPlugin):
 
 @pytest.mark.sampled("grafting-continual-class", "lora-class")
 @pytest.mark.parametrize("scenario", ["task", "class"])
-@pytest.mark.parametrize("name", sorted({*FORGET_FREE, "lora"} - {"bare-graft"}))  # which makes no update here
+@pytest.mark.parametrize("name", sorted({*FORGET_FREE, "lora"} - {"bare-graft"}))  # bare-graft makes no update here
 def test_an_interrupted_first_task_leaves_the_model_as_it_was(name: str, scenario: str) -> None:
-    """Weights, readouts and BatchNorm's statistics."""
+    """The comparison covers weights, readouts and BatchNorm's statistics."""
     stream = vision.stream(scenario, "mlp" if name == "lora" else "conv")
     strategy = vision.make(name, stream, plugins=[InterruptAt()])
     before = everything(strategy.model)
@@ -331,7 +331,7 @@ def test_batchnorm_gathers_statistics_with_dropout_or_without(dropout: bool) -> 
 
 
 def test_a_ledger_of_another_scenario_is_refused_and_nothing_changed(tmp_path: Path) -> None:
-    """Readouts of as many labels differ in nothing; here the network reads out fewer."""
+    """Only the number of labels shows the difference: the ledger's readouts have 10, the network has 12."""
     strategy = vision.make("bitfit", vision.stream("task", "mlp"))
     strategy.train(strategy.stream.benchmark.train_stream[0])
     strategy.save(tmp_path)

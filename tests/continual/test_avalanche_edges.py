@@ -1,4 +1,4 @@
-"""Experiences that are parts, copies or others' own; the model called without task labels."""
+"""Experiences that are parts, copies, or of other streams; models that are called without task labels."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from torch import nn
 from forgetfree.continual.stream import benchmark_stream
 from forgetfree.errors import TaskError, UsageError
 
-# -- Whose experiences -----------------------------------------------------------------------------------
+# -- Experiences of other streams ------------------------------------------------------------------------
 
 
 def others() -> Iterator[tuple[str, Any, Any]]:
-    """What differs, the stream, and an experience that is none of its own."""
+    """Yield a name, a stream, and an experience that does not belong to it."""
     stream = vision.stream("task")
     yield "another benchmark", stream, vision.split_digits("task", 3).train_stream[1]
     with warnings.catch_warnings():
@@ -51,7 +51,7 @@ def test_experiences_of_another_benchmark_are_refused(name: str) -> None:
         with pytest.raises(UsageError, match=message):
             call(other)
     assert different(before, everything(stream.model)) == []
-    strategy.train(stream.benchmark.train_stream[0])  # nothing is left behind
+    strategy.train(stream.benchmark.train_stream[0])  # a refusal changes nothing
     assert set(strategy.evaluate()) == {task.name for task in stream.tasks}
 
 
@@ -103,7 +103,7 @@ def test_copies_that_avalanche_makes_are_the_streams_own() -> None:
 
 
 class Calls(SupervisedPlugin):
-    """Calls the model as a plugin for a single task would, at every point there is a task."""
+    """Calls the model without task labels, as a plugin for a single task would, during every task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,11 +135,11 @@ class Calls(SupervisedPlugin):
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "ewc"])
 def test_a_plugin_that_calls_the_model_without_task_labels_is_answered(name: str, scenario: str) -> None:
-    """By the readout of the task in training or evaluation; evaluated during training, too."""
+    """The readout of the task in training or evaluation answers, also for evaluations during training."""
     stream = vision.stream(scenario)
     calls = Calls()
     strategy = vision.make(name, stream, dropout=False, eval_every=4, peval_mode="iteration")
-    strategy.plugins.append(calls)  # also after the evaluation at the end of training
+    strategy.plugins.append(calls)  # called also after the evaluation at the end of training
     for experience in stream.benchmark.train_stream:
         strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
         strategy.eval(stream.benchmark.test_stream)

@@ -1,4 +1,4 @@
-"""The contract of a strategy: how small it is, and what each of its seams does."""
+"""The contract of a strategy: its small size, and the effect of each of its hooks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_strategy_on_a_ledger_needs_eight_names() -> None:
     assert sum(len(node.names) for node in ours) <= 8
 
 
-# -- What is refused -------------------------------------------------------------------------------------
+# -- Refusals --------------------------------------------------------------------------------------------
 
 
 def test_a_begin_that_returns_nothing_is_told_so() -> None:
@@ -62,11 +62,11 @@ def test_a_parent_in_a_ledger_that_has_none_is_told_so() -> None:
         learned(type("Own", (RegionStrategy,), parts))
 
 
-# -- The seams -------------------------------------------------------------------------------------------
+# -- Hooks -----------------------------------------------------------------------------------------------
 
 
 def learned(cls: Any, **changes: Any) -> Any:
-    """The strategy after the first of two tiny tasks."""
+    """Return the strategy after the first of two tiny tasks."""
     options = build(cls.Options, {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "dropout": False} | changes, "x")
     made = cls(stream=tiny_stream(), options=options)
     made.train(made.stream.benchmark.train_stream[0])
@@ -79,7 +79,7 @@ def weights(made: Any) -> Tensor:
 
 
 def with_field(**fields: Any) -> Any:
-    """Plain, with other fields of its `Training`."""
+    """Return a subclass of `Plain` with other fields of its `Training`."""
     return type("Own", (Plain,), {"begin": lambda self, task: replace(self.everything(task), **fields)})
 
 

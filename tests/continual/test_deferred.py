@@ -1,4 +1,4 @@
-"""Avalanche is imported without libraries that it hardly uses."""
+"""Avalanche is imported without some libraries that it hardly uses."""
 
 from __future__ import annotations
 

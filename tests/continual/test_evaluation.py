@@ -1,4 +1,4 @@
-"""What is reused from one row of the learning matrix to the next is what a full evaluation would give."""
+"""Answers that are reused from one row of the learning matrix to the next equal those of a full evaluation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def learn(strategy: ContinualStrategy, answers: StreamAnswers) -> list[dict[str,
 
 
 def count_rows(strategy: ContinualStrategy) -> list[tuple[str, int]]:
-    """What is evaluated from now on: task and rows."""
+    """Return a list that records each evaluation from now on: task and number of rows."""
     counted: list[tuple[str, int]] = []
     evaluate = strategy.evaluate
 
@@ -89,7 +89,7 @@ def test_a_learned_task_is_evaluated_once_and_then_sampled(monkeypatch: pytest.M
     learn(strategy, StreamAnswers(strategy, upper_triangle=False))
     size = len(strategy.stream.tasks[0].test)
     assert size > 4
-    for i in range(3):  # the samples of earlier tasks, the whole of the new one, and its sample
+    for i in range(3):  # samples of earlier tasks, the whole new task, and a sample of it
         expected = [*((name, 4) for name in NAMES[:i]), (NAMES[i], size), (NAMES[i], 4)]
         assert counted[: len(expected)] == expected
         del counted[: len(expected)]
@@ -104,7 +104,7 @@ def test_of_texts_eight_are_written_again() -> None:
 
 
 class Forgetful(ContinualStrategy):
-    """Claims to forget nothing, and trains one model for all tasks."""
+    """Claims to forget nothing, but trains one model for all tasks."""
 
     forget_free: ClassVar[bool] = True
 
@@ -164,6 +164,6 @@ def test_the_router_enters_each_model_once_a_task(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "forgetfree.continual.template.answer_for", lambda strategy, task, _: answer_for(strategy, task)
     )
-    for name, answers in strategy.evaluate().items():  # batch by batch
+    for name, answers in strategy.evaluate().items():  # without precomputed answers, batch by batch
         assert np.array_equal(answers.logits, ahead[name].logits)
     assert len(entered) > 2 * len(NAMES) ** 2

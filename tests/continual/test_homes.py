@@ -1,4 +1,4 @@
-"""Users without a home that can be written: a container's user whose id is in no table, ``HOME=/``, a read-only home."""
+"""Users without a writable home: a container's user whose id is in no table, ``HOME=/``, a read-only home."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forgetfree.errors import UsageError
 
 
 def avalanche_settings() -> Any:
-    """What Avalanche reads when it is imported."""
+    """Return the settings that Avalanche reads when it is imported."""
     with nothing_written():
         return runpy.run_path(str(dataset_utils.__file__))["AVALANCHE_CONFIG"]
 
@@ -29,7 +29,7 @@ def test_avalanche_is_imported_without_a_trace(
     config: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    if config is not None:  # which another process is about to write, or has damaged
+    if config is not None:  # another process is about to write the file, or has damaged it
         (tmp_path / ".avalanche").mkdir()
         (tmp_path / ".avalanche" / "config.json").write_text(config)
     before = sorted(tmp_path.rglob("*"))

@@ -1,4 +1,4 @@
-"""Where the task is found, it is learned among its own labels: training, plug-ins and shared models."""
+"""A task that is inferred at evaluation is trained among its own labels: training, plug-ins and shared models."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def in_float64(stream: Any) -> Any:
 def test_where_the_task_is_found_it_is_learned_as_where_it_is_given(
     tiny_stream: MakeStream, name: str, inference: str
 ) -> None:
-    """From equal readouts the same weights come, but for rounding; not where one model answers with the labels of all tasks.
+    """Equal readouts lead to equal weights up to rounding, unless one model answers with the labels of all tasks.
 
-    In float64, where no rounding decides which of two entries PackNet or a mask keeps.
+    In float64, rounding does not decide which of two entries PackNet or a mask keeps.
     """
     given, withheld = in_float64(tiny_stream("bert", "linear")), in_float64(text_stream(tiny_stream, "class"))
     for task in withheld.tasks:
@@ -63,7 +63,7 @@ def test_where_the_task_is_found_it_is_learned_as_where_it_is_given(
 
 
 def test_models_that_are_learned_among_other_labels_are_not_taken_for_one_another(tiny_stream: MakeStream) -> None:
-    """A store that strategies share makes one fine-tuned model for router and lda, and another where one model answers."""
+    """A shared store makes one fine-tuned model for router and lda, and another for inference by the last model."""
     cls, store = registry.strategy("grafting-continual"), StateStore()
     made = []
     for inference in INFERENCE:
@@ -79,7 +79,7 @@ def test_models_that_are_learned_among_other_labels_are_not_taken_for_one_anothe
 def test_plugins_see_all_labels_and_evaluate_earlier_tasks_by_their_own(
     tiny_stream: MakeStream, inference: str
 ) -> None:
-    """The second task's training gives its labels alone to its loss, and neither to a plug-in nor to rows of the first."""
+    """While the second task trains, its loss sees only its labels; plug-ins and rows of the first task see all labels."""
     cls = registry.strategy("fine-tune")
     stream = text_stream(tiny_stream, "class")
     strategy = cls(stream=stream, options=cls.Options(steps=2, task_inference=inference), device="cpu")
@@ -95,7 +95,7 @@ def test_plugins_see_all_labels_and_evaluate_earlier_tasks_by_their_own(
             with answer_for(strategy, first, [(x, labels)]) as answer, torch.no_grad():
                 found = answer(x, labels)
             strategy.model.train()
-            own = found[:, 0] > LOWEST  # rows that the first task answers; the second's model has changed by now
+            own = found[:, 0] > LOWEST  # rows that the first task answers; the second's model has changed since
             seen.append((torch.allclose(found[own], at_rest[own], atol=1e-5), bool(own.any())))
 
         def after_forward(self, strategy: Any, **kwargs: Any) -> None:
@@ -110,7 +110,7 @@ def test_plugins_see_all_labels_and_evaluate_earlier_tasks_by_their_own(
 
 
 def test_a_task_that_is_broken_off_is_not_told_from_the_others(tiny_stream: MakeStream) -> None:
-    """What the features say of learned tasks is what they said before, and what they say after all of a task."""
+    """The features of learned tasks stay unchanged, and once the task is trained, equal those of an undisturbed run."""
     cls = registry.strategy("fine-tune")
 
     class Breaks(SupervisedPlugin[Any]):

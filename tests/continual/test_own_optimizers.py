@@ -1,4 +1,4 @@
-"""Optimisers and schedules of one's own, against named ones that do the same."""
+"""Optimisers and schedules of the user, compared with equivalent named ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GRAFTING = {"sparsity": 0.05, "mask_steps": 1, "mask_batch_size": 8}
 
 
 def sgd(groups: Any) -> torch.optim.Optimizer:
-    """What ``optimizer=sgd`` makes with a rate of 0.1."""
+    """Return the optimiser of ``optimizer=sgd`` with a rate of 0.1."""
     return torch.optim.SGD(groups, lr=0.1, weight_decay=1e-4)
 
 
 def linear(done: int) -> float:
-    """What ``schedule=linear`` gives."""
+    """Return the rate factor of ``schedule=linear``."""
     return max(0.0, (STEPS - done) / STEPS)
 
 
@@ -42,7 +42,7 @@ def answers(name: str, stream: Any, **options: Any) -> dict[str, Any]:
     [("fine-tune", {}), ("continual-ft", {}), ("grafting-continual", GRAFTING), ("bitfit", {}), ("replay", {})],
 )
 def test_a_function_does_what_the_named_one_does_to_the_bit(name: str, own: Any, tiny_stream: Any) -> None:
-    """For whole models, readouts and regions, in fine-tuning and after."""
+    """This holds for whole models, readouts and regions, in fine-tuning and after it."""
     named = answers(name, tiny_stream(), **own, optimizer="sgd", learning_rate=0.1)
     mine = answers(name, tiny_stream(), **own, optimizer=sgd, schedule=linear)
     other = answers(name, tiny_stream(), **own, optimizer=sgd, schedule=lambda done: 1.0)
@@ -58,7 +58,7 @@ def test_a_warm_up_multiplies_a_schedule_of_ones_own() -> None:
     assert [scheduled_rate(options, 4)(step) for step in (1, 4)] == [1e-2 * 0.5, 1e-2 * 0.125]
     assert scheduled_rate(TrainingOptions(optimizer=sgd), 4)(1) != scheduled_rate(TrainingOptions(), 4)(
         1
-    )  # NaN: unknown
+    )  # NaN: the rate is unknown
 
 
 def test_what_is_recorded_is_a_name_and_what_has_one_is_found_by_it() -> None:
@@ -74,7 +74,7 @@ def test_what_is_recorded_is_a_name_and_what_has_one_is_found_by_it() -> None:
 
 
 def test_fine_tuned_models_of_two_functions_are_two(tiny_stream: Any) -> None:
-    """Though they have one name: a shared store must never give the one for the other."""
+    """They have one name, but a shared store must never mix them up."""
     stream = tiny_stream(stream="sst2")
     (task,) = stream.tasks
 

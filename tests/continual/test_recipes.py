@@ -1,4 +1,4 @@
-"""A model's recipe is the same on the command line, in Python, for a graft on its own and in the experiments of the paper."""
+"""A model's recipe is the same on the command line, in Python, for a single graft and in the experiments of the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, model_directory: Any) -> str:
-    """The tiny model, registered with a recipe."""
+    """Register the tiny model with a recipe, and return its name."""
     name = str(model_directory("bert"))
     monkeypatch.setitem(recipes.MODELS, name, ModelEntry("a toy", RECIPE))
     _say_once.cache_clear()
@@ -40,7 +40,7 @@ def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
     assert ("sparsity=0.25" in told) == hasattr(by_hand.options, "sparsity")
     assert ("ewc_lambda=7.0" in told) == (name == "ewc")
     cls(stream=tiny_stream(stream="sst2"))
-    assert capsys.readouterr().err == ""  # once is enough
+    assert capsys.readouterr().err == ""  # the recipe is printed once
     given = cls.Options(sparsity=0.05) if "sparsity" in cls.Options.model_fields else cls.Options()
     explicit = cls(stream=tiny_stream(stream="sst2"), options=given)
     assert explicit.options == given and capsys.readouterr().err == ""
@@ -78,7 +78,7 @@ def test_options_may_start_from_the_recipe() -> None:
 
 
 def test_an_optimiser_that_is_made_already_is_refused(tiny_stream: Any) -> None:
-    """Avalanche's templates take one."""
+    """A function is needed, though Avalanche's templates take an optimiser."""
     cls, stream = registry.strategy("continual-ft"), tiny_stream()
     made = torch.optim.RMSprop(stream.model.parameters(), lr=0.1)
     with pytest.raises(OptionError) as refused:
@@ -90,14 +90,14 @@ def test_an_optimiser_that_is_made_already_is_refused(tiny_stream: Any) -> None:
 def test_an_optimizer_of_ones_own_keeps_the_rest_of_the_recipe_and_another_of_ours_drops_it() -> None:
     recipe = recipes.recipe_of("minilm")
     rest = {key: value for key, value in recipe.items() if key != "optimizer"}
-    assert recipes.recipe_of("minilm", {"optimizer": recipe["optimizer"]}) == rest  # the value that it has
+    assert recipes.recipe_of("minilm", {"optimizer": recipe["optimizer"]}) == rest  # the recipe's own value
     assert recipes.recipe_of("minilm", {"optimizer": "torch.optim:RMSprop"}) == rest
     assert recipes.recipe_of("minilm", {"optimizer": lambda parameters: None}) == rest
     assert recipes.recipe_of("minilm", {"optimizer": "sgd"}) == {}
 
 
 def test_the_options_of_a_region_belong_together() -> None:
-    """Who sets where the region comes from, or how a mask is searched for, gets nothing that was tuned for another region."""
+    """If the user sets the region's source or the options of its search, the recipe's tuning for another region is dropped."""
     strategies = ("grafting-continual",)
 
     def of_region(**settings: Any) -> set[str]:
@@ -110,7 +110,7 @@ def test_the_options_of_a_region_belong_together() -> None:
     assert of_region(region_from="movement") == whole - {"region_from"}
     for others in ({"region_from": "gradient"}, {"mask_steps": 1}, {"grafting-continual.base_fraction": 0.1}):
         assert of_region(**others) == set()
-    assert of_region(**{"packnet.mask_steps": 1}) == whole  # it is another's
+    assert of_region(**{"packnet.mask_steps": 1}) == whole  # an option of another strategy
 
 
 def test_a_strategy_that_searches_keeps_the_recipe_of_the_search_where_the_others_do_not() -> None:

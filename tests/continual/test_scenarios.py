@@ -1,4 +1,4 @@
-"""Where the task is withheld at inference: what answers, held to hand-worked cases and slow reference loops."""
+"""Streams without the task at inference: which model answers, compared with cases by hand and slow reference loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 
 MakeStream = Callable[..., Any]
 ALL = [(scenario, kind) for scenario in ("class", "domain") for kind in ("text", *vision.NETWORKS)]
-#: With a model for each task.
+#: Strategies with a model for each task.
 ANSWERING = [
     *((name, scenario, kind) for name in ("fine-tune", "grafting-continual") for scenario, kind in ALL),
     *(("lora", scenario, "text") for scenario in ("class", "domain")),
@@ -37,7 +37,7 @@ ANSWERING = [
 
 
 def test_class_numbers_the_labels_of_all_tasks_in_a_row(tiny_stream: MakeStream) -> None:
-    """2 + 4 + 2 labels: qnli has 0 and 1, ag_news 2 to 5, sst2 6 and 7."""
+    """There are 2 + 4 + 2 labels: qnli has 0 and 1, ag_news 2 to 5, sst2 6 and 7."""
     stream = text_stream(tiny_stream, "class")
     assert [task.classes for task in stream.tasks] == [(0, 1), (2, 3, 4, 5), (6, 7)]
     for task in stream.tasks:
@@ -78,7 +78,7 @@ def test_readouts_that_would_name_the_task_are_refused(tiny_stream: MakeStream) 
 
 
 def features(strategy: Any, task: Any, rows: Any) -> Tensor:
-    """What the readouts read of all ``rows``, one batch, by the backbone that belongs to ``task``."""
+    """Return the readouts' inputs for all ``rows``, in one batch, from the backbone that belongs to ``task``."""
     with strategy.answering(task), torch.no_grad():
         strategy.model.eval()
         found: Tensor = strategy.model.features(rows.batch(range(len(rows)))[0])
@@ -91,7 +91,7 @@ def features(strategy: Any, task: Any, rows: Any) -> Tensor:
 def test_each_label_is_read_by_the_last_task_that_has_it(
     tiny_stream: MakeStream, name: str, scenario: str, kind: str, learned: int
 ) -> None:
-    """Row by row from the readouts that the tasks were left with; labels of no learned task get the lowest logit."""
+    """Each task's readout is the one after its training; labels of tasks not yet learned get the lowest logit."""
     stream = a_stream(tiny_stream, scenario, kind)
     strategy = vision.make(name, stream)
     own: list[dict[str, Tensor]] = []
@@ -128,7 +128,7 @@ def test_a_readout_without_bias_gives_unseen_labels_the_lowest_logit_too() -> No
 def test_the_router_takes_the_least_entropy_of_a_slow_loop(
     tiny_stream: MakeStream, name: str, scenario: str, kind: str
 ) -> None:
-    """−Σ p·ln p over a task's own labels, divided by ln of their number; the first of equals."""
+    """The entropy is −Σ p·ln p over a task's own labels, divided by ln of their number; the first of equals is chosen."""
     stream = a_stream(tiny_stream, scenario, kind)
     strategy = learn(vision.make(name, stream, task_inference="router", steps=30))
     found, chosen = logits(strategy), set()
@@ -148,13 +148,13 @@ def test_the_router_takes_the_least_entropy_of_a_slow_loop(
             for label in range(found[task.name].shape[1]):
                 expected = float(answers[best][row, label]) if label in stream.tasks[best].classes else LOWEST
                 assert float(found[task.name][row, label]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-    assert len(chosen) > 1  # or there was nothing to choose
+    assert len(chosen) > 1  # else there was nothing to choose
 
 
 def test_entropies_are_compared_as_shares_of_what_they_could_be() -> None:
-    """A task of 4 labels with chances (.7, .1, .1, .1): 0.940 / ln 4 = 0.678. One of 2 with (.75, .25): 0.562 / ln 2 = 0.811.
+    """A task of 4 labels with probabilities (.7, .1, .1, .1): 0.940 / ln 4 = 0.678. One of 2, (.75, .25): 0.562 / ln 2 = 0.811.
 
-    The plain entropy would take the second, the share takes the first.
+    The plain entropy would choose the second task, the share chooses the first.
     """
     network = nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False), nn.Linear(1, 6))
     x = torch.ones(12, 1)
@@ -170,11 +170,11 @@ def test_entropies_are_compared_as_shares_of_what_they_could_be() -> None:
         assert bool((found[:, 4:] == LOWEST).all())
 
 
-# -- Nothing leaks ---------------------------------------------------------------------------------------
+# -- The task does not leak ------------------------------------------------------------------------------
 
 
 def same_rows_everywhere(scenario: str) -> Any:
-    """Training by classes or by permutations; every test experience holds the same rows of all tasks."""
+    """Return a benchmark split by classes or permutations; every test experience holds the same rows of all tasks."""
     source = vision.split_digits("class", 3) if scenario == "class" else vision.permuted_digits()
     parts = [vision.benchmark_rows(experience) for experience in source.test_stream]
     x, y = torch.cat([x[:12] for x, _ in parts]), torch.cat([y[:12] for _, y in parts])
@@ -183,7 +183,7 @@ def same_rows_everywhere(scenario: str) -> Any:
 
 
 class Midway(SupervisedPlugin):
-    """Evaluates everything during every task, and compares the model before and after."""
+    """Evaluates all tasks during every task, and compares the model before and after."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Midway(SupervisedPlugin):
 )
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scenario: str, inference: str) -> None:
-    """After every task, and during each."""
+    """This is checked after every task, and during each."""
     midway = Midway()
     stream = benchmark_stream(same_rows_everywhere(scenario), vision.network(kind_of(name)))
     assert stream.scenario == scenario
@@ -226,7 +226,7 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
             for other in answers.values():
                 assert np.array_equal(answers["experience-0"], other)
     assert len(midway.seen) == 3
-    if scenario == "class" and name in TASKWISE:  # during the first task, of its labels only
+    if scenario == "class" and name in TASKWISE:  # during the first task, only its own labels are answered
         assert bool((midway.seen[0]["experience-2"][:, 2:] == LOWEST).all())
 
 

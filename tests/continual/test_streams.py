@@ -1,4 +1,4 @@
-"""Streams of what a program holds: a loaded model, rows, a model of transformers."""
+"""Streams from Python objects: a loaded model, rows, a model of transformers."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_a_model_in_memory_that_is_frozen_in_part_is_not_trained_in_silence(mode
     directory = model_directory("bert")
     model = AutoModel.from_pretrained(directory, add_pooling_layer=False)
     given = {"data": {"mood": ROWS}, "model": model, "tokenizer": AutoTokenizer.from_pretrained(directory)}
-    model.embeddings.requires_grad_(False)  # which are never trained
+    model.embeddings.requires_grad_(False)  # embeddings are never trained
     load_stream(**given)
     model.encoder.layer[0].requires_grad_(False)
     with pytest.raises(ModelError, match=r"'encoder\.layer\.0\.[\w.]+' of BertModel is frozen .* as graftable="):
         load_stream(**given)
     assert load_stream(**given, graftable=r"layer\.1\.").model.space().tensors[0].name.startswith("encoder.layer.1.")
-    model.requires_grad_(False)  # for inference: nothing was chosen
+    model.requires_grad_(False)  # a model frozen for inference: nothing was chosen
     load_stream(**given)
 
 

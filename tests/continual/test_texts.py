@@ -1,4 +1,4 @@
-"""Streams of tasks that are answered by texts, alone and beside tasks with labels: what strategies remember, and refuse."""
+"""Streams of tasks with texts as answers, alone and beside tasks with labels: the memories of strategies, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forgetfree.training.monitor import Monitor
 
 
 def mixed() -> Stream:
-    """Texts, labels, and texts again, all read by one language model."""
+    """Return a stream of texts, labels, and texts again, for one language model."""
     labels = tiny_task("sst2")
     labels = replace(labels, task=replace(labels.task, causal_template="{text} it was"))
     tasks = [tiny_texts("qnli"), labels, tiny_texts("ag_news")]
@@ -28,7 +28,7 @@ def mixed() -> Stream:
 
 
 class Batches:
-    """As an Avalanche plugin: whether each batch holds rows of the stream, all with their own labels and their own task."""
+    """A plugin that checks whether each batch holds rows of the stream, with their own labels and their own task."""
 
     def __init__(self, stream: Stream) -> None:
         self._rows = {
@@ -36,7 +36,7 @@ class Batches:
             for task in stream.tasks
             for i in range(len(task.train))
         }
-        #: By the task in training, the tasks whose rows it was trained on.
+        #: For each task in training, the tasks of the rows in its batches.
         self.tasks: dict[int, set[int]] = {}
 
     def after_forward(self, strategy: Any, **_: Any) -> None:
@@ -49,12 +49,12 @@ class Batches:
             losses.append(F.cross_entropy(model(x[None], task), strategy.mb_y[lines], reduction="sum"))
             self.tasks.setdefault(strategy.task.label, set()).add(task)
         assert place == len(strategy.mb_y)
-        torch.testing.assert_close(strategy.criterion(), sum(losses) / place)  # every label of the batch counts alike
+        torch.testing.assert_close(strategy.criterion(), sum(losses) / place)  # all labels of the batch weigh the same
 
 
 @pytest.mark.parametrize("name", ["replay", "agem", "gdumb", "joint"])
 def test_rows_of_several_tasks_keep_their_tokens_and_their_task(name: str) -> None:
-    """Beside a slow loss, row by row. The memory has as many rows of each task, or of each label, as of any other."""
+    """The loss equals a slow loss by row. The memory has equally many rows of each task, or of each label."""
     stream, cls = mixed(), registry.strategy(name)
     batches = Batches(stream)
     memory = {"mem_size": 12} if name in ("replay", "gdumb") else {}
@@ -80,7 +80,7 @@ def test_a_memory_has_a_row_of_each_label_and_of_each_task_of_texts() -> None:
         cls(stream=mixed(), options=cls.Options(mem_size=3))
 
 
-# -- The task is withheld ---------------------------------------------------------------------------------
+# -- Without the task at inference ------------------------------------------------------------------------
 
 
 def withheld(scenario: Any = "class") -> Stream:
@@ -111,7 +111,7 @@ def row(answers: TextAnswers, i: int) -> tuple[Any, Any]:
     ("name", "scenario"), [("grafting-continual", "class"), ("fine-tune", "domain"), ("lora", "class")]
 )
 def test_the_prompt_alone_tells_whose_model_answers(name: str, scenario: str) -> None:
-    """Beside a slow reference: each row alone, by the model of the task that its prompt is most like."""
+    """The reference answers each row alone, by the model of the task with the most similar prompts."""
     strategy = learned(name, withheld(scenario), task_inference="lda")
     tasks, found, right = strategy.stream.tasks, strategy.evaluate(), 0
     for task in tasks:
@@ -125,7 +125,7 @@ def test_the_prompt_alone_tells_whose_model_answers(name: str, scenario: str) ->
                     (rows.batch([0])[0] for rows in (alone, other)), [each.name for each in tasks]
                 )
             )
-            assert of_row == of_other  # whatever the right answer is
+            assert of_row == of_other  # for any right answer
             right += of_row == task.label
             with strategy.answering(tasks[of_row]):
                 expected = answers_of(strategy.model, task, alone, strategy.options)
@@ -156,7 +156,7 @@ def test_labels_and_texts_are_not_withheld_together_and_entropy_tells_nothing_of
 
 
 def test_the_tokens_of_an_evaluation_are_counted() -> None:
-    """After each batch; of tasks with labels there are none."""
+    """Counts grow after each batch; tasks with labels have none."""
     counts = list[tuple[int, int]]()
 
     class Counting(Monitor):

@@ -1,4 +1,4 @@
-"""Streams in which words are labelled: what is learned, what is kept bit by bit, what is refused."""
+"""Streams with labelled words: training, retention bit by bit, refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def same(one: LabelAnswers, other: LabelAnswers) -> bool:
 
 @pytest.mark.parametrize("name", ["fine-tune", "grafting-continual", "lora"])
 def test_what_claims_to_forget_nothing_forgets_nothing(name: str, tmp_path) -> None:
-    """Of tasks that label words and texts in turn; and what is saved answers with the same bits."""
+    """Tasks label words and texts in turn; a saved and loaded strategy answers with the same bits."""
     strategy, rows = learned(name, tagged_stream())
     assert strategy.forget_free
     for place, task in enumerate(strategy.stream.tasks):
@@ -75,7 +75,7 @@ def test_the_other_baselines_learn_such_streams(name: str) -> None:
 
 
 def domains(scenario: Any = "domain") -> Stream:
-    """Two domains whose sentences hold entities of the same kinds by other words, and one readout for both."""
+    """Return two domains with the same kinds of entities in other words, and one readout for both."""
     kinds = {"PER": TOPICS["TOPIC"], "LOC": TOPICS["SPORT"]}
     tasks = [tagged_task("people", PEOPLE), tagged_task("others", kinds, seed=1)]
     return make_stream("domains", tasks, tiny_model(), scenario=scenario)
@@ -88,11 +88,11 @@ def test_domains_with_the_same_entities_share_one_readout(name: str) -> None:
     for task in strategy.stream.tasks:
         assert rows[-1][task.name].logits.shape == (len(task.test.labels), 5)
         assert 0 <= rows[-1][task.name].score("f1") <= 1
-    assert not same(rows[0]["people"], rows[-1]["people"])  # the last model answers for all
+    assert not same(rows[0]["people"], rows[-1]["people"])  # the last model answers for all tasks
 
 
 def alone(strategy: Any, task: Any) -> list[torch.Tensor]:
-    """The logits of ``task``'s test rows under each of the strategy's models, made while it knows that one alone."""
+    """Return the logits of ``task``'s test rows under each of the strategy's models, as if it had learned that one alone."""
     found, learned_before = [], strategy.learned
     for learner in strategy.stream.tasks:
         strategy.learned = [learner]
@@ -103,7 +103,7 @@ def alone(strategy: Any, task: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("inference", ["router", "lda"])
 def test_one_task_is_chosen_for_all_words_of_a_sentence(inference: str) -> None:
-    """Compared sentence by sentence with the two models' own answers, by their mean entropy or by the features' choice."""
+    """The choice is by mean entropy or by features, and the logits are those of the chosen model, sentence by sentence."""
     strategy, rows = learned("fine-tune", domains(), task_inference=inference)
     chosen = []
     for task in strategy.stream.tasks:
@@ -140,7 +140,7 @@ def test_the_task_must_be_known_where_labels_differ() -> None:
 
 
 def test_logits_stand_at_the_first_token_of_each_word() -> None:
-    """Compared with one row at a time, without padding or marks."""
+    """The reference reads one row at a time, without padding or marks."""
     stream = tagged_stream()
     model = stream.model.eval()
     people, topics = stream.tasks[0].train, stream.tasks[1].train
@@ -182,14 +182,14 @@ def test_words_that_are_cut_off_are_answered_by_o() -> None:
 
 
 def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
-    """The update is that of the whole batch, whose loss is the mean over its words, not over its sentences."""
+    """The loss is the mean over the words of the whole batch, not over its sentences, with or without accumulation."""
     losses: dict[int, list[float]] = {1: [], 3: []}
 
     def note(accumulation: int, step: int, loss: float) -> None:
         losses[accumulation].append(loss)
 
     for accumulation in (1, 3):
-        loaded = load_model(str(model_directory("bert")), "linear")  # whose layers know nothing of the batch
+        loaded = load_model(str(model_directory("bert")), "linear")  # its layers do not depend on the rest of the batch
         stream = make_stream("people", [tagged_task("people", PEOPLE)], loaded)
         options = TrainingOptions(batch_size=6, accumulation=accumulation, dropout=False, learning_rate=0.1)
         fine_tune(stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=partial(note, accumulation))

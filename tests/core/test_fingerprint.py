@@ -1,4 +1,4 @@
-"""Fingerprints are computed once for what tensors hold, and again whenever somebody may have changed them."""
+"""A fingerprint is computed once per state of the tensors, and again whenever they may have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def network() -> Any:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is hashed from now on."""
+    """Record each hash computation."""
     hashed, compute = list[Any](), fingerprint._digest
     monkeypatch.setattr(fingerprint, "_digest", lambda *of: hashed.append(1) or compute(*of))
     return hashed
@@ -44,7 +44,7 @@ def replace_memory(model: Any) -> None:
 
 
 def cast_and_cast_back(model: Any) -> None:
-    """The new memory may lie where the old one lay."""
+    """The new memory may be at the old address."""
     with torch.no_grad():
         model[0].weight += 1e-4
     fingerprint_of(model)
@@ -60,7 +60,7 @@ def take_a_fused_step(model: Any) -> None:
     model(torch.ones(4, 3)).square().sum().backward()
     version = model[0].weight._version
     optimizer.step()
-    assert model[0].weight._version == version  # PyTorch tells nobody
+    assert model[0].weight._version == version  # a fused step does not increment the version
 
 
 def take_a_step(model: Any) -> None:
@@ -74,7 +74,7 @@ def write_a_buffer(model: Any) -> None:
 
 
 class Copying(nn.Sequential):
-    """Its state dictionary has copies."""
+    """A model whose state dictionary holds copies."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return {name: tensor.clone() for name, tensor in super().state_dict(*args, **kwargs).items()}
@@ -122,7 +122,7 @@ def test_what_changes_weights_is_seen(change: Callable[[Any], None]) -> None:
 
 
 def test_nothing_is_hashed_twice(hashed: list[Any]) -> None:
-    """Not where a step trains another model, either; but by each of two objects."""
+    """This holds when a step trains another model; each of two models is hashed by itself."""
     model, other = network(), network()
     assert fingerprint_of(model) == fingerprint_of(model) == fingerprint_of(model, without="pooler")
     take_a_step(other)

@@ -1,4 +1,4 @@
-"""Grafting and localizing: equations 1 to 4 of the paper, compared with a slow implementation that reads like them."""
+"""Grafting and localizing: equations 1 to 4 of the paper, compared with a slow implementation that follows them literally."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def test_a_graft_is_equation_1() -> None:
-    """θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre, for a γ of every other entry."""
+    """θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre, where γ is every other entry."""
     model, _ = tiny.build("bert")
     space = ParameterSpace.of(model)
     pre, ft = space.flatten(model), torch.randn(len(space))
@@ -45,7 +45,7 @@ def test_a_graft_is_equation_1() -> None:
 
 
 def test_the_budget_is_the_share_rounded_down() -> None:
-    """0.29 · 100 is 28.999999999999996 in floating point, and means 29."""
+    """0.29 · 100 is 28.999999999999996 in floating point; the budget is 29."""
     for size, sparsity, entries in (
         (100, 0.29, 29),
         (100, 0.299, 29),
@@ -71,7 +71,7 @@ def slow_top(scores: Tensor, count: int, eligible: Tensor) -> list[int]:
 @pytest.mark.parametrize("size", [50, 20_000])
 @pytest.mark.parametrize("spread", ["normal", "ties", "few are high", "rising"])
 def test_the_highest_scores_equal_those_of_a_slow_sort(size: int, spread: str) -> None:
-    """For many scores, the maxima of blocks rule most out; that never changes the result."""
+    """For many scores, the maxima of blocks exclude most candidates; the result stays the same."""
     generator = torch.Generator().manual_seed(size)
     scores = torch.randn(size, generator=generator)
     if spread == "ties":
@@ -118,15 +118,15 @@ def test_the_movement_base_is_the_most_moved_entries() -> None:
     pre = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
     ft = torch.tensor([0.1, -3.0, 2.0, 0.0, 1.0])
     assert most_moved(pre, ft, 2).indices.tolist() == [1, 2]
-    assert most_moved(pre, ft, 5).indices.tolist() == [0, 1, 2]  # two did not move
-    assert pre.tolist() == [0, 0, 0, 0, 1]  # nothing is overwritten
+    assert most_moved(pre, ft, 5).indices.tolist() == [0, 1, 2]  # two entries did not move
+    assert pre.tolist() == [0, 0, 0, 0, 1]  # the input is not overwritten
 
 
 # -- Learning the mask, against the reference ------------------------------------------------------------
 
 
 class Net(nn.Module):
-    """Four tensors, 5·4 + 4 + 4·3 + 3 = 39 entries, and a nonlinearity between."""
+    """A network with four tensors (5·4 + 4 + 4·3 + 3 = 39 entries) and a nonlinearity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Net(nn.Module):
 
 
 def problem(seed: int = 0, rows: int = 12, steps: int = 8) -> tuple[Net, ParameterSpace, Tensor, Tensor, list[Batch]]:
-    """A model that holds θ_pre, a θ_ft in which one entry in five did not move, and one batch per step."""
+    """Return a model with θ_pre, a θ_ft in which one entry in five did not move, and one batch per step."""
     generator = torch.Generator().manual_seed(seed)
     model = Net()
     space = ParameterSpace.of(model)
@@ -239,7 +239,7 @@ def learn(
     ],
 )
 def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: float, rate: float) -> None:
-    """S agrees with that of autograd to 1e-6, at rates at which it moves by whole units."""
+    """S agrees with autograd's S to 1e-6, at learning rates that move S by whole units."""
     model, space, pre, ft, batches = problem()
     base = base_of(kind, pre, ft, 9)
     expected, losses = reference_scores(model, space, pre, ft, base.mask(len(space)), batches, rate, start)
@@ -248,7 +248,7 @@ def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: f
     assert int(((expected - start).abs() > 0.1).sum()) >= 5
     torch.testing.assert_close(learned.scores.double(), expected, rtol=0, atol=1e-6)
     assert learned.losses == pytest.approx(losses, rel=1e-6)
-    # The hard region is the top of the reference's γ among what moved, in float64.
+    # The hard region is the top of the reference's γ among the moved entries, in float64.
     sigma = torch.sigmoid(expected)
     gamma = torch.where(base.mask(len(space)), 1 - sigma, sigma)
     assert learned.region == top(gamma, 9, ft != pre)
@@ -256,7 +256,7 @@ def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: f
 
 
 class Mixed(nn.Module):
-    """A convolution with its entries in another order in memory, two dtypes, and a layer that no loss depends on."""
+    """A model with a channels-last convolution, two dtypes, and a layer without influence on the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ def test_micro_batches_do_not_change_the_scores() -> None:
 @pytest.mark.parametrize("entries", [1, 9, 20, 39])
 @pytest.mark.parametrize("kind", ["movement", "empty", "random"])
 def test_the_budget_is_met_exactly_and_nothing_unmoved_is_taken(kind: Any, entries: int) -> None:
-    """31 of 39 entries moved, so every budget up to 31 can be spent in full. Steps are reported; one mask is not chosen."""
+    """31 of 39 entries moved, so at most 31 can be chosen. Each step is reported; with one candidate, validation is skipped."""
     model, space, pre, ft, batches = problem()
     assert int((ft != pre).sum()) == 31
     base, told = base_of(kind, pre, ft, entries), list[tuple[int, float]]()
@@ -327,7 +327,7 @@ def test_the_budget_is_met_exactly_and_nothing_unmoved_is_taken(kind: Any, entri
 
 
 def test_the_model_ends_as_it_began() -> None:
-    """It holds θ_pre bit for bit, has no gradients, and has its former modes and flags."""
+    """The model holds θ_pre bit for bit, has no gradients, and has its former modes and flags."""
     model, space, pre, ft, batches = problem()
     model.train()
     model.two.bias.requires_grad_(False)
@@ -339,7 +339,7 @@ def test_the_model_ends_as_it_began() -> None:
 
 
 def test_no_steps_take_only_the_base() -> None:
-    """A base below the budget is not filled up, and its entries that did not move are left out."""
+    """A base below the budget is not filled up, and its unmoved entries are left out."""
     model, space, pre, ft, _ = problem()
     small, still = most_moved(pre, ft, 3), Region.of([0, 5, 6])  # every fifth entry does not move
     assert learn(model, space, pre, ft, [], small, steps=0).region == small
@@ -397,7 +397,7 @@ def test_dropout_stays_off_if_validation_leaves_the_model_in_training_mode() -> 
 
 
 def test_a_search_takes_little_more_than_two_vectors_beside_the_model_and_both_thetas() -> None:
-    """S, and gradients or what ranks S; validation is included. N is 2.6 million, the largest tensor a tenth of it."""
+    """The vectors are S, and gradients or ranks; validation is included. N is 2.6 million, the largest tensor 0.1 N."""
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(10)), nn.Linear(512, 2))
     space = ParameterSpace.of(model)
     pre = space.flatten(model)
@@ -425,7 +425,7 @@ def test_a_loss_that_is_not_finite_stops_the_search_and_restores_the_model() -> 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("entry", [0, 38])
 def test_a_gradient_that_is_not_finite_stops_the_search_and_restores_the_model(entry: int, odd: float) -> None:
-    """Even where the loss is finite, and at an entry that did not move."""
+    """This holds even where the loss is finite, and at an entry that did not move."""
     model, space, pre, ft, batches = problem()
     ft[0] = pre[0]
     number = next(i for i, spec in enumerate(space.tensors) if entry < spec.offset + spec.size)

@@ -1,4 +1,4 @@
-"""What choosing and training a region of eight billion parameters takes, by counting the tensors of a model without memory."""
+"""Memory to choose and train a region in a model of eight billion parameters, counted on meta tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from forgetfree.core.selection import PlainTensors, budget, each_gradient, salie
 from forgetfree.core.trained import RegionParameters, trainable
 from forgetfree.training.step import layer_checkpoints
 
-#: Rows, tokens of each, and how many of these are the answer, whose logits are computed.
+#: Rows, tokens per row, and answer tokens per row, for which logits are computed.
 ROWS, TOKENS, ANSWER = 8, 512, 48
 
 
 def peak_with_weights(model: torch.nn.Module) -> PeakMemory:
-    """Count a model's weights, too, as long as they are there: a region's training moves them."""
+    """Return a counter that includes a model's weights until they are freed: training a region moves them."""
     peak = PeakMemory()
     for tensor in model.parameters():
         peak.count(tensor)
@@ -34,11 +34,11 @@ def peak_with_weights(model: torch.nn.Module) -> PeakMemory:
 
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Llama 3.1's shape in bfloat16. What has to read a value is left out."""
+    """Llama 3.1's shape in bfloat16, on the meta device. Code that must read a value is replaced."""
     monkeypatch.setattr(selection, "check_loss", lambda loss, step: 0.0)
     monkeypatch.setattr(selection, "_check_finite", lambda sizes: None)
     kept = SimpleNamespace(**vars(torch))
-    kept.unique = lambda values, return_inverse: (values, torch.empty_like(values))  # at most as many
+    kept.unique = lambda values, return_inverse: (values, torch.empty_like(values))  # an upper bound
     monkeypatch.setattr(products, "torch", kept)
     config = LlamaConfig(
         hidden_size=4096,
@@ -64,7 +64,7 @@ def loss_of(model: Any) -> Tensor:
 
 @pytest.mark.slow
 def test_eight_billion_fit_on_one_card(llama: Any) -> None:
-    """In GB: 22 to choose γ, and 20 to train it (16 of them are weights)."""
+    """Choosing γ takes less than 22 GB, and training it less than 20 GB (the weights are 16 GB)."""
     body = body_of(llama)
     space = ParameterSpace.of(body)
     count = budget(len(space), 1e-4)
@@ -87,7 +87,7 @@ def test_eight_billion_fit_on_one_card(llama: Any) -> None:
             lambda number, gradient: saliency("snip", gradient, tensors[number]),
         )
     best, scores = selection._Highest(space, count, None, ()), torch.rand(largest.size)
-    with PeakMemory(scores) as ranking:  # which has to read values
+    with PeakMemory(scores) as ranking:  # the ranking must read values, so it is measured on the CPU
         best.add(space.tensors.index(largest), scores)
     with peak_with_weights(llama) as training:
         region = RegionParameters(body, space, Region(torch.arange(0, len(space), len(space) // count)), llama)

@@ -77,7 +77,7 @@ def test_an_embedding_is_not_grafted_whatever_its_name_is() -> None:
     assert [t.name for t in space_of_layers(model).tensors] == names
     assert [
         t.name for t in ParameterSpace.of(model, exclude=["out"]).tensors
-    ] == names  # the tied table is out by a name
+    ] == names  # the tied table has an excluded name
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_embedding_is_not_grafted_whatever_its_name_is() -> None:
     ],
 )
 def test_a_space_stays_the_same_across_versions(kind: str, layout: str) -> None:
-    """Ledgers and grafts on disk count entries by this space."""
+    """Ledgers and grafts on disk refer to entries by their index in this space."""
     assert ParameterSpace.of(tiny.build(kind)[0]).layout_hash == layout
 
 

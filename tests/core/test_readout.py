@@ -1,4 +1,4 @@
-"""A readout on hidden states that are numbers: which states it reads, by a row's own tokens, and which outputs are labels."""
+"""A readout on hand-made hidden states: which states it pools, and which outputs are labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions as sets, and where their entries lie. You can check all numbers by hand."""
+"""Regions as sets, and the positions of their entries. All numbers can be checked by hand."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def test_distribution_counts_every_group_in_the_spaces_order() -> None:
 @pytest.mark.parametrize(
     ("size", "indices", "dtype", "stored"),
     [
-        # Gaps of 7, 65,534, 65,535, 70,000 and 1: from 65,535 on they take two words and more.
+        # Gaps of 7, 65,534, 65,535, 70,000 and 1: a gap from 65,535 on takes two words or more.
         (2**20, [7, 65_541, 131_076, 201_076, 201_077], torch.uint16, "0700 feff ffff0000 ffff7111 0100"),
         (2**33, [7, 65_541, 131_076, 201_076, 201_077], torch.uint16, "0700 feff ffff0000 ffff7111 0100"),
-        (2**20, [200_000, 400_000], torch.uint32, "400d0300 801a0600"),  # eight words
+        (2**20, [200_000, 400_000], torch.uint32, "400d0300 801a0600"),  # gaps would take eight words
         (2**20, [70_000], torch.uint32, "70110100"),  # two words are no shorter
         (2**33, [2**32 + 1], torch.int64, "0100000001000000"),
         (26, [], torch.uint32, ""),

@@ -1,4 +1,4 @@
-"""Regions of the highest scores: saliencies and Fisher information worked by hand, sums of gradients, and their memory."""
+"""Regions of the highest scores: hand-worked saliencies and Fisher information, sums of gradients, and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_scores_worked_by_hand(source: Any, expected: list[float]) -> None:
 
 
 class Tensors(nn.Module):
-    """Entries 0 to 5: two tensors, whose values are given."""
+    """A model of two tensors with given values: entries 0 to 2, and 3 to 5."""
 
     def __init__(self, first: list[float], second: list[float], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -63,17 +63,17 @@ def test_the_highest_are_taken_of_all_tensors_but_none_without_a_score_and_none_
         found = choose("gradient", PlainTensors(model, space), count, batches=batches, loss=Loss(), **left_out)
         return found.indices.tolist()
 
-    assert chosen(3) == [0, 2, 5]  # of equal ones the first
+    assert chosen(3) == [0, 2, 5]  # of equal scores, the first
     assert chosen(3, taken=Region.of([5])) == [0, 2, 3]
     assert chosen(3, frozen=[1]) == [0, 2]
     assert chosen(9) == [0, 2, 3, 4, 5]
-    model.second.grad = torch.full((3,), 50.0)  # left by somebody
+    model.second.grad = torch.full((3,), 50.0)  # a gradient left by other code
     assert chosen(3) == [0, 2, 5]
-    assert chosen(2, [([3.0, 0.0, -5.0], [3.0, 1.0, 9.0]), ([0.0, 0.0, 9.0], [2.0, 0.0, -8.5])]) == [2, 3]  # of the sum
+    assert chosen(2, [([3.0, 0.0, -5.0], [3.0, 1.0, 9.0]), ([0.0, 0.0, 9.0], [2.0, 0.0, -8.5])]) == [2, 3]  # by the sum
 
 
 def test_small_moves_of_half_precision_count() -> None:
-    """They are subtracted in float32, as a base is chosen."""
+    """Differences are computed in float32, as for a base region."""
     pre = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     ft = (pre.float() + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))).bfloat16()
     model = Tensors(pre[:300].tolist(), pre[300:].tolist(), torch.bfloat16)
@@ -82,7 +82,7 @@ def test_small_moves_of_half_precision_count() -> None:
 
 
 def layer_of_zeros(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Logits (0, w·x) with w = 0, so that p = 1/2."""
+    """Return a layer with weights 0: logits are (0, w·x) with w = 0, so that p = 1/2."""
     layer = nn.Linear(2, 2, bias=False, dtype=dtype)
     nn.init.zeros_(layer.weight)
     return layer
@@ -119,7 +119,7 @@ def test_the_gradient_is_the_mean_over_rows_however_they_are_cut(size: int) -> N
 
 
 def test_small_parts_add_up_beside_large_ones_in_half_precision() -> None:
-    """128 and a hundred times 1/4: in bfloat16, whose steps are 1 there, each of these would be lost."""
+    """The sum is 128 plus a hundred times 1/4; in bfloat16, whose spacing at 128 is 1, each small term would be lost."""
     rows: list[tuple[list[float], int]] = [([256.0, 0.0], 0)] + [([0.5, 0.0], 0)] * 100
     found = gradient_of(layer_of_zeros(torch.bfloat16), rows, 1)
     assert found.dtype == torch.float32
@@ -127,7 +127,7 @@ def test_small_parts_add_up_beside_large_ones_in_half_precision() -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
-    """The slope of √|f| at f = 0, where the loss itself is finite."""
+    """√|f| has no finite slope at f = 0, where the loss itself is finite."""
     layer: Any = layer_of_zeros()
     loss = CrossEntropy(lambda x, t: layer(x).abs().sqrt(), torch.device("cpu"), "fp32")
     y = torch.tensor([0])
@@ -136,7 +136,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
 
 
 class Shared(nn.Module):
-    """A layer that is read twice, under a reentrant checkpoint each time: the backward pass gives its gradient in two parts."""
+    """A layer used twice, each time under a reentrant checkpoint: the backward pass gives its gradient in two parts."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def test_parts_of_a_gradient_are_added_before_they_are_scored() -> None:
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 1.0), (2, 5.0)])
 def test_nothing_of_the_size_of_the_model_is_made_but_the_sum_of_several_batches(rows: int, most: float) -> None:
-    """Bytes an entry beside the weights and the largest gradient; of a sum, 4 are said."""
+    """The peak is in bytes per entry, beside the weights and the largest gradient; a sum of batches takes 4."""
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False, dtype=torch.bfloat16) for _ in range(64)))
     space, peak = ParameterSpace.of(model), PeakMemory(*model.parameters())
     batches = [(torch.randn(1, 256, dtype=torch.bfloat16), *[torch.zeros(1, dtype=torch.int64)] * 2)] * rows
@@ -182,9 +182,9 @@ def test_nothing_of_the_size_of_the_model_is_made_but_the_sum_of_several_batches
 
 
 def test_fisher_information_is_the_mean_of_squared_gradients() -> None:
-    """Of rows (2, 0) and (4, 6), with p = 1/2 and y = 1, 0: (1, 0) and (−2, −3), whose squares' mean is (5/2, 9/2).
+    """Rows (2, 0) and (4, 6), with p = 1/2 and y = 1, 0, have gradients (1, 0) and (−2, −3); the mean square is (5/2, 9/2).
 
-    Their mean's square would be (1/4, 9/4). One row alone is squared, too.
+    The square of the mean would be (1/4, 9/4). A single row's gradient is squared, too.
     """
     layer, found = layer_of_zeros(), list[torch.Tensor]()
 
@@ -202,4 +202,4 @@ def test_fisher_information_is_the_mean_of_squared_gradients() -> None:
     )
     assert found[0][1].tolist() == [2.5, 4.5]
     chosen = choose("fisher", PlainTensors(layer, ParameterSpace.of(layer)), 1, batches=batches[1:], loss=loss)
-    assert chosen == Region.of([3])  # (−2, −3)
+    assert chosen == Region.of([3])  # its gradient is (−2, −3)

@@ -1,4 +1,4 @@
-"""Gradients of a region's entries alone, against PyTorch's gradients of whole tensors: in all families, and piece by piece."""
+"""Gradients of a region's entries alone equal PyTorch's gradients of whole tensors, in all families and for each operation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random_region(space: ParameterSpace, share: float = 0.1) -> Region:
 
 
 def gradients(model: nn.Module, region: Region, losses: list[Callable[[], Tensor]], *, sampling: bool) -> Tensor:
-    """The region's gradient of the sum of ``losses``, entry by entry or from whole tensors."""
+    """Return the region's gradient of the sum of ``losses``, computed entry by entry or from whole tensors."""
     trained = RegionParameters(model, ParameterSpace.of(model), region)
     with in_training(model, trained, []) if sampling else trainable(model, trained.touched):
         for loss in losses:
@@ -58,7 +58,7 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 3e-7) -> No
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_the_gradients_of_whole_tensors(name: str, dropout: bool) -> None:
-    """Of two parts of a batch, whose rows differ in length."""
+    """The batch has two parts whose rows differ in length."""
     torch.manual_seed(0)
     model = families.body(name).train(dropout)
     generator = torch.Generator().manual_seed(2)
@@ -78,7 +78,7 @@ def test_every_family_has_the_gradients_of_whole_tensors(name: str, dropout: boo
     ("name", "kept"), [("Bert", 2**28), ("GPT2", 2000), ("Albert", 2000), ("T5", 2**28), ("Bart", 2000)]
 )
 def test_a_gpu_computes_all_products_together(name: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that are called twice, with rows of other numbers, and of Conv1D; in the third pass, too."""
+    """This covers layers called twice, with different numbers of rows, Conv1D layers, and a third pass."""
     monkeypatch.setattr(products, "KEPT_BYTES", kept)
     torch.manual_seed(0)
     model = families.body(name)
@@ -98,14 +98,14 @@ def test_a_gpu_computes_all_products_together(name: str, kept: int, monkeypatch:
     with simulated_gpu.present():
         model.to("cuda")
         assert_close(gradients(model, region, losses("cuda"), sampling=True).cpu(), expected, 1e-6)
-        assert all(tensor.storage_offset() == 0 for tensor in model.parameters())  # has memory of its own again
+        assert all(tensor.storage_offset() == 0 for tensor in model.parameters())  # each has its own memory
 
 
 # -- Uses of a matrix ------------------------------------------------------------------------------------
 
 
 class Product(torch.autograd.Function):
-    """A product whose matrix no call shows."""
+    """A custom function: no module or torch function shows that the matrix is multiplied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -120,21 +120,21 @@ class Product(torch.autograd.Function):
 
 
 class Scaled(nn.Linear):
-    """A layer that computes otherwise than its class."""
+    """A layer that computes something else than its base class."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight * 1.3, self.bias).tanh()
 
 
 class Gated(nn.Linear):
-    """A layer that takes more than rows."""
+    """A layer that takes another argument before the rows."""
 
     def forward(self, gate: float, x: Tensor) -> Tensor:  # type: ignore[override]
         return gate * super().forward(x) if gate else x
 
 
 class Odd(nn.Module):
-    """Matrices in all sorts of uses, and a last one that is simple."""
+    """A model that uses its matrices in unusual ways, with a plain last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,13 +155,13 @@ class Odd(nn.Module):
 
 
 def input_changed_in_place(m: Odd, x: Tensor, two: Tensor) -> Tensor:
-    """PyTorch keeps what it has rounded, and so allows it."""
+    """PyTorch saves the rounded copy for the backward pass, and so allows the change."""
     x = m.one(x).float() * 1.0
     y = m.two(x)
     return x.add_(y) if y.dtype != x.dtype else x + y
 
 
-#: How inputs ``x`` of a model ``m`` meet the matrix ``two`` of a layer.
+#: Ways to combine inputs ``x`` of a model ``m`` with the matrix ``two`` of one of its layers.
 USES: dict[str, Callable[[Odd, Tensor, Any], Tensor]] = {
     "functional": lambda m, x, two: F.linear(m.one(x), two),
     "by keyword": lambda m, x, two: F.linear(m.one(x), weight=two),
@@ -199,7 +199,7 @@ USES: dict[str, Callable[[Odd, Tensor, Any], Tensor]] = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", USES)
 def test_every_use_of_a_matrix_counts(name: str, precision: str) -> None:
-    """However a matrix is used, in the first pass and later."""
+    """A gradient includes each use of a matrix, in the first pass and in later ones."""
     model = Odd()
     x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
 
@@ -215,7 +215,7 @@ def test_every_use_of_a_matrix_counts(name: str, precision: str) -> None:
 
 
 def test_a_region_in_upper_layers_needs_nothing_of_the_lower_ones() -> None:
-    """Back-propagation ends at the lowest layer that holds an entry."""
+    """Backpropagation ends at the lowest layer with an entry of the region."""
     model = families.body("Bert")
     space = ParameterSpace.of(model)
     first = next(spec for spec in space.tensors if spec.name == "encoder.layer.1.attention.self.query.weight")
@@ -227,7 +227,7 @@ def test_a_region_in_upper_layers_needs_nothing_of_the_lower_ones() -> None:
         loss = model(input_ids=torch.arange(10, 22).view(2, 6)).last_hidden_state.sin().sum()
         loss.backward()
         assert below == [False]
-        assert all(p.grad is None for p in model.parameters())  # none of the size of a matrix
+        assert all(p.grad is None for p in model.parameters())  # no gradient has the size of a matrix
         trained.collect()
     assert trained.values.grad is not None and bool(trained.values.grad.ne(0).all())
 
@@ -237,7 +237,7 @@ def test_an_update_starts_from_nothing_and_parts_add_up() -> None:
     trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0, 5, 13]))
     x = torch.randn(5, 4)
     with in_training(model, trained, []):
-        for _ in range(2):  # a second update adds nothing to the first one's gradient
+        for _ in range(2):  # the second update does not add to the first one's gradient
             trained.values.grad = None
             for part in (x[:2], x[2:]):
                 model(part).square().sum().backward()
@@ -249,7 +249,7 @@ def test_an_update_starts_from_nothing_and_parts_add_up() -> None:
             expected = torch.cat([whole.weight.grad.flatten(), whole.bias.grad])[[0, 5, 13]]
             torch.testing.assert_close(trained.values.grad, expected)
         model(x).sum().backward()
-        model.zero_grad()  # as loops do, also in the middle of an update
+        model.zero_grad()  # training loops may call it in the middle of an update
         trained.values.grad = None
         model(x).square().sum().backward()
         trained.collect()
@@ -257,7 +257,7 @@ def test_an_update_starts_from_nothing_and_parts_add_up() -> None:
 
 
 def test_an_input_changed_in_place_is_noticed() -> None:
-    """As with whole gradients, where the product would be with what is there no more."""
+    """PyTorch raises the same error as with whole gradients: the product would use overwritten values."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0, 20]))
     with in_training(model, trained, []):
@@ -303,7 +303,7 @@ def of_gradients_of_gradients(model: nn.Module) -> None:
 
 
 def with_a_graph(model: nn.Module) -> None:
-    with warnings.catch_warnings():  # of cycles
+    with warnings.catch_warnings():  # about reference cycles
         warnings.simplefilter("ignore")
         model(X).sin().sum().backward(create_graph=True)
 
@@ -313,7 +313,7 @@ def with_a_graph(model: nn.Module) -> None:
     "backward", [twice, another_gradient_beside, with_a_graph, of_gradients, of_gradients_of_gradients]
 )
 def test_every_way_to_take_gradients(backward: Callable[[nn.Module], None]) -> None:
-    """What a backward pass adds to the gradients of parameters, and it alone, counts."""
+    """The region's gradient is exactly what a backward pass adds to the gradients of parameters."""
     found = []
     for sampling in (True, False):
         model = net()
@@ -334,7 +334,7 @@ class Failing(nn.Linear):
 
 
 def test_parameters_are_what_they_were_after_an_error() -> None:
-    """Also one that is raised within a pass."""
+    """This includes an error raised within a forward pass."""
     model = nn.Sequential(nn.LayerNorm(4), Failing(4, 3))
     before = dict(model.named_parameters())
     trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0, 9]))
@@ -356,7 +356,7 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved_and_loaded])
 def test_copies_are_models_of_their_own(copied: Callable[[nn.Module], Any]) -> None:
-    """Inside and after: trained by themselves, with tensors that are tied as they were."""
+    """Copies made during training can be trained by themselves, and tied tensors stay tied."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0]))
@@ -379,7 +379,7 @@ def test_copies_are_models_of_their_own(copied: Callable[[nn.Module], Any]) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("share", [0.0, 0.002, 0.02, 0.5, 1.0])
 def test_entries_of_a_product(rows: int, dtype: torch.dtype, share: float) -> None:
-    """Of few entries and many, scattered and in a block."""
+    """The entries are few or many, scattered or in a block."""
     generator = torch.Generator().manual_seed(3)
     left, right = (torch.randn(rows, width, generator=generator).to(dtype) for width in (70, 90))
     scattered = torch.rand(70, 90, generator=generator) < share

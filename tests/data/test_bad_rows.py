@@ -1,4 +1,4 @@
-"""Rows that cannot be used: all of them are told at once, with their kinds and counts, or left out."""
+"""Bad rows are all reported at once, with their kinds and counts, or left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIP = ReadOptions(skip_bad_rows=True)
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two tasks: of one csv files with bad rows in two splits, of the other jsonl with broken lines."""
+    """Two tasks: csv files with bad rows in two splits, and a jsonl file with broken lines."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     train = [*GOOD, "alone", "one,two,yes", 'x "y" z,yes', '"x" y,no', "empty,", "other,0.5"]
@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-#: What is wrong with which row of which file.
+#: Each bad row: its file, number and column, and its fault.
 FAULTS = [
     ("a/train.csv", 21, "", "too few cells"),
     ("a/train.csv", 22, "", "too many cells"),
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_a_table_is_told_beside_its_rows(data: Path) -> None:
 def test_they_are_left_out_where_that_is_asked_for(data: Path) -> None:
     first, second = load_tasks("a,b", str(data), "test", SKIP)
     assert (len(first.train) + len(first.validation), len(first.test)) == (21, 20)
-    assert 'x "y" z' in first.train.first + first.validation.first  # as a reader of csv takes it
+    assert 'x "y" z' in first.train.first + first.validation.first  # as csv readers parse it
     assert first.left_out["train"] == {
         "rows": 5,
         "faults": dict.fromkeys(("too few cells", "too many cells", "broken quotes", "no label", "not a label"), 1),
@@ -127,7 +127,7 @@ def test_a_row_with_two_faults_is_one_row(tmp_path: Path) -> None:
 
 
 def test_most_rows_say_whether_labels_are_names_or_numbers() -> None:
-    """A header that comes again in the first row, as files that were joined have it."""
+    """The first row repeats the header, as in concatenated files."""
     rows = [{"text": "text", "label": "label"}, *({"text": f"{i}", "label": i % 2} for i in range(20))]
     error = refused(None, {"mood": rows})
     assert [(each.row, each.what) for each in error.rows] == [(0, "label of another kind")]
@@ -136,7 +136,7 @@ def test_most_rows_say_whether_labels_are_names_or_numbers() -> None:
 
 
 def test_what_is_wrong_with_rows_hides_nothing_else(tmp_path: Path) -> None:
-    """Labels that look alike, a row without a second text, one of an unknown label, and a label without a row to spare."""
+    """The faults are similar labels, a row without a second text, an unknown label, and a label with a single row."""
     rows = [{"text_a": f"{i}", "text_b": "b", "label": ("no", "yes")[i % 2]} for i in range(40)]
     bad = [{"text_a": "x", "text_b": " ", "label": "no"}, {"text_a": "y", "text_b": "b", "label": "Yes"}]
     test = [*rows, {"text_a": "z", "text_b": "b", "label": "maybe"}]
@@ -164,7 +164,7 @@ def test_tagged_sentences(tmp_path: Path) -> None:
 
 
 def test_a_tsv_without_quotes_keeps_its_form_where_a_row_is_bad(tmp_path: Path) -> None:
-    """GLUE's files: a quote at the beginning of a cell is a character."""
+    """In GLUE's files, a quote at the beginning of a cell is a plain character."""
     lines = [f'"half {i}\t{i % 2}' for i in range(20)]
     (tmp_path / "mood.tsv").write_text("\n".join(["text\tlabel", *lines[:10], "alone", *lines[10:]]))
     error = refused("mood", str(tmp_path / "mood.tsv"))

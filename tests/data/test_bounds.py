@@ -1,4 +1,4 @@
-"""Paths that are no files, files that are too large, and content that is no text are refused before they are read whole."""
+"""Paths that are not files, files that are too large, and content that is not text are refused before they are read whole."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    """Return the message of loading the task, which must come at once."""
+    """Return the error message of loading the task, which must not take long."""
     begin = time.monotonic()
     with pytest.raises(DataError) as caught:
         load_task("mine", str(folder.parent))
-    assert time.monotonic() - begin < 60  # a pipe is waited for for ever
+    assert time.monotonic() - begin < 60  # reading a pipe would wait forever
     return str(caught.value)
 
 
-# -- What is no file ---------------------------------------------------------------------------------------
+# -- Paths that are not files ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "test.csv", "validation.parquet", "source.json"])
@@ -57,7 +57,7 @@ def test_devices_directories_and_links_to_nothing_are_refused(folder: Path) -> N
     assert f"{path} cannot be read: it is a directory, expected a file" in refusal(folder)
 
 
-# -- What is too large -------------------------------------------------------------------------------------
+# -- Files that are too large ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
@@ -65,7 +65,7 @@ def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path, suffix:
     (folder / "train.jsonl").unlink()
     path = folder / f"train.{suffix}"
     path.touch()
-    os.truncate(path, table_files.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
+    os.truncate(path, table_files.MOST_BYTES + 1)  # a sparse file takes no disk space
     assert refusal(folder) == (
         f"{path} contains 4,294,967,297 bytes, but at most 4,294,967,296 are read. Use a part of its rows."
     )
@@ -79,7 +79,7 @@ def test_a_csv_text_may_be_longer_than_the_bound_of_pythons_csv_module(folder: P
     assert len(load_task("mine", str(folder.parent)).train.first[0]) == 200_000
 
 
-# -- What is no text, and no label -------------------------------------------------------------------------
+# -- Content that is not text ------------------------------------------------------------------------------
 
 
 def test_half_of_a_surrogate_pair_is_refused_with_its_place(folder: Path) -> None:
@@ -88,6 +88,6 @@ def test_half_of_a_surrogate_pair_is_refused_with_its_place(folder: Path) -> Non
     message = refusal(folder)
     assert message.startswith(f"{folder}/train.jsonl, row 21: expected a JSON object, got ")
     assert r"holds '\udcff', half of a surrogate pair and no character" in message
-    message.encode()  # it can be shown
+    message.encode()  # the message itself is valid text
     (folder / "source.json").write_text(json.dumps({"label_names": ["a", "b\ud800"]}))
     assert refusal(folder).startswith(f"{folder}/source.json is not valid JSON: a text in it holds '\\ud800', half of")

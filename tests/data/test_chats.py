@@ -1,4 +1,4 @@
-"""Chats as real files have them, and as the templates of real models put them together."""
+"""Chats in the forms of real files, formatted by templates like those of real models."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from forgetfree.kinds.kind import kind_of
 from forgetfree.tasks import TaskDefinition
 
 END = "<|endoftext|>"
-#: By what they do with texts.
+#: Templates, named by their treatment of texts.
 TEMPLATES = {
-    # Earlier thoughts are dropped, as by Qwen3 and SmolLM3.
+    # Earlier thoughts are dropped, as in Qwen3 and SmolLM3.
     "drops": "{% for m in messages %}{% set c = m.content.split('</think>')[-1] if m.role == 'assistant' and not loop.last "
     "else m.content %}[{{ m.role }}]{{ c }}"
     + END
     + "\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
-    # The last answer has a thought, also an empty one, as Qwen3's; tools and their calls are shown.
+    # The last answer has a thought, possibly an empty one, as in Qwen3; tools and their calls are shown.
     "qwen": "{% if tools %}[tools]{{ tools | tojson }}" + END + "\n{% endif %}{% for m in messages %}[{{ m.role }}]\n"
     "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}"
     "{{ m.content }}{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}" + END + "\n"
     "{% endfor %}{% if add_generation_prompt %}{{ '[assistant]\n' }}{% endif %}",
-    # Every thought is dropped, and the prompt opens one, as DeepSeek-R1's does.
+    # Every thought is dropped, and the prompt opens one, as in DeepSeek-R1.
     "opens": "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}" + END + "{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]<think>\n' }}{% endif %}",
-    # Turns take turns, and texts are trimmed, as by Mistral and Gemma.
+    # Roles must alternate, and texts are trimmed, as in Mistral and Gemma.
     "strict": "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
     "{{ '[INST] ' + m.content | trim + ' [/INST]' if m.role == 'user' else ' ' + m.content | trim + eos_token }}{% endfor %}",
@@ -46,7 +46,7 @@ TEMPLATES = {
     "m.content.replace('a', 'o')[:40] + '"
     + END
     + "' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
-    # The model has another name in the prompt than in the chat.
+    # The assistant has another name in the generation prompt than in the chat.
     "renames": "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '" + END + "' }}{% endfor %}"
     "{% if add_generation_prompt %}[model]{% endif %}",
     # Answers are not shown at all.
@@ -97,7 +97,7 @@ def rows_of(*chats: Any) -> Rows:
     ],
 )  # fmt: skip
 def test_a_chat_is_learned_as_its_template_puts_it_together(template: str, chat: Any, answer: str) -> None:
-    """And read so by predict, which asks without the answer, and by an exported model."""
+    """Predictions, which lack the answer, and an exported model have the same prompt."""
     tokenizer, encoder = encoder_of(template)
     rows = rows_of(chat)
     (row,) = encoder.read(rows)
@@ -145,7 +145,7 @@ def test_prompts_are_put_together_with_their_own_texts_too(template: str, prompt
     ],
 )  # fmt: skip
 def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: Any, message: str) -> None:
-    """Told by file and row, and left out with --skip-bad-rows."""
+    """It is reported by file and row, and left out with --skip-bad-rows."""
     _, encoder = encoder_of(template)
     good = [user(), said("<think>\nhm</think>great" if template == "opens" else "great")]
     rows = rows_of(good, chat, good)
@@ -158,7 +158,7 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     assert ([number for _, number in left.train.places], left.left_out["train"]["rows"]) == ([1, 3], 1)
     assert "1 bad train row left out" in left.notes[0]
     shown = replace(task, train=rows_of(chat), validation=rows_of(chat), test=rows_of(chat))
-    with pytest.raises(DataError, match=r"^a\.jsonl, row 1: ") as caught:  # once, whatever splits a file became
+    with pytest.raises(DataError, match=r"^a\.jsonl, row 1: ") as caught:  # once, though all splits have it
         drop_bad_rows(shown, encoder, True)
     assert "faults" not in str(caught.value)
 
@@ -174,7 +174,7 @@ def test_a_special_token_in_a_text_stays_text(template: str) -> None:
 
 
 def test_a_long_chat_loses_the_beginning_of_its_oldest_turns() -> None:
-    """As a chat that is shorter: what its template says of texts stays."""
+    """The template's own text stays, as in a shorter chat."""
     tokenizer, encoder = encoder_of("drops", length=90)
     system = {"role": "system", "content": "terrible"}
     row = encoder.read(
@@ -217,7 +217,7 @@ def data_of(root: Path, row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("row", "expected"), COLUMNS)
 def test_what_stands_beside_a_chat_is_asked_with_it(row: dict[str, Any], expected: Any, tmp_path: Path) -> None:
-    """In training, and by predict of a file."""
+    """This holds in training, and in predictions for a file."""
     (task,) = load_tasks("own", data_of(tmp_path, row))
     prompt = task.train.first[0]
     assert (prompt if isinstance(expected, str) else json.loads(prompt)) == expected

@@ -1,4 +1,4 @@
-"""The demo tasks: the same rows everywhere, and out of reach of a bag of words."""
+"""The demo tasks: their rows are the same everywhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from forgetfree.data.streams import STREAMS
 from forgetfree.jobs.config import RunConfig
 from forgetfree.jobs.option_file import read_options
 
-#: SHA-256 of the rows of each task. What was checked when they were pinned holds as long as they stay: no row occurs twice, no
-#: name of one split in another; a bag of words, one answer to all rows, and the answer of the most similar row score low.
+#: SHA-256 of the rows of each task. These rows were checked when they were pinned: no row occurs twice, and no name is in two
+#: splits; a bag of words, one answer to all rows, and the answer of the most similar row score low.
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
@@ -51,7 +51,7 @@ def test_streams_are_of_these_tasks() -> None:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the Makefile types to run the demo, without ``--out``, in the repository's directory."""
+    """The arguments by which the Makefile runs the demo, without ``--out``, in the repository's directory."""
     repository = Path(__file__).parents[2]
     monkeypatch.chdir(repository)
     (line,) = re.findall(r"/forgetfree (run .*) --out ", (repository / "Makefile").read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ def test_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
 
 
 def second_texts(tokenizer: Any, rows: Rows) -> list[str]:
-    """Return the second texts as the tokenizer needs them: after a space where no separator stands between the two."""
+    """Return the second texts; GPT-2, which has no separator, needs a space before them."""
     return [f" {text}" for text in rows.second] if tokenizer is GPT2 else list(rows.second)
 
 
@@ -77,11 +77,11 @@ def test_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) 
     [
         (BERT, WAS, ["the film story"], "[CLS] the film story it was [MASK] . [SEP]"),
         (BERT, WAS, ["the film story "], "[CLS] the film story it was [MASK] . [SEP]"),
-        # words carry the space before them; the mask and what touches a word do not
+        # a word's token includes the space before it; the mask and a character that touches a word have no space
         (ROBERTA, WAS, ["x film"], "<s> x Ġfilm ĠIt Ġwas <mask> . </s>"),
         (ROBERTA, "{mask}: {text}", ["film story"], "<s> <mask> : Ġfilm Ġstory </s>"),
         (BERT, "{mask}: {text}", ["film story"], "[CLS] [MASK] : film story [SEP]"),
-        # LM-BFF's <S1>? [MASK], <S2>: the first loses its final mark, one of them, and the second its first capital
+        # LM-BFF's <S1>? [MASK], <S2>: the first text loses one final mark, and the second its first capital
         (ROBERTA, ENTAILS, ["x film?", "It was lovely."], "<s> x Ġfilm ? <mask> , Ġit Ġwas Ġlovely . </s>"),
         (ROBERTA, ENTAILS, ["x film", "it was lovely."], "<s> x Ġfilm ? <mask> , Ġit Ġwas Ġlovely . </s>"),
         (BERT, ENTAILS, ["who . .", "it"], "[CLS] who . ? [MASK] , it [SEP]"),
@@ -91,7 +91,7 @@ def test_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) 
         (BERT, WAS, [""], "[CLS] it was [MASK] . [SEP]"),
         (ROBERTA, "{mask}: {text}", ["  "], "<s> <mask> : </s>"),
         (ROBERTA, ENTAILS, ["", ""], "<s> ? <mask> , </s>"),
-        # without a prompt: an empty text, also of a tokenizer without special tokens, and two texts without a separator
+        # without a prompt: an empty text, also for a tokenizer without special tokens, and two texts without a separator
         (BERT, None, [""], "[CLS] [SEP]"),
         (BERT, None, ["", "film"], "[CLS] [SEP] film [SEP]"),
         (GPT2, None, [""], "<|endoftext|>"),
@@ -153,7 +153,7 @@ def test_a_text_that_spells_a_special_token_stays_a_text(tokenizer: Any, templat
     assert special == [token for token in tokenizer("film")["input_ids"] if token in tokenizer.all_special_ids]
 
 
-# -- What ids alone say ----------------------------------------------------------------------------------
+# -- Masks and types from ids ----------------------------------------------------------------------------
 
 
 def layout(tokenizer: Any, *, types: bool = False) -> TokenLayout:

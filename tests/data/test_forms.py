@@ -1,4 +1,4 @@
-"""Data in the forms that users have them in: files, folders of the datasets library, and rows in memory."""
+"""Data in the usual forms: files, folders of the datasets library, and rows in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forgetfree.data.table_files import read_table
 from forgetfree.errors import BadDataError, DataError, UsageError
 
 NAMES = ("angry", "joyful", "sad")
-#: Texts with all that files quote, in rows that are not balanced: 20 angry, 12 joyful, 8 sad.
+#: Texts with all characters that files quote, and unbalanced labels: 20 angry, 12 joyful, 8 sad.
 ROWS: list[dict[str, Any]] = [
     {
         "id": i,
@@ -37,7 +37,7 @@ def dataset(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
 
 
 def class_labels(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
-    """The labels are numbers, and the data set knows their names."""
+    """Return a data set whose labels are numbers, with their names in its features."""
     features = datasets.Features(
         id=datasets.Value("int64"), review=datasets.Value("string"), sentiment=datasets.ClassLabel(names=[*NAMES])
     )
@@ -47,13 +47,13 @@ def class_labels(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
 
 
 def parquet_of_datasets(root: Path) -> Path:
-    """The names of the labels stand beside the columns, in the file's metadata."""
+    """Write a parquet file whose metadata has the names of the labels."""
     class_labels().to_parquet(root / "mood.parquet")
     return root / "mood.parquet"
 
 
 def snapshot(root: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    """A data set as it is downloaded from the hub: two shards, and a card."""
+    """Write a data set as it is downloaded from the hub: two shards, and a card."""
     folder = root / "snapshot"
     (folder / "data").mkdir(parents=True)
     for i, part in enumerate((rows[:25], rows[25:])):
@@ -112,7 +112,7 @@ def test_the_same_rows_are_read_from_every_form(form: str, tmp_path: Path) -> No
     (note,) = read.notes
     assert "texts from 'review' and labels from 'sentiment'" in note
     assert f"8 test and {len(read.validation)} validation rows split off from the 40, always the same." in note
-    if isinstance(made, Path):  # it is also read as one of a directory's tasks, or as one of several of Python's
+    if isinstance(made, Path):  # it can also be one of a directory's tasks, or one of a dictionary's
         (again,) = load_tasks("mood", {"mood": made})
         assert again.fingerprint() == read.fingerprint()
         if made.is_dir():
@@ -146,16 +146,16 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
 
 
 OBJECTS = {"a": ["x", "y"], "b": [{"c": 1}, {"c": 2}]}
-#: The cells of small files, how many of their rows are bad, and what is said of how they are written.
+#: Small files: ending, text, expected cells, number of bad rows, and a part of the note about their format.
 CELLS = [
-    # quotes of csv; of tsv as pandas writes them, and as GLUE's files have them
+    # quotes in csv, and in tsv files of pandas and of GLUE
     ("csv", 'a,b\n"x 0", """quoted"" start"\n"x", ""\n', {"a": ["x 0", "x"], "b": ['"quoted" start', ""]}, 0, "blanks after"),
     ("csv", 'a,b\r"x" , "y"\r', {"a": ["x"], "b": ["y"]}, 0, "blanks after"),
     ("csv", "a,b,,\nx,0,,\ny,1,,\n", {"a": ["x", "y"], "b": ["0", "1"]}, 0, ""),  # as spreadsheets write deleted columns
     ("tsv", 'a\tb\n"never closed\t0\nx "y" z\t1\n', {"a": ['"never closed', 'x "y" z'], "b": ["0", "1"]}, 0, ""),
     ("tsv", 'a\tb\n"x ""word"""\t0\nplain\t1\n', {"a": ['x "word"', "plain"], "b": ["0", "1"]}, 0, ""),
     ("tsv", 'a\tb\n"x\ty"\t0\n"c\nd"\t1\n', {"a": ["x\ty", "c\nd"], "b": ["0", "1"]}, 0, ""),
-    # blanks that people type beside quotes and separators; where nothing is typed so, they are those of the texts
+    # blanks typed beside quotes and separators are dropped; in a file without this style, they belong to the texts
     ("csv", 'a, b\n"one, x", "pos"\n"two, y", neg\n', {"a": ["one, x", "two, y"], "b": ["pos", "neg"]}, 0, "the commas"),
     ("csv", 'a,b\npos, "one, x"\nneg, two\n', {"a": ["pos", "neg"], "b": ["one, x", "two"]}, 0, "blanks after the commas"),
     ("csv", 'a , b \n"one ""x""" , "pos" \n", two." ,"neg"\n', {"a": ['one "x"', ", two."], "b": ["pos", "neg"]}, 0, "blanks"),
@@ -164,7 +164,7 @@ CELLS = [
     ("csv", 'a,b,c\n0, "" ,sad\n"a, b" , "c\nd" , e\n', {"a": ["0", "a, b"], "b": ["", "c\nd"], "c": ["sad", "e"]}, 0, "blank"),
     ("csv", 'a,b\n  one" x,pos\n"two, ""y"", ",neg\n', {"a": ['  one" x', 'two, "y", '], "b": ["pos", "neg"]}, 0, ""),
     ("csv", '"a, b",label\n one, x\n', {"a, b": [" one"], "label": [" x"]}, 0, ""),
-    # other separators; a comma in the header is what a csv file has
+    # other separators; with a comma in the header, the comma is the separator
     *(("csv", f'a{sign}b\n"it is{sign} x"{sign}0\n', {"a": [f"it is{sign} x"], "b": ["0"]}, 0, f"are separated by {name}")
       for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars"))),
     ("csv", "a,b;c\nx,0\n", {"a": ["x"], "b;c": ["0"]}, 0, ""),
@@ -316,7 +316,7 @@ def test_rows_in_one_piece_are_cut_label_by_label_with_equal_texts_on_one_side()
     parts = (read.train, read.validation, read.test)
     assert read.shared == {"train": 0, "validation": 0}
     assert not {*read.train.first} & {*read.validation.first}
-    assert [part.labels.count(0) for part in parts] == [108, 12, 30]  # a fifth of 150, and a tenth of what is left
+    assert [part.labels.count(0) for part in parts] == [108, 12, 30]  # a fifth of 150, and a tenth of the rest
     assert [part.labels.count(1) for part in parts] == [21, 3, 6]
     assert load_tasks(None, {"mood": rows})[0].fingerprint() == read.fingerprint()
     assert load_tasks(None, {"other": rows})[0].fingerprint() != read.fingerprint()
@@ -343,7 +343,7 @@ def test_a_transform_of_a_data_set_is_applied() -> None:
 
     (read,) = load_tasks(None, {"mood": class_labels().with_transform(louder)})
     assert {*read.train.first} <= {row["review"].upper() for row in ROWS}
-    assert read.task.labels == NAMES  # the data set's own, for the labels are as they were
+    assert read.task.labels == NAMES  # the names of the data set, since the labels are unchanged
     renamed = dataset().with_transform(
         lambda batch: {"text": batch["review"], "label": [len(t) % 2 for t in batch["review"]]}
     )
@@ -390,7 +390,7 @@ def test_labels_are_what_is_written(labels: list[Any], names: tuple[str, ...], n
     (read,) = load_tasks(None, given)
     assert read.task.labels == names
     assert read.test.labels == numbers * 2
-    assert bool(read.notes) == (names != ("0", "1"))  # numbers from 0 need no word
+    assert bool(read.notes) == (names != ("0", "1"))  # numbers from 0 need no note
 
 
 def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
     texts = {row["review"]: order.index(row["sentiment"]) for row in ROWS}
     assert all(texts[text] == label for text, label in zip(read.train.first, read.train.labels, strict=True))
     ones = [{"text": f"{i}", "label": i % 4 + 1} for i in range(40)]
-    write_rows(tmp_path / "ag_news" / "train.csv", ones)  # as its authors number it
+    write_rows(tmp_path / "ag_news" / "train.csv", ones)  # numbered as by its authors
     read = load_task("ag_news", str(tmp_path))
     assert read.task.labels == ("World", "Sports", "Business", "Sci/Tech") and set(read.train.labels) == {0, 1, 2, 3}
     assert "labels 1 to 4 are World, Sports, Business, Sci/Tech" in read.notes[0]
@@ -494,14 +494,14 @@ def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> Non
     ("labels", "refused"),
     [
         (["joy", "sad", "joy|sad"], ["joy|sad"]),
-        (["joy", "Sad", "joy ; sad", "joy;fear"], ["joy ; sad", "joy;fear"]),  # the sign stands between labels
+        (["joy", "Sad", "joy ; sad", "joy;fear"], ["joy ; sad", "joy;fear"]),  # the sign separates labels
         (["a", "B ", "A / b", "b,c", "c"], ["A / b", "b,c"]),
         (["0", "1", "0,1"], ["0,1"]),
         (["joy", "[joy, sad]", "sad"], ["[joy, sad]"]),
         (["World", "Sci/Tech", "Sci-fi", "C++", "Q&A"], []),
         (["Arts/Design", "Arts/Music", "Arts"], []),
         (["Bonn, NRW", "Köln, NRW", "[NEG]", "(a)"], []),
-        (["a, b", "b, c", "c, a"], []),  # names have these signs, too
+        (["a, b", "b, c", "c, a"], []),  # names may contain these signs, too
         (["Health & Beauty", "Health & Care", "Beauty & Care", "Care"], []),
     ],
 )
@@ -545,9 +545,9 @@ NFC, NFD = "\u00e9motion", "e\u0301motion"
 @pytest.mark.parametrize(("there", "given"), [(NFD, NFC), (NFC, NFD)])
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "frame", "dataset"])
 def test_names_are_known_however_their_characters_are_coded(tmp_path: Path, form: str, there: str, given: str) -> None:
-    """File systems and programs write an accent beside its letter, or a letter with its accent."""
+    """File systems and programs encode an accented letter as one character, or as a letter and an accent."""
     rows = [{"text": f"{i}", there: there if i % 2 else "joy"} for i in range(20)]
-    test = [{"text": "x", given: given.upper()}]  # by another hand
+    test = [{"text": "x", given: given.upper()}]  # in another spelling
     named = ReadOptions.of(None, f"{given}={given}", metrics=[f"{given}=macro_f1"])
     if form in ("frame", "dataset"):
         held = {"frame": pandas.DataFrame, "dataset": datasets.Dataset.from_list}[form]
@@ -682,7 +682,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         load_tasks("sst2", "demo", options=ReadOptions.of("text", None))
 
 
-# -- What is one task --------------------------------------------------------------------------------------
+# -- Tasks -------------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
@@ -780,7 +780,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_existing_data_are_read_as_before(tmp_path: Path) -> None:
-    """Fingerprints of version 0.2, of which runs have a record."""
+    """The fingerprints are those of version 0.2, which runs have recorded."""
     for split in ("train", "validation", "test"):
         write_rows(tmp_path / "mine" / f"{split}.jsonl", [{"text": f"{split} {i}", "label": i % 2} for i in range(30)])
     read: TaskRows = load_task("mine", str(tmp_path))
@@ -809,7 +809,7 @@ def test_splits_whose_labels_stand_in_another_order_are_refused() -> None:
     [(["1", "0"], [1, 0, 1, 0]), (["2", "1", "0"], [2, 1, 0, 1]), (["1", "2", "3"], [1, 2, 2, 1])],
 )
 def test_numbers_that_are_names_are_names(names: list[str], labels: list[int], tmp_path: Path) -> None:
-    """`label_names` of source.json may order labels that are written as numbers."""
+    """`label_names` in source.json may order labels that are written as numbers."""
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + list(map(int, names)))]
     read = load_task("mood", str(write_task(tmp_path, "mood", rows, {"label_names": names}).parent))
     assert [names[label] for label in read.test.labels] == [str(row["label"]) for row in rows]

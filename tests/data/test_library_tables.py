@@ -1,4 +1,4 @@
-"""Rows that the ``datasets`` library or pandas made: what their cells mean, and whether all of them are there."""
+"""Rows from the ``datasets`` library or pandas: the meaning of cells, and missing rows."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ FORMS: dict[str, Callable[[Dataset, Path], Any]] = {
     "snapshot": snapshot,
 }
 
-# -- What cells mean ---------------------------------------------------------------------------------------
+# -- The meaning of cells ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_json_in_a_column_is_read_as_what_it_says(form: str, tmp_path: Path) -> None:
-    """As the library itself reads objects of different keys; a column that is not read may hold anything."""
+    """The library itself reads objects with different keys in this way; a column that is not read may hold anything."""
     answers = [{"text": [f"a{i}"], "n": i} if i % 2 else {"text": [f"a{i}"], "z": "x"} for i in range(COUNT)]
     turn = {"role": "assistant", "content": "ok"}
     chats = [[{"role": "user", "content": f"{i}"} | ({"n": i} if i % 2 else {"z": "x"}), turn] for i in range(COUNT)]
@@ -88,7 +88,7 @@ def test_json_in_a_column_is_read_as_what_it_says(form: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("other", [[{"start": {"dtype": "int64", "_type": "Value"}}], None, 3])
 def test_labels_keep_their_names_beside_a_column_that_is_not_understood(other: Any, tmp_path: Path) -> None:
-    """As older versions of the library describe a list of objects, or later ones something new."""
+    """Older versions of the library describe a list of objects in this way, and later versions may add types."""
     label = {"names": ["bad", "good"], "_type": "ClassLabel"}
     described = json.dumps({"info": {"features": {"label": label, "spans": other, "new": {"_type": "Later"}}}})
     table = pyarrow.table(LABELLED | {"spans": [[{"start": 1}]] * COUNT, "new": ["x"] * COUNT})
@@ -102,7 +102,7 @@ MISSING = [float("nan"), np.float32("nan"), pandas.NA, pandas.NaT]
 
 @pytest.mark.parametrize("missing", MISSING, ids=lambda value: type(value).__name__)
 def test_what_pandas_takes_as_missing_is_an_empty_cell(missing: Any) -> None:
-    """In a list of rows as in a DataFrame, in a split, and in what a transform makes."""
+    """This holds in a list of rows, a split, a DataFrame, and the rows of a transform."""
     rows = [{"instruction": f"Do {i}", "input": missing if i % 2 else "x", "output": "done"} for i in range(COUNT)]
     expected = read([row | {"input": None if i % 2 else "x"} for i, row in enumerate(rows)])
     stored = Dataset.from_list([{"i": i} for i in range(COUNT)])
@@ -114,7 +114,7 @@ def test_what_pandas_takes_as_missing_is_an_empty_cell(missing: Any) -> None:
         read(unlabelled)
 
 
-# -- Whether all rows are there ----------------------------------------------------------------------------
+# -- Missing rows ------------------------------------------------------------------------------------------
 
 
 def rows_of(count: int) -> pandas.DataFrame:
@@ -122,7 +122,7 @@ def rows_of(count: int) -> pandas.DataFrame:
 
 
 def write(folder: Path, names: list[str]) -> None:
-    """Write 40 rows a file, as its name says."""
+    """Write 40 rows per file, in the format of its name."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def write(folder: Path, names: list[str]) -> None:
 
 
 def describe(folder: Path, splits: dict[str, int], files: str) -> None:
-    """Write a card that says how many rows each split has."""
+    """Write a card with the number of rows in each split."""
     lines = [f"  - name: {name}\n    num_bytes: 1\n    num_examples: {count}\n" for name, count in splits.items()]
     head = f"configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {files}\n"
     (folder / "README.md").write_text(f"---\n{head}dataset_info:\n  splits:\n{''.join(lines)}---\n")

@@ -1,4 +1,4 @@
-"""Prompts and the texts that answer them become token ids, with the positions that are learned marked."""
+"""Prompts and their answers become token ids, with marks at the trained positions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(*pairs: tuple[str, str]) -> Rows:
 
 
 def read(tokenizer: Any, ids: list[int]) -> tuple[str, str]:
-    """The text before the answer, and the answer as the model sees it."""
+    """Return the text before the answer, and the answer as the model sees it."""
     marked = [i for i, token in enumerate(ids) if token < 0]
     plain = [~token if token < 0 else token for token in ids]
     return tokenizer.decode(plain[: marked[0] + 1]), tokenizer.decode(plain[marked[0] + 1 :])
@@ -54,7 +54,7 @@ def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: An
     assert labels[-1] == tokenizer.eos_token_id
     marks = [i for i, token in enumerate(ids) if token < 0]
     assert marks == list(range(len(ids) - len(labels), len(ids)))
-    assert [~ids[i + 1] for i in marks[:-1]] == labels[:-1]  # at each mark the next token is learned
+    assert [~ids[i + 1] for i in marks[:-1]] == labels[:-1]  # at each mark, the next token is the label
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_chat_template_puts_prompts_and_chats_together(tokenizer: Any) -> None
 
 
 def test_an_answer_in_a_chat_ends_with_the_token_that_ends_the_assistants_turn() -> None:
-    """As in Gemma's, where that is not the token that ends a text."""
+    """In Gemma's template, this is not the token that ends a text."""
     chatting = tiny.byte_level(causal=True)
     chatting.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
     chatting.chat_template = CHAT.replace("</s>", "<|turn|>")
@@ -108,13 +108,13 @@ def test_a_long_prompt_loses_its_beginning_and_the_template_nothing(tokenizer: A
     before, _ = read(tokenizer, row.ids)
     assert before.startswith("Q:")
     assert before.endswith("movie A:")
-    assert len(row.ids) + 2 <= 20  # what is left for three new tokens
+    assert len(row.ids) + 2 <= 20  # the limit leaves room for three new tokens
     assert "  " not in before
     assert encoder.cut == [31 - before.count("film") - 1]
 
 
 def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> None:
-    """Else the length of an answer that is to be found out would show in the prompt."""
+    """Otherwise the prompt would reveal the length of the right answer."""
     definition = task(max_new_tokens=3)
     prompt, answer = "film " * 30, "great movie terrible"
     asked = []
@@ -130,7 +130,7 @@ def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> No
 
 
 def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
-    """SentencePiece's words have their ▁, and the prompt's first word, too."""
+    """The first word of a text has SentencePiece's ▁, in the answer and in the prompt."""
     pieces = tiny.metaspace("unigram", "always")
     (row,) = PromptEncoder(pieces, task(), 64, closed=True).read(rows(("great film", "great film")))
     ids, labels = row.ids, row.labels
@@ -139,7 +139,7 @@ def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
 
 
 def test_a_text_after_a_line_that_the_tokenizer_drops_is_a_word_of_its_own() -> None:
-    """T5's makes nothing of line breaks."""
+    """T5's tokenizer drops line breaks."""
     tokenizer = families.tokenizer("T5")
     encode = PromptEncoder(tokenizer, TaskDefinition("own", "generation", (), instruction="terrible"), 20, closed=True)
     (row,) = encode(Rows(("great film",), (), ((),)))
@@ -150,7 +150,7 @@ def test_a_text_after_a_line_that_the_tokenizer_drops_is_a_word_of_its_own() -> 
 def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt}:", max_new_tokens=2), 64)
     found = encoder.read(rows(("the film", "great"), ("the film", "great great terrible")))
-    assert [len(row.labels) - 1 for row in found] == [1, 3]  # without that which ends a text
+    assert [len(row.labels) - 1 for row in found] == [1, 3]  # without the token that ends a text
     assert encoder.cut_note("row", 2) == (
         "The targets of 1 of 2 rows are longer than max_new_tokens=2, up to 3 tokens, so generated texts cannot match them. "
         "Set max_new_tokens in source.json."
@@ -184,7 +184,7 @@ def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:
 
 
 class Tomorrow(datetime):
-    """A day on which the model is used, long after it was trained."""
+    """The clock on a day long after training."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Tomorrow:
@@ -195,7 +195,7 @@ class Tomorrow(datetime):
 def test_a_date_in_a_chat_template_is_the_same_on_every_day(
     definition: TaskDefinition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a row would have other tokens after midnight; an exported model is asked with that date, too."""
+    """Otherwise a row's tokens would change at midnight; an exported model's prompts have the same date, too."""
     monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
     chatting = tiny.byte_level(causal=True)
     chatting.chat_template = (

@@ -55,7 +55,7 @@ def lengths_of(n: int) -> list[int]:
 
 
 LENGTHS = lengths_of(1001)
-#: Rows that a window of 50 batches covers, that lie in several windows, and that leave a last batch of one row.
+#: Numbers of rows and batch sizes: within one window of 50 batches, in several windows, and with a last batch of one row.
 SIZES = [
     (1, 8),
     (2, 8),
@@ -74,7 +74,7 @@ SIZES = [
 
 
 def sizes_of(rows: int, batch_size: int) -> list[int]:
-    """Expect batches of ``batch_size`` and a rest. A single row gets a second one, which another batch then lacks."""
+    """Return the batch sizes: ``batch_size`` and a rest. A single row left over takes a second row from another batch."""
     whole, left = divmod(rows, batch_size)
     if left == 1 and whole:
         return [2, batch_size - 1, *[batch_size] * (whole - 1)]
@@ -123,12 +123,12 @@ def test_batches_by_tokens_hold_every_row_once_and_no_more_tokens_than_long_rows
     assert [lengths[row] for batch in batches for row in batch] == sorted(lengths)
     tokens = [len(batch) * max(lengths[row] for row in batch) for batch in batches]
     assert max(tokens) <= 4 * 512 and len(batches[0]) > 4
-    for size, of in ((1, lengths), (4, [0] * 9)):  # bits of a row alone; rows that are no tokens
+    for size, of in ((1, lengths), (4, [0] * 9)):  # single rows for exact bits; rows that are not tokens
         assert by_length(of, size, by_tokens=True) == by_length(of, size)
 
 
 def spread(plan: list[list[int]], lengths: list[int]) -> float:
-    """Return how far the lengths within a batch lie apart, on average."""
+    """Return the mean difference between the longest and the shortest row of a batch."""
     return mean(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in plan if len(batch) > 1)
 
 
@@ -166,7 +166,7 @@ def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None
 @pytest.mark.parametrize(
     ("labels", "count", "expected"),
     [
-        ([int(i % 10 == 9) for i in range(1000)], 100, {0: 90, 1: 10}),  # evenly, every positive would be stepped over
+        ([int(i % 10 == 9) for i in range(1000)], 100, {0: 90, 1: 10}),  # an even stride would skip every positive
         ([int(i % 25 == 7) for i in range(3200)], 128, {0: 123, 1: 5}),
         ([0] * 97 + [1, 2, 3], 10, {0: 7, 1: 1, 2: 1, 3: 1}),  # rare labels are picked as well
         ([0] * 97 + [1, 2, 3], 4, {0: 1, 1: 1, 2: 1, 3: 1}),
@@ -181,7 +181,7 @@ def test_picked_rows_hold_rare_labels(labels: list[int], count: int, expected: d
 
 
 def test_a_large_batch_is_cut_into_rows_of_nearly_equal_length() -> None:
-    """Of rows 4 to 8 with 9, 3, 5, 3 and 7 tokens, 5 and 7 are the shortest; every row stays."""
+    """Rows 4 to 8 have 9, 3, 5, 3 and 7 tokens, so the two shortest are 5 and 7; every row stays."""
     lengths = [1, 1, 1, 1, 9, 3, 5, 3, 7]
     assert list(micro_batches([4, 5, 6, 7, 8], lengths, 2)) == [[5, 7], [6, 8], [4]]
     assert list(micro_batches([6, 4, 5], [0] * 9, 2, tokens=1)) == [[6, 4], [5]]  # images have one length

@@ -1,4 +1,4 @@
-"""Rows from a directory, the hub and the demo, and the messages where a file is wrong."""
+"""Rows from a directory, the hub and the demo, and the error messages for faulty files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def message(root: Path, name: str = "mine", kind: type[Exception] = DataError) -
     return refusal(str(root), name, kind)
 
 
-# -- Directories: what a task is -------------------------------------------------------------------------
+# -- Directories: tasks ----------------------------------------------------------------------------------
 
 
 def test_an_unregistered_task_is_inferred_from_its_rows(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_a_registered_task_keeps_its_prompt_and_its_label_words(tmp_path: Path) 
     write_task(tmp_path, "sst2", SINGLES)
     assert load(tmp_path, "sst2").task == registry.tasks()["sst2"]
     for names, words in (
-        (("positive", "negative"), ("great", "terrible")),  # words follow labels that the data number differently
-        (("bad", "good"), ("terrible", "great")),  # other names count by their position
+        (("positive", "negative"), ("great", "terrible")),  # each word follows its label into another order
+        (("bad", "good"), ("terrible", "great")),  # other names take the words by position
         (("+", "-"), ("terrible", "great")),
     ):
         write_task(tmp_path, "sst2", SINGLES, {"label_names": names})
@@ -97,7 +97,7 @@ def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Pa
 
 
 def test_equal_texts_are_split_off_together(tmp_path: Path) -> None:
-    """Else a choice on validation rows would be one on rows that were trained. A tenth they stay, and a label keeps a row."""
+    """Otherwise validation would use trained texts. The split remains a tenth, and each label keeps a training row."""
 
     def splits(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
         folder = write_task(tmp_path, name, [{"text": text, "label": i % 2} for i, text in enumerate(texts)])
@@ -161,14 +161,14 @@ def test_shared_rows_are_found_whatever_their_case_white_space_and_punctuation()
     train = Rows(("It is good.", "!!", "bad"), (), (0, 1, 0))
     test = Rows(("it  IS good", "!!", "so bad", "?"), (), (1, 1, 0, 0))
     assert TaskRows(definition, train, train.take([2]), test).shared == {"train": 2, "validation": 0}
-    pairs = Rows(("a", "b"), ("x", "x"), (0, 1))  # the same if both texts are
+    pairs = Rows(("a", "b"), ("x", "x"), (0, 1))  # pairs are equal if both texts are
     assert TaskRows(definition, pairs, pairs, Rows(("a", "b"), ("x", "y"), (0, 1))).shared["train"] == 1
 
 
 # -- Directories: faults ---------------------------------------------------------------------------------
 
 
-#: Files of a task whose splits hold 20 good rows each, what is changed of them (nothing: the file is gone), and what is said.
+#: Changed files of a task whose splits hold 20 good rows each (None: the file is removed), and a part of the message.
 REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     # files
     ({"train.csv": None}, "'mine' has no train split: expected {folder}/train.parquet, .jsonl or .csv, found test.csv"),
@@ -368,7 +368,7 @@ def test_the_hub_is_read_by_the_tasks_own_columns_and_splits(hub: dict[Any, Any]
     rows = load_tasks("qnli", "hub")[0]
     assert rows.test == Rows(tuple(questions), ("I.",) * 20, (0, 1) * 10)
     assert (len(rows.train), len(rows.validation)) == (18, 2)
-    table = rows_of(text=["o", "s"] * 10, label=[0, 1] * 10)  # SetFit/subj calls objective 0; here subjective is
+    table = rows_of(text=["o", "s"] * 10, label=[0, 1] * 10)  # in SetFit/subj, objective is 0; here, subjective is
     hub["SetFit/subj", None, "train"] = hub["SetFit/subj", None, "test"] = table
     assert load_tasks("subj", "hub")[0].test.labels == (1, 0) * 10
 
@@ -444,7 +444,7 @@ TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") =
 @pytest.mark.skipif(not REAL_NOTES, reason=f"no real data at {real_data.DIRECTORY}")
 @pytest.mark.parametrize("name", [name for name, notes in REAL_NOTES.items() if "label_names" in notes])
 def test_a_real_task_is_read_whole(name: str) -> None:
-    """Rows by split and label equal the counts of the task's notes, which count split-off validation rows as training rows."""
+    """Rows by split and label equal the counts in the task's notes, which count split-off validation rows as training rows."""
     notes = REAL_NOTES[name]
     rows = load(real_data.DIRECTORY, name)
     assert rows.task.labels == tuple(notes["label_names"])

@@ -1,4 +1,4 @@
-"""Sentences whose words are tagged: what is read from files, what is refused, how few of them are drawn."""
+"""Sentences with a tag for each word: reading from files, refusals, and few-shot samples."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_parquet_csv_and_numbered_tags_hold_the_same_rows(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
-        ("I-PER I-PER B-PER O I-LOC", "B-PER I-PER B-PER O B-LOC"),  # IOB1: B- only after an entity of its kind
+        ("I-PER I-PER B-PER O I-LOC", "B-PER I-PER B-PER O B-LOC"),  # IOB1: B- only after an entity of the same kind
         ("B-PER E-PER S-PER S-LOC", "B-PER I-PER B-PER B-LOC"),  # IOBES
-        ("U-LOC B-ORG I-ORG L-ORG I-ORG", "B-LOC B-ORG I-ORG I-ORG B-ORG"),  # BILOU; nothing goes on after its end
+        ("U-LOC B-ORG I-ORG L-ORG I-ORG", "B-LOC B-ORG I-ORG I-ORG B-ORG"),  # BILOU; no entity continues after its end
         ("B-PER I-LOC", "B-PER B-LOC"),
         ("B-PER I-PER O", "B-PER I-PER O"),
     ],
@@ -172,7 +172,7 @@ def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
 
 
 def test_shots_are_sentences_of_each_kind() -> None:
-    """Three sentences of each kind, and three without: at least three each, for one may hold several kinds."""
+    """The sample has three sentences of each kind, and three without entities; a sentence may hold several kinds."""
     whole = tagged_task("people", PEOPLE)
     rows, task = whole.train, whole.task
     few = k_shot(rows, task, 3, 0)
@@ -191,12 +191,12 @@ def test_ids_are_those_of_the_whole_text_and_marks_stand_where_words_begin(kind:
         "lovely zebra film",
         "quartz",
         "the film was an awfulness of zymurgy",
-    )  # words of several tokens among them
+    )  # some words have several tokens
     rows = Rows(texts, (), tuple((0,) * len(text.split()) for text in texts))
     for text, ids in zip(texts, WordEncoder(tokenizer, 100)(rows), strict=True):
         whole = tokenizer(text, return_offsets_mapping=True)
         assert [~i if i < 0 else i for i in ids] == whole["input_ids"]
-        firsts: dict[int, int] = {}  # a space before a word is the word's own
+        firsts: dict[int, int] = {}  # the space before a word belongs to the word
         for place, (start, end) in enumerate(whole["offset_mapping"]):
             if start < end:
                 firsts.setdefault(text[: start + 1].count(" "), place)
@@ -241,7 +241,7 @@ def row_lists(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-# -- A word and a tag a line, as CoNLL's shared tasks have them -------------------------------------------------
+# -- One word and one tag per line, as in CoNLL's shared tasks --------------------------------------------------
 
 TWO = "Jane\tB-PER\nSmith\tI-PER\nlives\tO\nin\tO\nRome\tB-LOC\n\nnobody\tO\n\n\nRome\tB-LOC"
 FOUR = """-DOCSTART- -X- -X- O

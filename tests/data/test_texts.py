@@ -1,4 +1,4 @@
-"""New texts in a file: the same reader as that of training data, without labels."""
+"""New texts from a file: the reader of training data, without labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of damaged files by one command: ``python tests/fuzz --files 4000 --seed 0``."""
+"""Damages thousands of files with one command: ``python tests/fuzz --files 4000 --seed 0``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzz.taken import PATIENCE, Fuzz, make_world, plain_figures
 
 
 def main() -> int:
-    """Damage one file after the other, and count what its readers made of it."""
+    """Damage one file after the other, and count the outcomes of its readers."""
     parser = parser_of("fuzz", __doc__, "of the first file; each has the next seed, to go on in parts")
     parser.add_argument("--files", type=int, default=4000, help="how many files are damaged, one at a time")
     given = parser.parse_args()
@@ -24,7 +24,7 @@ def main() -> int:
         fuzz = Fuzz(make_world(here.folder / "world"))
         with plain_figures():
             for seed in range(given.seed, given.seed + given.files):
-                faulthandler.dump_traceback_later(10 * PATIENCE, exit=True)  # where no signal is heard
+                faulthandler.dump_traceback_later(10 * PATIENCE, exit=True)  # for code that handles no signal
                 verdict = fuzz.judge(seed)
                 counts[verdict.outcome] += 1
                 if verdict.outcome in ("wrongly taken", "fault"):

@@ -1,4 +1,4 @@
-"""The files that every test here damages, made once a session, of each worker its own."""
+"""The files that these tests damage, made once per session and worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forgetfree.results.table import load_results
 
 @pytest.fixture(scope="session")
 def samples(data_directory: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one small run, one graft, data, and the run as one csv."""
+    """Return a folder with one small run, one graft, data, and the run as one csv."""
     root = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(data_directory, root / "data")
     common = ["--data", str(root / "data"), "--model", str(model_directory("bert")), "--set", "mask_steps=1"]

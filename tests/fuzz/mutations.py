@@ -1,7 +1,7 @@
 """Seeded damage to files: to their bytes, to the headers of safetensors files, and to JSON.
 
-A mutation takes the content of a file and a random generator, and gives other content. Those of a safetensors file whose
-format has a checksum compute it again, so that only what the content means can still be refused.
+A mutation takes the content of a file and a random generator, and returns other content. Mutations of a safetensors file
+compute its checksum again if it has one, so that only the meaning of the content can still be refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Mutation = Callable[[bytes, random.Random], bytes]
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:
-    """One bit."""
+    """Flip one bit."""
     content = bytearray(data)
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     return bytes(content)
@@ -50,7 +50,7 @@ BYTES: dict[str, Mutation] = {"flip": flip, "truncate": truncate, "zero": zero, 
 # -- JSON ------------------------------------------------------------------------------------------------
 
 _MARK = "\x01mark\x01"
-#: JSON texts that are hostile in the place of any value.
+#: Hostile JSON texts to replace any value.
 HOSTILE = (
     *("null", "true", "false", "-1", "0", "1", "3.5", "-0.0", '""', '"x"', "[]", "{}", "[[1]]", '{"a": {"b": []}}'),
     *("NaN", "Infinity", "-Infinity", "1e999", "1e308", "1" * 400, "9" * 5000, "9223372036854775808", "4294967296"),
@@ -60,7 +60,7 @@ HOSTILE = (
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container with the key of every value in it."""
+    """Return every container with the key of every value in it."""
     found: list[tuple[Any, Any]] = []
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in inside:
@@ -69,7 +69,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _rewritten(data: bytes, rng: random.Random, new: Callable[[Any, Any], str]) -> bytes:
-    """The JSON with the text ``new(container, key)`` in the place of one value."""
+    """Return the JSON with one value replaced by the text ``new(container, key)``."""
     root = [json.loads(data)]
     container, key = rng.choice(_places(root))
     text = new(container, key)
@@ -82,7 +82,7 @@ def replace_value(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_value(data: bytes, rng: random.Random) -> bytes:
-    """A value becomes another of its kind, as somebody would edit it."""
+    """Change a value to another of its type, as a user might edit it."""
 
     def changed(container: Any, key: Any) -> str:
         value = container[key]
@@ -113,7 +113,7 @@ def drop_value(data: bytes, rng: random.Random) -> bytes:
 
 
 def double_value(data: bytes, rng: random.Random) -> bytes:
-    """A key or an item stands twice."""
+    """Repeat a key or an item."""
 
     def twice(container: Any, key: Any) -> str:
         text = json.dumps(container[key])
@@ -141,7 +141,7 @@ _NUMBERS = (-1, 0, 1, 2, 2**31, 2**40, 2**62, 2**63, 2**64, 0.5, "4", None, [])
 
 
 def split(data: bytes) -> tuple[Header, bytes]:
-    """Header and payload."""
+    """Return header and payload."""
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
 
@@ -152,10 +152,10 @@ def join(header: Header, payload: bytes) -> bytes:
 
 
 def signed(header: Header, payload: bytes) -> bytes:
-    """The file, with the checksum of what it holds now, if it has one and can be read at all."""
+    """Return the file with a new checksum of its content, if it had one and can be read at all."""
     metadata = header.get("__metadata__")
     if isinstance(metadata, dict) and "checksum" in metadata:
-        with suppress(Exception):  # whatever a library says of it: no checksum makes that readable
+        with suppress(Exception):  # whatever error a library raises: no checksum makes the file readable
             tensors = load(join(header, payload))
             if "schema" in metadata:
                 sealed()(tensors, metadata)
@@ -165,7 +165,7 @@ def signed(header: Header, payload: bytes) -> bytes:
 
 
 def change_metadata(data: bytes, rng: random.Random) -> bytes:
-    """A text among the metadata: cut, extended, or another."""
+    """Cut, extend or replace a text in the metadata."""
     header, payload = split(data)
     metadata = header.get("__metadata__", {})
     key = rng.choice([key for key in metadata if key != "checksum"] or ["format"])
@@ -176,7 +176,7 @@ def change_metadata(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_inner_json(data: bytes, rng: random.Random) -> bytes:
-    """The JSON in a value of the metadata, or in a tensor of bytes."""
+    """Mutate the JSON in a value of the metadata, or in a tensor of bytes."""
     header, payload = split(data)
     metadata = header.get("__metadata__", {})
     texts = {key: text.encode() for key, text in metadata.items() if isinstance(text, str) and text[:1] in ("[", "{")}
@@ -196,16 +196,16 @@ def change_inner_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_entry(data: bytes, rng: random.Random) -> bytes:
-    """What the header says of a tensor: its dtype, shape or place."""
+    """Change the dtype, shape or offsets of a tensor in the header."""
     header, payload = split(data)
     names = [name for name in header if name != "__metadata__"]
     entry = header[rng.choice(names)]
     key = rng.choice(sorted(entry))
     if key == "dtype":
         entry[key] = rng.choice(_DTYPES)
-    elif key == "shape" and rng.random() < 0.5:  # of the same size
+    elif key == "shape" and rng.random() < 0.5:  # a shape of the same size
         entry[key] = rng.choice([entry[key][::-1], [*entry[key], 1], [1, *entry[key]], [math.prod(entry[key])]])
-    elif key == "data_offsets" and rng.random() < 0.5:  # another tensor's
+    elif key == "data_offsets" and rng.random() < 0.5:  # offsets of another tensor
         entry[key] = header[rng.choice(names)][key]
     else:
         entry[key] = [rng.choice([each, rng.choice(_NUMBERS)]) for each in entry[key]] or [rng.choice(_NUMBERS)]
@@ -213,7 +213,7 @@ def change_entry(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_keys(data: bytes, rng: random.Random) -> bytes:
-    """A tensor or a value of the metadata dropped, added under another name, or exchanged with another."""
+    """Drop, copy, rename or exchange tensors or values of the metadata."""
     metadata, tensors = split(data)[0].get("__metadata__", {}), load(data)
     held: dict[str, Any] = rng.choice([each for each in (metadata, tensors) if each])
     one, other = rng.choice(sorted(held)), rng.choice(sorted(held))
@@ -230,7 +230,7 @@ def change_keys(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_values(data: bytes, rng: random.Random) -> bytes:
-    """Values of one tensor: damaged bytes, or what a computation might leave."""
+    """Change values of one tensor: damage its bytes, or write values that a computation might produce."""
     header, _ = split(data)
     tensors = {name: tensor.clone() for name, tensor in load(data).items()}
     name = rng.choice(sorted(name for name, tensor in tensors.items() if tensor.numel()))

@@ -1,6 +1,6 @@
-"""Files that are read alone, beside no others that tell what they held: who reads each, what that may raise, what is sound.
+"""Files that are read alone: the reader of each kind, its error, and a check that the content is sound.
 
-What is sound is told by other means than the readers' checks. What is read of a whole directory `fuzz.taken` damages.
+The checks are independent of the readers' own checks. Files that are read as part of a directory are in `fuzz.taken`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forgetfree.tasks import TaskDefinition
 
 
 def bits(value: Any) -> Any:
-    """Content that compares by ``==``, with tensors as dtype, shape and bytes."""
+    """Return content that compares by ``==``, with tensors as dtype, shape and bytes."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
@@ -61,13 +61,13 @@ def finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def within(indices: Tensor, size: int) -> bool:
-    """Whether they are sorted, without repeats and in range."""
+    """Return whether the indices are sorted, without repeats and in range."""
     listed = indices.tolist()
     return listed == sorted(set(listed)) and all(0 <= index < size for index in listed)
 
 
 def is_definition(task: TaskDefinition) -> bool:
-    """Of a kind of any name: packages have others, and one that is not here is refused where the task is asked for."""
+    """Accept a kind of any name: packages add kinds, and an unknown one is refused only when the task is requested."""
     labels = task.labels
     return bool(task.kind) and all(isinstance(each, str) for each in labels) and len(set(labels)) > 1
 
@@ -96,7 +96,7 @@ def ledger_content(ledger: Ledger) -> Any:
 def sound_ledger(ledger: Ledger, path: Path) -> None:
     sound_space(ledger.space)
     taken: set[int] = set()
-    answered = {"": set[int]()}  # by task: the entries that it is answered with
+    answered = {"": set[int]()}  # for each task, the entries of its model
     assert len(set(ledger.tasks)) == len(ledger.records)
     for record in ledger.records:
         region, owned = record.region.indices.tolist(), record.owned.region.indices.tolist()
@@ -165,12 +165,12 @@ class Kind:
     """One kind of file.
 
     Attributes:
-        file: pattern of the files of this kind below the folder of all samples; the first that is found is damaged.
+        file: pattern of the files of this kind below the folder of all samples; the first match is damaged.
         read: reads the file, as its user does.
-        sound: asserts that what was read is sound; the path is for scratch.
-        error: what the reader may raise.
+        sound: asserts that the content is sound; the path is a temporary file.
+        error: the only exception that the reader may raise.
         signed: whether the file has a checksum.
-        content: all that was read, to compare; of tensors the bits.
+        content: returns the whole content to compare, tensors as bits.
     """
 
     file: str

@@ -1,8 +1,8 @@
-"""Damaged directories of runs and grafts through all that reads them: what is refused, and what is wrongly taken.
+"""Damaged directories of runs and grafts, read by all their readers: no damage may be wrongly taken.
 
-One file is damaged at a time. Whoever reads the directory may refuse it in one paragraph, or give what it gave before, or say
-that it leaves something out. It is wrongly taken where anything else is given without a word. A traceback, a long wait and much
-memory are faults, too.
+One file is damaged at a time. A reader of the directory may refuse it in one paragraph, give the same output as before, or
+report that it leaves something out. The file is wrongly taken if a reader gives other output without a message. A traceback,
+a long wait and much memory are faults, too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from forgetfree.results.table import load_results
 TASKS = ("sst2", "qnli")
 STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-ft")
 TEXTS = {"sst2": "a good film", "qnli": "who is there\tit is a good film"}
-#: What no command reads back.
+#: Files that no command reads.
 _LEFT_OUT = ("report.md", "report.html", ".gitignore")
-#: What a page with figures reads of a run.
+#: Files that a page with figures reads.
 _FIGURED = ["config.json", "results.json", "unit.json", "outcome.json", "predictions.safetensors", "history.jsonl"]
-#: How long one reader may take, in seconds, and how much memory it may add, in kilobytes.
+#: The longest time of one reader in seconds, and the most memory that it may add in kilobytes.
 PATIENCE, ROOM = 60, 2**20
-#: What was given, and what was said beside it.
+#: The output of a reader, and its messages.
 Given = tuple[str, str]
 Reader = Callable[[Path], Given]
 
@@ -51,7 +51,7 @@ Reader = Callable[[Path], Given]
 
 @dataclass
 class World:
-    """What the commands wrote.
+    """The directories written by the commands.
 
     Attributes:
         root: a folder for each command, one for the model and one for the data.
@@ -63,13 +63,13 @@ class World:
 
     @property
     def files(self) -> list[Path]:
-        """Return what may be damaged, below the root."""
+        """Return the files that may be damaged, relative to the root."""
         found = (path for name in self.words for path in sorted((self.root / name).rglob("*")) if path.is_file())
         return [path.relative_to(self.root) for path in found if path.name not in _LEFT_OUT]
 
 
 def make_world(root: Path) -> World:
-    """Run tiny models: five strategies with two seeds, three of them otherwise, without task labels, and cut short; grafts."""
+    """Run tiny models: five strategies with two seeds, three with more steps, unknown tasks, a run cut short, and a graft."""
     root.mkdir(exist_ok=True)
     world = World(root)
     tiny.write_model("bert", root / "model")
@@ -97,7 +97,7 @@ def make_world(root: Path) -> World:
 
 @contextmanager
 def cut_short() -> Iterator[None]:
-    """Interrupt a run in the midst of the second unit's second task, with checkpoints."""
+    """Interrupt a run during the second unit's second task, with checkpoints."""
     before, log_step, count = (checkpoints.INTERVAL, checkpoints.SHARE), History.log_step, 0
 
     def counting(self: Any, *told: Any) -> None:
@@ -118,7 +118,7 @@ def cut_short() -> Iterator[None]:
 
 @contextmanager
 def plain_figures() -> Iterator[None]:
-    """Let pages show what their figures are drawn of in place of the figures, which take long."""
+    """Let pages show a hash of each figure's data in place of the figure, which takes long."""
 
     def drawn(figure: Any) -> str:
         held = [
@@ -140,7 +140,7 @@ def plain_figures() -> Iterator[None]:
 
 
 def called(words: Sequence[str]) -> tuple[int, str, str]:
-    """Call the command line; return its exit code, and what it wrote to stdout and to stderr."""
+    """Call the command line; return its exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = cli.main(list(words))
@@ -148,7 +148,7 @@ def called(words: Sequence[str]) -> tuple[int, str, str]:
 
 
 class Refused(Exception):
-    """A reader ended with an error, which is its text."""
+    """The error of a reader, with its text."""
 
 
 def _command(*words: str) -> Given:
@@ -179,7 +179,7 @@ def _exported(words: Sequence[str], out: Path) -> Given:
 
 
 def _resumed(words: Sequence[str], run: Path) -> Given:
-    """Go on in a copy; return its figures, without seconds."""
+    """Resume a copy of the run; return its results without seconds."""
     copy = run.with_name(f"{run.name}-resumed")
     shutil.copytree(run, copy)
     try:
@@ -200,7 +200,7 @@ def _timeless(value: Any) -> Any:
 
 
 def readers(world: World, file: Path, rng: random.Random) -> dict[str, Reader]:
-    """Return who reads the folder that a file lies in, by name."""
+    """Return the readers of the folder that contains a file, by name."""
     folder, within = file.parts[0], file.parts[1:]
     out, seed, task = world.root / "exported", 0, rng.choice(TASKS)
     strategies = [name for name in STRATEGIES if name in world.words[folder]] or ["grafting-continual"]
@@ -221,7 +221,7 @@ def readers(world: World, file: Path, rng: random.Random) -> dict[str, Reader]:
         return _of_graft(world, file, seed, out)
     found = _of_run(folder, strategy, seed, task, out)
     if folder == "run" and file.name not in _FIGURED:
-        del found["page of run"]  # has ten strategies and seeds, and takes as long as all others
+        del found["page of run"]  # the page has ten strategies and seeds, and takes as long as all other readers
     return found
 
 
@@ -289,7 +289,7 @@ def _seed_and_task_of(run: Path, name: str) -> tuple[int, str]:
 
 
 def change_cell(data: bytes, rng: random.Random) -> bytes:
-    """A cell of a table becomes another, or two cells of a column are exchanged."""
+    """Replace a cell of a table, or exchange two cells of a column."""
     lines = [line.split(",") for line in data.decode().splitlines()]
     row, column = rng.randrange(len(lines)), rng.randrange(len(lines[0]))
     if rng.random() < 0.5:
@@ -301,7 +301,7 @@ def change_cell(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_row(data: bytes, rng: random.Random) -> bytes:
-    """A line is dropped, doubled, or exchanged with another."""
+    """Drop, double or exchange a line."""
     lines = data.splitlines(keepends=True)
     one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
     what = rng.randrange(3)
@@ -324,9 +324,9 @@ _BY_SUFFIX: Mapping[str, Mapping[str, Mutation]] = {
 
 
 def damaged(world: World, file: Path, rng: random.Random) -> tuple[str, bytes]:
-    """Return what was done to a file, and its bytes then: any damage, one that fits its form, or another unit's file."""
+    """Return the name of the damage and the damaged bytes: any damage, one for the file's format, or another unit's file."""
     data = (world.root / file).read_bytes()
-    # What a unit that has not ended keeps vouches for itself: whoever signs it again has made another.
+    # A checkpoint of an unfinished unit is trusted by its own checksum: a new checksum would make it a different checkpoint.
     own = {} if ".checkpoint" in file.parts and file.suffix == ".safetensors" else dict(_BY_SUFFIX.get(file.suffix, {}))
     likes = [other for other in world.files if _kind(other) == _kind(file) and other != file]
     families = {**BYTES, **own} if data else {"insert": BYTES["insert"]}
@@ -339,7 +339,7 @@ def damaged(world: World, file: Path, rng: random.Random) -> tuple[str, bytes]:
 
 
 def _kind(file: Path) -> str:
-    """Return what a file is, whatever its unit."""
+    """Return the kind of a file, independent of its unit."""
     if "fine-tuned" in file.parts:
         return f"fine-tuned/*{file.suffix}"
     within = "checkpoint/" if "checkpoint" in file.parts[:-1] else ""
@@ -347,7 +347,7 @@ def _kind(file: Path) -> str:
 
 
 def kinds(world: World) -> dict[str, list[Path]]:
-    """Return the files by what they are; of a run and a graft apart where commands read them apart."""
+    """Return the files by kind; those of a run, a graft and an interrupted run separately."""
     found: dict[str, list[Path]] = {}
     for file in world.files:
         root = {"graft": "graft", "cut": "cut"}.get(file.parts[0], "run")
@@ -364,7 +364,7 @@ class Late(BaseException):
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Raise `Late` where it takes too long, and ``AssertionError`` where it takes much memory, inside."""
+    """Raise `Late` if the block takes too long, and ``AssertionError`` if it takes too much memory."""
 
     def late(*_: Any) -> None:
         raise Late
@@ -381,7 +381,7 @@ def limited() -> Iterator[None]:
 
 
 def outcome(read: Reader, root: Path) -> tuple[str, Given]:
-    """Return how a reader ended, ``given``, ``refused`` or ``fault``, and what it gave, or why not."""
+    """Return the outcome of a reader, ``given``, ``refused`` or ``fault``, and its output or its error."""
     try:
         with limited():
             return "given", read(root)
@@ -406,15 +406,15 @@ def outcome(read: Reader, root: Path) -> tuple[str, Given]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one damaged file.
+    """The outcome of one damaged file.
 
     Attributes:
-        outcome: ``refused`` by a reader at least, ``told`` that something was left out, ``same`` answers and figures from all,
+        outcome: ``refused`` by at least one reader, ``told`` that something was left out, ``same`` output from all readers,
             ``wrongly taken`` or ``fault``.
-        file: which one.
-        damage: what was done.
-        reader: who took it wrongly, or failed.
-        why: what differs, or how it failed.
+        file: the damaged file.
+        damage: the name of the damage.
+        reader: the reader that took it wrongly, or failed.
+        why: the difference, or the error.
     """
 
     outcome: str
@@ -425,10 +425,10 @@ class Verdict:
 
 
 class Fuzz:
-    """Damages files of a world, one at a time, and judges what its readers make of it.
+    """Damages files of a world, one at a time, and judges the outcomes of its readers.
 
     Args:
-        world: of the files.
+        world: the directories with the files.
     """
 
     def __init__(self, world: World) -> None:
@@ -436,7 +436,7 @@ class Fuzz:
         self._expected: dict[str, Given] = {}
 
     def judge(self, seed: int) -> Verdict:
-        """Damage one file, drawn by ``seed``, have it read, and put it back."""
+        """Damage one file, drawn by ``seed``, run its readers, and restore it."""
         rng = random.Random(seed)
         file = rng.choice(self.kinds[sorted(self.kinds)[seed % len(self.kinds)]])
         damage, content = damaged(self.world, file, rng)
@@ -463,12 +463,12 @@ class Fuzz:
         return worst
 
 
-#: From good to bad.
+#: Outcomes from good to bad.
 _RANK = ("same", "told", "refused", "wrongly taken", "fault")
 
 
 def _judged(file: Path, how: str, given: Given, expected: Given) -> tuple[str, str]:
-    """Return what an outcome is worth, and what differs."""
+    """Return the verdict on an outcome, and the difference."""
     if how != "given":
         return how, given[1]
     if given[0] == expected[0]:

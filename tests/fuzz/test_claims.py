@@ -1,4 +1,4 @@
-"""What a header or a layout claims costs nothing before it is checked."""
+"""Sizes in a header or a layout take no memory before they are checked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_binding_that_is_none_is_refused(text: str) -> None:
 def test_a_ledger_takes_memory_for_what_is_owned_and_not_for_the_model_that_it_claims(
     entries: int, tmp_path: Path
 ) -> None:
-    """The larger model has more entries than the system has addresses for."""
+    """The larger model has more entries than can be allocated."""
     layout = json.dumps([["a", [entries], "float32"]], separators=(",", ":"))
     index = torch.tensor([3]).to(torch.uint32 if entries <= 2**32 else torch.int64)
     fields = {"sparsity": 0.1, "definition": None, "classes": [], "parent": ""}

@@ -1,4 +1,4 @@
-"""Files that were damaged or changed: refused in the reader's own words, or read as what they still soundly say."""
+"""Files that were damaged or changed are refused by the reader's own error, or read as sound content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fuzz.mutations import BYTES, JSON, SIGNED
 from fuzz.reading import KINDS
 
-#: Mutations of each family; there are ten families a kind.
+#: Mutations of each family; a kind has up to nine families.
 COUNT = 30
 
 
@@ -22,7 +22,7 @@ def families(kind: str) -> dict:
 @pytest.mark.sampled("ledger-flip", share=0.1)
 @pytest.mark.parametrize(("kind", "family"), [(kind, family) for kind in KINDS for family in families(kind)])
 def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Path, tmp_path: Path) -> None:
-    """Refused by the reader's own error; or read as what it was; or, where a key or value was changed, as what is sound."""
+    """The reader raises its own error, or reads the old content; after a change of values it may read other sound content."""
     this = KINDS[kind]
     path = next(samples.glob(this.file))
     original = path.read_bytes()
@@ -40,7 +40,7 @@ def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Pat
             text = str(error)
             if not re.fullmatch(r"[^\n]+\.", text) or len(text) > 4000:
                 faults.append(f"seed {seed}: the message is no paragraph: {text[:200]}")
-        except Exception as error:  # every other one is a fault of the reader
+        except Exception as error:  # any other exception is a fault of the reader
             faults.append(f"seed {seed}: {_told(error)}")
         finally:
             path.write_bytes(original)
@@ -48,7 +48,7 @@ def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Pat
 
 
 def _told(error: Exception) -> str:
-    """The error, and where in our files it was raised."""
+    """Return the error, and the place in our files where it was raised."""
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}, {ours[-1].line}"
     return f"{type(error).__name__}: {str(error)[:160]} ({place})"

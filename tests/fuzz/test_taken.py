@@ -1,4 +1,4 @@
-"""A small part of ``python tests/fuzz``: nothing that was damaged is wrongly taken."""
+"""A small part of ``python tests/fuzz``: no damaged file is wrongly taken."""
 
 from __future__ import annotations
 

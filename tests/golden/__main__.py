@@ -1,4 +1,4 @@
-"""Does a change of the code change a bit of what is learned? ``python tests/golden BASE`` runs BASE and the working tree.
+"""Checks that a change of the code changes no bit of the results: ``python tests/golden BASE`` runs BASE and the working tree.
 
 Both run the configurations of `side.py` on the same tiny models and data, one thread each, side by side. Scores, ledgers and
 saved answers are compared; seconds, versions and paths are not.
@@ -18,12 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-#: Differences of one configuration that are printed.
+#: The most differences that are printed for one configuration.
 SHOWN = 20
 
 
 def main() -> int:
-    """Run both, print what differs, and return the exit status: 1 if anything does."""
+    """Run both, print the differences, and return the exit status: 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python tests/golden", description=__doc__)
     parser.add_argument("base", metavar="BASE", help="a commit, a branch or a tag")
     base = parser.parse_args().base
@@ -45,9 +45,9 @@ def main() -> int:
 
 @contextmanager
 def checkout(commit: str, tree: Path) -> Iterator[Path]:
-    """Give a commit's files beside the working tree, and remove them at the end."""
+    """Check out a commit beside the working tree, and remove it at the end."""
     if status := subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], cwd=ROOT).returncode:
-        sys.exit(status)  # git has said why
+        sys.exit(status)  # git has printed the error
     try:
         yield tree
     finally:
@@ -55,7 +55,7 @@ def checkout(commit: str, tree: Path) -> Iterator[Path]:
 
 
 def write_models(folder: Path) -> None:
-    """Write the tiny models and data that both sides read."""
+    """Write the tiny models and data for both sides."""
     import prompted
     import tiny
     from transformers.utils import logging
@@ -69,7 +69,7 @@ def write_models(folder: Path) -> None:
 
 
 def start(code: Path, folder: Path, out: Path) -> subprocess.Popen[bytes]:
-    """Begin to run the configurations by the package in ``code``."""
+    """Start the configurations with the package in ``code``."""
     out.mkdir()
     own = {"PYTHONPATH": str(code), "FORGETFREE_CACHE": str(out / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -81,7 +81,7 @@ def start(code: Path, folder: Path, out: Path) -> subprocess.Popen[bytes]:
 
 
 def differences(base: Path, tree: Path) -> tuple[list[str], int]:
-    """Return a line for each value that differs between two directories of measured values, and how many were compared."""
+    """Return a line for each value that differs between two directories of measured values, and the number of values."""
     lines, compared = [], 0
     for name in sorted({path.name for side in (base, tree) for path in side.glob("*.json")}):
         before, after = (json.loads(path.read_text()) if path.exists() else {} for path in (base / name, tree / name))

@@ -1,4 +1,4 @@
-"""One side of ``python tests/golden``: the runs of a table by the package on the path, and what they measured."""
+"""One side of ``python tests/golden``: runs all configurations with the package on the path, and saves their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forgetfree import Ledger, cli
 
-#: Options that both commits know, by configuration; ``{folder}`` has the models and the data.
+#: Options known to both commits, by configuration; ``{folder}`` has the models and the data.
 CONFIGURATIONS = {
     "main job": "qnli-agnews-sst2 --data demo --model {folder}/bert --readout linear --strategy fine-tune "
     "--strategy continual-ft --strategy grafting-continual --sparsity 0.05 --set mask_steps=4 --set mask_batch_size=8",
@@ -42,9 +42,9 @@ CONFIGURATIONS = {
     "grafting-continual --sparsity 0.05 --set region_from=movement --set optimizer=adamw --readout linear",
 }
 COMMON = "--steps 8 --shots 4 --test-limit 16 --device cpu --threads 1"
-#: Signals that end a run, and after which update since it began or went on; then it goes on to its end.
+#: Signals that end a run, each after a number of updates since it started or resumed; then the run is resumed to its end.
 KILLS = {"killed": ((signal.SIGKILL, 13), (signal.SIGTERM, 13))}
-#: What each child would import otherwise.
+#: Modules that each child would otherwise import itself.
 IMPORTED = (
     "avalanche.training",
     "matplotlib.pyplot",
@@ -53,12 +53,12 @@ IMPORTED = (
     "sklearn.linear_model",
     "transformers.models.bert",
 )
-#: Ends of the names of columns that differ from run to run.
+#: Ends of the names of columns that are not compared, because they differ from run to run.
 UNCOMPARED = ("seconds", "time")
 
 
 def main() -> int:
-    """Run all configurations, each in a child of this process, which has imported the package; write what each measured."""
+    """Run all configurations, each in a forked child that needs no imports; write the results of each."""
     code, folder, out = map(Path, sys.argv[1:])
     assert Path(cli.__file__).is_relative_to(code), f"{cli.__file__} is not in {code}"
     for module in IMPORTED:
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def in_child(command: list[str], log: Path, kill: tuple[signal.Signals, int] | None) -> int:
-    """Run a command in a forked process, killed after an update if so asked, and return its exit code."""
+    """Run a command in a forked process, killed after an update if requested, and return its exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
@@ -101,7 +101,7 @@ def in_child(command: list[str], log: Path, kill: tuple[signal.Signals, int] | N
 
 
 def measured(run: Path) -> dict[str, str]:
-    """Return what must be equal to the bit: each value as a text, by the file and the place in it."""
+    """Return all values that must be equal to the bit, as texts, by their file and place in it."""
     found: dict[str, str] = {}
     for path in sorted(run.rglob("*/seed-*/*")):
         name = path.relative_to(run).as_posix()
@@ -117,7 +117,7 @@ def measured(run: Path) -> dict[str, str]:
 
 
 def scores(path: Path) -> dict[str, str]:
-    """Return the columns of each row, by what it is a score of."""
+    """Return the value and the number of rows of each score, by the score's other columns."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     found = {}
@@ -128,7 +128,7 @@ def scores(path: Path) -> dict[str, str]:
 
 
 def grafts(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of what each task is answered with, as the package itself reads it."""
+    """Return the SHA-256 of each part of each task's graft, as the package itself reads it."""
     ledger = Ledger.load(path)
     found = {}
     for task in ledger.tasks:

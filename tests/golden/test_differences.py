@@ -1,4 +1,4 @@
-"""What ``python tests/golden`` compares: one bit of a score, a ledger or an answer is a difference, a second is none."""
+"""``python tests/golden`` reports one different bit of a score, a ledger or an answer; it ignores seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare(folder: Path, **changes: float) -> tuple[list[str], int]:
 
 
 def one_bit(value: float) -> float:
-    """The next number of 32 bits."""
+    """Return the next float32 value."""
     return float(torch.nextafter(torch.tensor(value), torch.tensor(math.inf)))
 
 
@@ -61,7 +61,7 @@ def test_a_bit_is_a_difference_and_is_told_with_its_place(
 
 
 def test_seconds_are_no_difference(tmp_path: Path) -> None:
-    # Value and rows of a score; region and values of a graft; the shape and two rows of the answers.
+    # Compared are value and rows of a score, region and values of a graft, and the shape and two rows of the answers.
     assert compare(tmp_path, seconds=2.0) == ([], 7)
 
 

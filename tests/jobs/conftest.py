@@ -1,4 +1,4 @@
-"""What tests of jobs share."""
+"""Fixtures shared by the tests of jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """What each of two workers has on two cores."""
+    """Use one thread, as each of two workers does on two cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Where a unit stands is kept, and it goes on from there; all in one process, by interrupts at chosen steps."""
+"""A unit is resumed from its checkpoint; all in one process, by interrupts at chosen steps."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Json = dict[str, Any]
 
 
 def run(config: RunConfig, execution: Execution = USUAL) -> Results:
-    """Do what a configuration asks for."""
+    """Run a configuration."""
     return perform(prepared(config), execution)
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write after every step."""
+    """Write a checkpoint after every step."""
     monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
     monkeypatch.setattr(checkpoints, "SHARE", math.inf)
 
@@ -61,7 +61,7 @@ def test_a_state_comes_back_with_its_kinds() -> None:
 def test_generators_go_on_where_they_were() -> None:
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(3)
-    np.random.randn()  # the second of a pair is kept
+    np.random.randn()  # the second value of a pair is stored in the generator
     held = unpack(*pack(generators()))
 
     def draws() -> list[float]:
@@ -73,11 +73,11 @@ def test_generators_go_on_where_they_were() -> None:
     assert draws() == first
 
 
-# -- When is written -------------------------------------------------------------------------------------
+# -- Times of writing ------------------------------------------------------------------------------------
 
 
 class Counter:
-    """A phase whose steps count."""
+    """The state of a phase that counts its steps."""
 
     def __init__(self, start: int = 0) -> None:
         self.value = torch.tensor([float(start)])
@@ -93,7 +93,7 @@ class Counter:
 
 
 class Clock:
-    """A clock that is set by hand, and how many files were written."""
+    """A clock set by hand, and the times at which files were written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_a_write: float) -> None:
         self.now, self.written, write = 1000.0, list[float](), TensorFile.write
@@ -132,7 +132,7 @@ def test_a_phase_that_ended_is_passed_over_and_another_is_not_taken_for_it(
         state.step()
         clock.now += 1.0
         kept.after(step, 5, state)
-    assert clock.written == [1005.0]  # where it ended: a minute has not passed before
+    assert clock.written == [1005.0]  # at the end of the phase: it was shorter than a minute
     again = FileCheckpoint(tmp_path, {"threads": 1})
     assert again.goes_on and not FileCheckpoint(tmp_path, {"threads": 2}).goes_on
     later = Counter()
@@ -172,7 +172,7 @@ def test_an_optimiser_whose_state_no_file_holds_is_not_kept(tmp_path: Path) -> N
 
 @pytest.fixture
 def config(data_directory: Path, model_directory: Any, tmp_path: Path) -> Callable[..., RunConfig]:
-    """A run of one strategy on two tasks."""
+    """Return a function that makes the configuration of one strategy on two tasks."""
 
     def make(strategy: str, out: str, **settings: Any) -> RunConfig:
         usual = {"steps": 6, "threads": 1, "optimizer": "adamw"}
@@ -193,7 +193,7 @@ def config(data_directory: Path, model_directory: Any, tmp_path: Path) -> Callab
 
 
 def outcome(out: Path) -> Json:
-    """Numbers, tensors and losses of a run."""
+    """Return the scores, tensors and losses of a run."""
     found: Json = {p.relative_to(out): p.read_bytes() for p in out.rglob("*.safetensors")}
     for path in out.rglob("scores.csv"):
         found[path.relative_to(out)] = path.read_text()
@@ -204,7 +204,7 @@ def outcome(out: Path) -> Json:
 
 
 class Cut:
-    """Interrupts a run when a step of a phase of a task is kept, and counts the steps that it sees."""
+    """Interrupts a run after a checkpoint at this step of a phase of a task, and records all steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, task: str = "", phase: str = "", step: int = 0) -> None:
         self.steps: list[tuple[str, str, int]] = []
@@ -228,7 +228,7 @@ class Cut:
 
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock by which a step of training takes a second, and all else no time."""
+    """Use a clock on which a step of training takes a second, and anything else no time."""
     now, log_step = [0.0], History.log_step
 
     def logs(history: Any, task: str, phase: Any, *args: Any) -> None:
@@ -240,11 +240,11 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seconds(results: Results) -> float:
-    """Those of a run's only unit."""
+    """Return the seconds of a run's only unit."""
     return float(sum(results.runs[0].facts.seconds.values()))
 
 
-#: Strategy, and where it is cut short: task, phase and step.
+#: A strategy, and the task, phase and step at which it is interrupted.
 CUTS = [
     ("grafting-continual", "sst2", "fine_tune", 3),
     ("grafting-continual", "qnli", "localize", 2),
@@ -290,7 +290,7 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     assert done[0] == (task, phase, step + 1)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     localizing = strategy in ("grafting-continual", "graft-retrain", "merge-stitch") and phase != "fine_tune"
-    assert seconds(again) == seconds(whole) - 6.0 * localizing  # whose model was fine-tuned before it was cut short
+    assert seconds(again) == seconds(whole) - 6.0 * localizing  # its model was fine-tuned before the interrupt
     assert not list(tmp_path.rglob(CHECKPOINT))
 
 
@@ -394,7 +394,7 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
     (tmp_path / "cut" / "fine-tune" / "seed-0" / CHECKPOINT).mkdir()
     run(
         config("fine-tune", "cut").model_copy(update={"seed": (1,)}), Execution(resume=True)
-    )  # it goes where another seed is asked for, too
+    )  # it is removed also if another seed is requested
     assert not list((tmp_path / "cut").rglob(CHECKPOINT))
 
 
@@ -420,7 +420,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
-# -- Other circumstances ---------------------------------------------------------------------------------
+# -- Other versions and threads --------------------------------------------------------------------------
 
 
 def test_other_versions_are_recorded_and_no_unit_is_computed_in_two_ways(

@@ -1,4 +1,4 @@
-"""Units on a cluster: what they ask for, how their files travel, and that a node that dies changes nothing."""
+"""Units on a cluster: their resources, the transfer of their files, and a node that dies without changing the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from forgetfree.training.monitor import Monitor
 
 @pytest.fixture(autouse=True)
 def where_it_was() -> Iterator[None]:
-    """Units on a node change the threads and the working directory of their process."""
+    """Restore the threads and the working directory, which units on a node change."""
     threads, directory = torch.get_num_threads(), Path.cwd()
     yield
     torch.set_num_threads(threads)
@@ -86,7 +86,7 @@ def test_a_folder_holds_the_files_that_came_and_no_others(tmp_path: Path) -> Non
 
 
 class Told:
-    """What a unit tells, in the place of Ray's queue."""
+    """Records the messages of a unit, in place of Ray's queue."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -94,7 +94,7 @@ class Told:
 
 
 def measured(unit: Unit, monitor: Monitor) -> None:
-    """The work of a unit: it doubles what is in its folder."""
+    """Do the work of a unit: double the number in its folder."""
     before = (unit.directory / "number").read_text() if (unit.directory / "number").exists() else "1"
     with monitor.phase("sst2", "train", 3) as on_step:
         on_step(3, 0.5)
@@ -151,7 +151,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(
 
 @contextmanager
 def two_nodes() -> Iterator[Any]:
-    """A head and another node of one CPU each, as processes of this machine."""
+    """Yield a cluster with a head of one CPU, to which a node can be added, as processes of this machine."""
     simulated = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'forgetfree[ray]'")
     made = simulated.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
@@ -161,14 +161,14 @@ def two_nodes() -> Iterator[Any]:
 
 
 def digests(out: Path) -> dict[str, str]:
-    """SHA-256 of all scores, ledgers, predictions and fine-tuned models."""
+    """Return the SHA-256 of all scores, ledgers, predictions and fine-tuned models."""
     kinds = ("scores.csv", "*.safetensors")
     found = [path for kind in kinds for path in out.rglob(kind)]
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def watched(until: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as it is time."""
+    """Start a thread that calls ``then`` as soon as ``until`` is true."""
 
     def watch() -> None:
         while not until():
@@ -181,7 +181,7 @@ def watched(until: Callable[[], bool], then: Callable[[], object]) -> threading.
 
 
 def careful(note: str, *given: Any) -> Any:
-    """Run a unit on a node, with a checkpoint after every step, and note after how many steps its phases begin."""
+    """Run a unit on a node with a checkpoint after every step, and note at which step its phases start."""
     from forgetfree.jobs import checkpoints, cluster
 
     begin = checkpoints.FileCheckpoint.begin
@@ -202,11 +202,11 @@ def careful(note: str, *given: Any) -> Any:
 
 @pytest.mark.sampled(share=0.1)
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # Ray's own
+@pytest.mark.filterwarnings("default")  # warnings of Ray
 def test_a_node_that_dies_changes_nothing(
     data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two nodes is killed in the midst of a phase: the unit goes on on the other from a copy of its checkpoint."""
+    """One of two nodes is killed during a phase: the unit is resumed on the other from a copy of its checkpoint."""
     given = ["run", "qnli,sst2", "--data", str(data_directory), "--model", str(model_directory("bert"))]
     given += ["--threads", "1", "--readout", "linear", "--shots", "8", "--seed", "0", "--seed", "1"]
     given += ["--strategy", "grafting-continual"]
@@ -218,12 +218,12 @@ def test_a_node_that_dies_changes_nothing(
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
         found: list[str] = []
         register = pytest.importorskip("ray").cloudpickle.register_pickle_by_value
-        register(sys.modules[__name__])  # which no node can import
+        register(sys.modules[__name__])  # no node can import this module
         monkeypatch.setattr(cluster, "_run", lambda *given: careful(str(note), *given))
         monkeypatch.setattr(cluster, "Place", partial(Place, kept=0.5))
 
         def ready() -> bool:
-            """Both units are at their first task: a checkpoint of its search has come here."""
+            """Return whether checkpoints of both units, each in its first task, have arrived here."""
             kept = Counter(path.parent for path in out.glob("*/seed-*/.checkpoint/*.safetensors"))
             return [count >= 2 for count in kept.values()] == [True, True]
 

@@ -1,4 +1,4 @@
-"""config.json: what lies near is found from everywhere, what nobody typed is not told, what is damaged is refused."""
+"""config.json: relative paths are found from any directory, paths that nobody typed are not stored, damage is refused."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--
 
 @pytest.fixture
 def project(tmp_path: Path, data_directory: Path, model_directory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model and data in it."""
+    """Return a working directory that contains a model and data."""
     monkeypatch.delenv("FORGETFREE_DATA", raising=False)
     folder = tmp_path / "project"
     shutil.copytree(data_directory, folder / "data")
     shutil.copytree(model_directory("bert"), folder / "models" / "bert")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["forgetfree", "run"])  # `command` is what was typed
+    monkeypatch.setattr("sys.argv", ["forgetfree", "run"])  # `command` is the typed command line
     return folder
 
 
@@ -80,7 +80,7 @@ def test_a_run_that_is_moved_alone_is_told_where_its_model_is(
     assert "The model directory '../../models/bert' does not exist." in (error := capsys.readouterr().err)
     assert "to --model" in error
     assert predicts(moved, "--model", "models/bert")
-    assert not predicts(moved, "--model", str(model_directory("bert-mlm")))  # told by its weights
+    assert not predicts(moved, "--model", str(model_directory("bert-mlm")))  # other weights are refused
 
 
 def test_what_is_typed_as_an_absolute_path_stays_one(project: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_places_within_the_run_directory_and_behind_links(project: Path, tmp_pat
     assert located(name, Path("runs/run")) == located(name, disk / "run") == "data"
 
 
-# -- What every job says, it reads back -------------------------------------------------------------------
+# -- A job is repeated from its config.json ---------------------------------------------------------------
 
 JOBS = {
     "run": ["sst2", *QUICK],
@@ -220,7 +220,7 @@ def test_a_damaged_config_is_refused_with_the_place_in_it(name: str, written: Pa
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_directory) -> Path:
-    """The config.json of a run."""
+    """Return the config.json of a run."""
     out = tmp_path_factory.mktemp("run") / "out"
     model, data = str(model_directory("bert")), str(data_directory)
     assert cli.main(["run", "sst2", "--model", model, "--data", data, *QUICK, "--out", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""What a run measures beside its scores: floors."""
+"""Floors, which a run measures beside its scores."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_floors_are_those_of_each_seeds_sample(finished: Path, data_directory: P
 def test_a_report_its_csv_file_and_its_results_have_one_interval(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All know which rows were right, so differences in pairs are those of single answers."""
+    """All three know which rows were right, so the interval is that of differences between single answers."""
     assert cli.main(["report", str(finished), "--format", "csv"]) == 0
     file = tmp_path / "run.csv"
     file.write_text(capsys.readouterr().out)
@@ -105,7 +105,7 @@ def test_floors_stay_where_the_strategy_that_measured_them_fails(
 def test_floors_wait_until_the_first_strategy_has_learned(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Users see losses at once, and floors on the page."""
+    """Users then see losses at once, and floors on the page."""
     learned, measured = list[str](), floors.bag_of_words
 
     def bag_of_words(*arguments: Any, **more: Any) -> Any:
@@ -119,7 +119,7 @@ def test_floors_wait_until_the_first_strategy_has_learned(
 
 
 def test_the_overlap_of_a_pair_is_worked_by_hand() -> None:
-    """a (weight 1) is shared; b (2) and c (2) are not; d, which no training row has, weighs as the rarest, 2."""
+    """a (weight 1) is shared; b (2) and c (2) are not; d is in no training row and gets the largest weight, 2."""
     (row,) = overlap(["a b"], ["A, c d"], {"a": 1.0, "b": 2.0, "c": 2.0})
     cosine = 1 / np.sqrt((1 + 4) * (1 + 4 + 4))
     expected = [cosine, 1 / 3, 1 / 5, np.log(1 + 1), np.log(1 + 2), np.log(1 + 4), np.log(1 + 2), np.log(1 + 3)]

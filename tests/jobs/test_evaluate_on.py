@@ -1,4 +1,4 @@
-"""`evaluate_on=validation`: options are chosen on validation rows, and the test rows have no part in it."""
+"""`evaluate_on=validation`: options are chosen on validation rows, without any use of the test rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHOOSE = ("--set", "evaluate_on=validation")
 
 
 def task_of(labels: tuple[int, ...]) -> TaskRows:
-    """A task whose validation rows are numbered, with these labels."""
+    """Return a task with numbered validation rows that have these labels."""
     train, test = Rows(("x", "y"), (), (0, 1)), Rows(("t", "u"), (), (0, 1))
     validation = Rows(tuple(map(str, range(len(labels)))), (), labels)
     return TaskRows(TaskDefinition("own", "single", ("no", "yes")), train, validation, test)
@@ -41,7 +41,7 @@ def test_every_other_validation_row_of_each_label_stands_in_for_the_test_rows() 
 
 
 def test_a_task_with_a_single_validation_row_a_label_is_refused() -> None:
-    """Of none a row would be left to be scored."""
+    """No row of either label would be left to be scored."""
     with pytest.raises(
         DataError, match=r"has 2 validation rows, .* choosing options with them needs at least two per label"
     ):
@@ -74,7 +74,7 @@ def test_reports_say_it_and_do_not_mix_it_with_test_rows(
 def test_the_recipe_of_the_documents_tries_on_validation_rows_and_ends_on_test_rows(
     data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/watching.md has it, with Optuna, on a tiny model: the best trial's options are those of the run at the end."""
+    """The example of docs/watching.md, with Optuna on a tiny model: the last run has the options of the best trial."""
     optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install optuna")
     page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
@@ -91,21 +91,21 @@ def test_the_recipe_of_the_documents_tries_on_validation_rows_and_ends_on_test_r
     assert best["results"]["evaluated_on"] == "test"
     assert {key: best["results"]["runs"][0]["options"][key] for key in study.best_params} == study.best_params
     tiny["data"] = str(shutil.copytree(data_directory, tmp_path / "turned"))
-    for path in (tmp_path / "turned").glob("*/test.jsonl"):  # the other label is right: what was best is worst
+    for path in (tmp_path / "turned").glob("*/test.jsonl"):  # swap labels: the best becomes worst
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(row | {"label": (row["label"] + 1) % 2}) + "\n" for row in rows))
-    assert namespace["average"](optuna.trial.FixedTrial(study.best_params)) == study.best_value  # no test row
+    assert namespace["average"](optuna.trial.FixedTrial(study.best_params)) == study.best_value  # no test row was used
 
 
 def opposite(rows: Rows) -> Rows:
-    """The same texts under the other of two labels: what was best on them is worst."""
+    """Return the same texts with the other of two labels, so that the best mask becomes the worst."""
     return replace(rows, labels=tuple(1 - label for label in rows.labels))
 
 
 @pytest.mark.sampled(share=0.3)
 def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_directory: Any) -> None:
     rows = load_task("sst2", str(data_directory), "validation")
-    rows = replace(rows, validation=rows.train)  # more rows: on six all masks answer alike
+    rows = replace(rows, validation=rows.train)  # more rows: on six rows all masks answer alike
     options = LocalizationOptions(
         steps=60,
         optimizer="adamw",
@@ -121,4 +121,4 @@ def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_dir
         return found.region.indices.tolist()
 
     assert region(replace(rows, test=opposite(rows.test))) == region(rows)
-    assert region(replace(rows, validation=opposite(rows.validation))) != region(rows)  # which do
+    assert region(replace(rows, validation=opposite(rows.validation))) != region(rows)  # which do choose it

@@ -1,4 +1,4 @@
-"""From the command to the first update: functions of ours on the stack, and files of ours that were imported."""
+"""The number of our functions on the stack at the first update of a command, and of our files that were imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: What may be: neither grows unseen.
+#: Upper limits, so that any growth is noticed.
 MOST_FRAMES, MOST_FILES = 13, 95
 PROBE = """
 import json, os, sys, traceback

@@ -1,4 +1,4 @@
-"""What is known of a unit as it goes: history.jsonl, seconds and updates of its phases, versions, notes of its rows."""
+"""The record of a unit in progress: history.jsonl, and the seconds and updates of its phases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
 
 
 def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Phases of 1 and 3 seconds, and one of 2 that fails."""
+    """There are phases of 1 and 3 seconds, and one of 2 that fails."""
     heard: list[object] = []
 
     class Heard(Monitor):

@@ -1,4 +1,4 @@
-"""The main job with the embedded model: on the embedded data, and small on real data where it is present."""
+"""The main job with the embedded model, on the embedded data, and on a part of the real data if present."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
-    """Run it and return its entries by strategy."""
+    """Run the main job, and return its entries of results.json by strategy."""
     assert cli.main(["run", stream, "--model", "minilm", "--seed", "0", "--out", str(out), *more]) == 0
     return {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
 
@@ -29,7 +29,7 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
 @pytest.mark.sampled(share=0.1)
 @real_data.needs("ner_sec")
 def test_entities_on_real_data(tmp_path: Path) -> None:
-    """Financial filings, then tweets: naive training loses most entities of the first, grafting keeps every bit of them."""
+    """Financial filings, then tweets: naive training loses F1 on the first task, grafting keeps it to the bit."""
     options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "60"]
     options += ["--steps", "160", "--set", "max_length=48", "--set", "mask_batch_size=64", "--precision", "auto"]
     options += ["--set", "upper_triangle=false"]
@@ -41,7 +41,7 @@ def test_entities_on_real_data(tmp_path: Path) -> None:
 
 
 def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tasks whose test words are new are learned, grafting keeps most of it and forgets nothing."""
+    """Tasks with new words in their test rows are learned; grafting keeps most of the score and forgets nothing."""
     out = tmp_path / "out"
     options = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--set", "test_limit=96"]
     options += ["--set", "precision=auto", "--set", "floors=constant", "--set", "upper_triangle=false"]
@@ -50,7 +50,7 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert news > 0.9 and films > 0.75
     assert grafted[0] > 0.9 * news and grafted[1] > 0.9 * films
     assert runs["grafting-continual"]["summary"]["forgetting"] == 0
-    assert max(runs["grafting-continual"]["ledger"]["region_size"]) == 10_646  # the recipe's 0.1 %
+    assert max(runs["grafting-continual"]["ledger"]["region_size"]) == 10_646  # 0.1 % of the entries, as in the recipe
     assert "After the last task" in capsys.readouterr().out
 
     assert cli.main(["predict", str(out), "--task", "sst2", "what a joy", "what a bore"]) == 0

@@ -1,4 +1,4 @@
-"""``precision=auto`` is measured once, written down, and repeated by whoever goes on."""
+"""``precision=auto`` is measured once and recorded, and a resumed run uses the recorded precision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forgetfree.training.training_options import TrainingOptions, for_model
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache in which nothing was measured yet."""
+    """Use an empty cache of measurements."""
     monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(precision, "_measured", {})
     return tmp_path / "cache" / "precision"
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bf16_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Let a pass in bf16 take these seconds, turn by turn, and one in fp32 one; returns the passes so far."""
+    """Let a pass in bf16 take these milliseconds, turn by turn, and one in fp32 one; return the list of passes so far."""
 
     def takes(*seconds: float | Exception) -> list[str]:
         passes, now = list[str](), [0.0]
@@ -64,8 +64,8 @@ def faster(request: pytest.FixtureRequest, bf16_takes: Callable[..., list[str]])
     [
         ([0.84], "bf16"),
         ([0.86], "fp32"),
-        ([9.0, 9.0, 9.0, 0.8, 9.0, 9.0], "bf16"),  # what else the machine does makes turns slower, never quicker
-        ([0.8, 2000.0, 0.8], "bf16"),  # one turn of seconds does not decide
+        ([9.0, 9.0, 9.0, 0.8, 9.0, 9.0], "bf16"),  # other work on the machine makes turns slower, never faster
+        ([0.8, 2000.0, 0.8], "bf16"),  # a single slow turn does not decide
     ],
     ids=["faster", "no clear difference", "noise", "a slow turn"],
 )
@@ -137,7 +137,7 @@ def test_what_was_taken_is_written_and_repeated(faster: str, tmp_path: Path, mon
     )
     config = config.model_copy(update={"strategy": ("fine-tune",), "data": "demo"})
     assert with_precision(config).set == {"precision": faster, "fine-tune.precision": faster}
-    begun = {"precision": "fp32" if faster == "bf16" else "bf16"}  # on another machine
+    begun = {"precision": "fp32" if faster == "bf16" else "bf16"}  # measured on another machine
     with monkeypatch.context() as patch:
         patch.setattr("forgetfree.jobs.config.load_run", lambda out: {"run": {"set": begun}})
         assert with_precision(config).set == begun | {"fine-tune.precision": faster}

@@ -1,4 +1,4 @@
-"""What ``--check`` says before anything is trained: a plan that the job keeps to, or all that is wrong with it at once."""
+"""``--check`` before training: it prints a plan that the job keeps to, or all faults at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def usual(model_directory: Any, data_directory: Path, tmp_path: Path) -> list[st
 
 @pytest.fixture
 def plan(usual: list[str], tmp_path: Path, plans: list[dict[str, Any]]) -> Plan:
-    """The plan of a command line, which must leave nothing behind."""
+    """Return a function that gives the plan of a command line, and checks that no files are written."""
 
     def make(*words: str) -> dict[str, Any]:
         assert cli.main([*words, *usual, "--check"]) == 0
@@ -64,7 +64,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_run_takes_the_updates_that_were_planned(
     plan: Plan, usual: list[str], tmp_path: Path, strategy: str, more: list[str]
 ) -> None:
-    """By task, as results.json counts them, though only a few steps of each phase were taken."""
+    """They agree by task with results.json, though the check takes only a few steps of each phase."""
     words = ["run", "qnli,sst2", "--readout", "linear", "--strategy", strategy, "--steps", "6"]
     words += [word for setting in more for word in ("--set", setting)]
     (unit,) = (found := plan(*words))["units"]
@@ -78,7 +78,7 @@ def test_a_run_takes_the_updates_that_were_planned(
 
 
 def test_seconds_are_those_of_a_step_times_the_updates(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of half a second, as the clock has it; fine-tuned models are made once."""
+    """By the clock a step takes half a second; fine-tuned models are made once."""
     clock = count(0, 0.5)
     monkeypatch.setattr(preflight.time, "perf_counter", lambda: next(clock))
     words = ["run", "qnli,sst2", "--strategy", "continual-ft", "--strategy", "fine-tune", "--strategy", "merge-ties"]
@@ -88,14 +88,14 @@ def test_seconds_are_those_of_a_step_times_the_updates(plan: Plan, monkeypatch: 
 
 
 def test_updates_follow_the_rule_of_the_paper(plan: Plan) -> None:
-    """16·n·k: two labels of 4 shots are 128 updates, four are 256."""
+    """The rule is 16·n·k: two labels with 4 shots give 128 updates, four labels 256."""
     found = plan("run", "ag_news,sst2", "--strategy", "fine-tune", "--seed", "0", "--seed", "7")
     assert [unit["updates"] for unit in found["units"]] == 2 * [{"ag_news": 256, "sst2": 128}]
     assert found["total"]["updates"] == 768
 
 
 def test_updates_follow_a_rule_by_its_name(plan: Plan) -> None:
-    """A plan has what is trained: at least 100 updates for a few rows; the recipe's rule gives way to the paper's by name."""
+    """steps=auto gives at least 100 updates for a few rows; a recipe's rule is replaced by steps=paper."""
     words = ("run", "ag_news,sst2", "--strategy", "fine-tune")
     assert plan(*words, "--steps", "auto")["total"]["updates"] == 200
     assert plan(*words, "--set", "steps=paper")["total"]["updates"] == 384
@@ -129,7 +129,7 @@ def test_it_is_printed_for_people_with_the_recipe(usual: list[str], capsys: pyte
     assert said.index("Memory: ") < said.index("Recipe of minilm: ") < said.index("Nothing was written")
 
 
-# -- What is not here ------------------------------------------------------------------------------------
+# -- Missing or large models -----------------------------------------------------------------------------
 
 
 def test_a_model_that_is_not_here_is_not_downloaded(
@@ -157,11 +157,11 @@ def test_a_model_of_which_a_step_takes_more_than_there_is_is_not_loaded(
 def test_what_does_not_fit_on_the_device_is_told_before_it_is_tried(
     optimizer: str, more: int, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights take 4 bytes an entry, and where all are trained, a gradient and Adam's moments more."""
+    """Weights take 4 bytes an entry; if all are trained, a gradient and Adam's moments take more."""
     words, small = ("run", "sst2", "--set", f"optimizer={optimizer}", "--strategy"), ("--sparsity", "0.05", "--set")
     model = plan(*words, "fine-tune")["model"]
     least = 4 * model["parameters"] + more * model["graftable"]
-    for free in (least + 1000, least):  # the readout is there, too
+    for free in (least + 1000, least):  # the readout takes memory, too
         monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
         for strategy, trains_all in (
             (("fine-tune",), True),
@@ -193,7 +193,7 @@ def test_data_are_read_once_where_a_run_is_refused(
 def test_all_faults_are_told_at_once(
     usual: list[str], data_directory: Path, tmp_path: Path, check: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One a line: an option, the place, the rows of two tasks, the model; with --check and without."""
+    """There is one fault per line: an option, the place, the rows of two tasks, the model; with --check and without."""
     data = shutil.copytree(data_directory, tmp_path / "data")
     for task in ("qnli", "sst2"):
         with (data / task / "train.jsonl").open("a") as file:
@@ -227,7 +227,7 @@ def test_what_a_strategy_refuses_hides_no_other_fault(
 
 
 def test_one_fault_is_told_as_ever(usual: list[str], data_directory: Path, tmp_path: Path, capsys: Any) -> None:
-    """With its own exit code: data that are wrong are no wrong usage. As the answer of --check they are."""
+    """Wrong data have their own exit code, because they are not wrong usage; with --check the code is 2."""
     data = shutil.copytree(data_directory, tmp_path / "data")
     with (data / "sst2" / "train.jsonl").open("a") as file:
         file.write("{}\n")

@@ -1,4 +1,4 @@
-"""Progress: one bar for the whole job and the phases at hand beneath it on a terminal, few plain lines elsewhere."""
+"""Progress: on a terminal one bar for the whole job and the current phases beneath it, elsewhere a few plain lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
 
 
 def scores(after: int, *values: float) -> list[Score]:
-    """Accuracies and calibration errors after a number of tasks, on tasks named a, b, c."""
+    """Return accuracies and calibration errors after a number of tasks, on tasks named a, b, c."""
     pairs = [(task, value) for task, value in zip("abc", values, strict=False)]
     return [
         Score("fine-tune", 0, t, after, m, v, 8) for t, value in pairs for m, v in (("accuracy", value), ("ece", 0.5))
@@ -38,7 +38,7 @@ def scores(after: int, *values: float) -> list[Score]:
 
 
 class Terminal:
-    """A pseudo-terminal that says it is 80 columns wide, and an emulator that is wider: a bar that is too long, shows."""
+    """A pseudo-terminal that reports 80 columns, and a wider emulator, on which a bar that is too long is seen."""
 
     def __init__(self) -> None:
         main, side = pty.openpty()
@@ -54,14 +54,14 @@ class Terminal:
         while True:
             try:
                 stream.feed(os.read(main, 65536))
-            except OSError:  # closed
+            except OSError:  # the terminal was closed
                 return
             lines = [line.rstrip() for line in self.screen.display]
             self.widest = max([self.widest, *(len(line) for line in lines if "seed 0" in line or "━" in line)])
             self.frames.append("\n".join(line for line in lines if line))
 
     def closed(self) -> str:
-        """Return what stands there in the end."""
+        """Close the terminal, and return its last frame."""
         self.file.close()
         self._reader.join(timeout=10)
         return self.frames[-1]
@@ -77,7 +77,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 @pytest.fixture
 def run(data_directory: Path, model_directory: Any) -> list[str]:
-    """Two strategies with names of different lengths on three tasks."""
+    """Return the words of a run with two strategies, whose names differ in length, on three tasks."""
     fixed = {"--data": data_directory, "--model": model_directory("bert"), "--shots": 4, "--steps": 20}
     strategies = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--sparsity", "0.01"]
     return ["run", "qnli,ag_news,sst2", *strategies, *(str(word) for pair in fixed.items() for word in pair)]
@@ -122,7 +122,7 @@ def test_every_line_fits_whatever_the_names_are(width: int) -> None:
 
 
 def test_a_terminal_gets_bars_and_a_file_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as some CI sets it, whose logs are files
+    monkeypatch.setenv("FORCE_COLOR", "1")  # some CI systems set it, though their logs are files
     found: list[Any] = [make_progress(terminal.file), make_progress(io.StringIO())]
     monkeypatch.setenv("TERM", "dumb")
     found.append(make_progress(terminal.file))
@@ -154,7 +154,7 @@ def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.M
 
 
 def test_the_score_of_a_task_is_the_one_by_its_own_metric() -> None:
-    """Here of the first task, by micro F1, of which macro F1 is known as well."""
+    """The first task is scored by micro F1, though macro F1 is known as well."""
     measured = (("a", "micro_f1", 0.75), ("a", "macro_f1", 0.1), ("b", "accuracy", 1.0), ("c", "accuracy", 0.0))
     found = [Score("fine-tune", 0, task, 2, metric, value, 8) for task, metric, value in measured]
     assert str(TaskLearned("unit", 2, found)) == "unit · b 100.0 %, average of 2 tasks 87.5 %"
@@ -171,7 +171,7 @@ def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPa
             for tokens in (1, 50):
                 now[0] += 61.0
                 monitor.log_tokens(tokens, 100)
-        plain.hear(Ended(UNITS[0]))  # it failed
+        plain.hear(Ended(UNITS[0]))  # the unit failed
     assert [line.split(" · ", 1)[1] for line in out.getvalue().splitlines()] == [
         "fine-tune seed 0 · a · evaluate 1/100",
         "fine-tune seed 0 · a · evaluate 50/100",

@@ -1,4 +1,4 @@
-"""A run on top of another one equals, by the hashes of its files, a run that had the same tasks from the start."""
+"""A run on top of another equals, by the hashes of its files, a run that had the same tasks from the start."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from forgetfree.strategies.grafting_continual import GraftingContinual
 
 pytestmark = pytest.mark.long
 
-#: Unions, entries that later tasks use again, tasks that stand alone; and one model for all tasks.
+#: Ledgers with unions, with reused entries, and with tasks that stand alone; and one model for all tasks.
 STRATEGIES = ("grafting-continual", "packnet", "wsn", "bitfit", "merge-stitch")
 TASKS = ("qnli", "ag_news", "sst2")
 OPTIONS = ("--shots", "4", "--steps", "3", "--set", "learning_rate=0.3", "--sparsity", "0.01", "--set", "mask_steps=1")
-#: What depends on the clock.
+#: Files that depend on the clock.
 TIMED = (
     "history.jsonl",
     "outcome.json",
@@ -47,7 +47,7 @@ LEDGER = Path("grafting-continual/seed-0/ledger.safetensors")
 def run(
     model_directory: Callable[[str], Path], data_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> MakeRun:
-    """``run(*tasks, strategies=…, more=…)``: what ``forgetfree run`` wrote, made once."""
+    """Return a cached run by ``forgetfree run``: ``run(*tasks, strategies=…, more=…)``."""
     made: dict[tuple[object, ...], Path] = {}
 
     def make(
@@ -81,7 +81,7 @@ def extend(run: Path, tasks: str, out: Path, *more: str) -> int:
 
 @pytest.fixture(scope="module")
 def removed(run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``removed(task)``: the run of all tasks after one was taken back, made once."""
+    """Return the run of all tasks after one was taken back, made once: ``removed(task)``."""
 
     @cache
     def make(task: str) -> Path:
@@ -93,31 +93,31 @@ def removed(run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """The SHA-256 of every file that does not depend on the clock, as those do which stand beside fine-tuned models."""
+    """Return the SHA-256 of every file that does not depend on the clock; the JSON files of fine-tuned models do."""
     files = [path for path in run.rglob("*") if path.is_file() and path.name not in TIMED]
     files = [path for path in files if path.parent.name != "fine-tuned" or path.suffix != ".json"]
     return {
         str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
-        if not path.name.startswith(".") and path.name != "config.json"  # which says the command
+        if not path.name.startswith(".") and path.name != "config.json"  # it contains the command
     }
 
 
 def results(run: Path) -> Any:
-    """results.json without seconds."""
+    """Return results.json without seconds."""
     found = json.loads((run / "results.json").read_text())
     return found | {"runs": [{key: value for key, value in each.items() if key != "seconds"} for each in found["runs"]]}
 
 
 def same(one: Path, other: Path) -> None:
-    """Both hold the same files, and the same results."""
+    """Check that both runs have the same files and the same results."""
     assert hashes(one) == hashes(other)
     assert results(one) == results(other)
     ours, theirs = (json.loads((each / "config.json").read_text()) for each in (one, other))
     for config in (ours, theirs):
         del config["command"]
-        config["run"]["data"] = config["run"]["model"] = ""  # relative to the directory
-        config["run"]["readout"] = config["model"]["readout"]  # which ``auto`` meant
+        config["run"]["data"] = config["run"]["model"] = ""  # they are relative to the directory
+        config["run"]["readout"] = config["model"]["readout"]  # the readout chosen by ``auto``
     assert ours == theirs
 
 
@@ -139,16 +139,16 @@ def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(
     assert after.tasks == ["qnli", "sst2"]
     assert torch.equal(before.records[0].owned.values, after.records[0].owned.values)
     assert before.records[0].owned.region == after.records[0].owned.region
-    assert before.records[2].region == after.records[1].region  # γ is that of the task alone
+    assert before.records[2].region == after.records[1].region  # γ of the task alone
     phases = [json.loads(line) for line in (out / unit / "history.jsonl").read_text().splitlines()]
-    assert [each["task"] for each in phases if each["phase"] == "fine_tune"] == ["qnli"] * 3  # taken over
+    assert [each["task"] for each in phases if each["phase"] == "fine_tune"] == ["qnli"] * 3  # carried over
     assert {each["phase"] for each in phases if each["task"] == "sst2"} == {"localize", "train"}
 
 
 def test_nothing_of_the_task_is_left(removed: Callable[[str], Path]) -> None:
     out = removed("ag_news")
     naming = {path.name for path in out.rglob("*") if path.is_file() and b"ag_news" in path.read_bytes()}
-    assert naming <= {"config.json", "outcome.json"}  # in the command alone
+    assert naming <= {"config.json", "outcome.json"}  # only in the command
     for path in (out / "config.json", *out.glob("*/seed-0/outcome.json")):
         content = json.loads(path.read_text())
         del content["command"]
@@ -207,7 +207,7 @@ def test_one_that_is_cut_short_goes_on(
     assert remove(whole, "qnli", tmp_path / "nowhere", "--resume") == 2
     assert "There is nothing to resume" in capsys.readouterr().err
     learned.clear()
-    for begins in (["sst2"], []):  # the second time, nothing is left to do
+    for begins in (["sst2"], []):  # the second time, all is done
         assert remove(whole, "qnli", out, "--resume") == 0
         assert learned == begins
         assert hashes(out) == hashes(expected)
@@ -278,7 +278,7 @@ def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, caps
 
 # -- Further tasks ---------------------------------------------------------------------------------------
 
-#: What is kept of the tasks so far: a ledger, a model for each task, one model, adapters, nothing at all.
+#: Strategies that store a ledger, a model for each task, one model, adapters, or nothing.
 KEPT = ("grafting-continual", "packnet", "fine-tune", "continual-ft", "lora", "ewc")
 FEW = (*OPTIONS[:6], "--sparsity", "0.01")
 GROWN: dict[str, Any] = {"strategies": KEPT, "options": FEW}
@@ -300,7 +300,7 @@ def test_further_tasks_are_learned_as_if_they_had_been_in_the_stream(
     assert extend(one, "ag_news,sst2", tmp_path / "out") == 0
     same(tmp_path / "out", three)
     again = {name for name, task in learned if task == "qnli"}
-    assert len(again) == 1  # EWC keeps nothing to go on from
+    assert len(again) == 1  # EWC stores nothing to continue from
     monkeypatch.undo()
     assert extend(run("qnli", "ag_news", **GROWN), "sst2", tmp_path / "again", "--jobs", "2") == 0
     assert hashes(tmp_path / "again") == hashes(three)
@@ -343,7 +343,7 @@ def test_plain_flags_are_for_the_new_task_and_a_dry_run_says_what_is_trained(
     units = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Unit: ")]
     assert len(units) == 2 and not out.exists()
     assert "grafting-continual/seed-0, 6 updates" in units[0] and units[0].endswith("; reused: qnli")
-    assert "ewc/seed-0, 6 updates" in units[1] and "carried" not in units[1]  # 3 of each task
+    assert "ewc/seed-0, 6 updates" in units[1] and "carried" not in units[1]  # 3 updates for each task
     assert cli.main(words) == 0
     assert Ledger.load(out / LEDGER).tasks == ["qnli", "billing"]
     section = json.loads((out / "config.json").read_text())["run"]
@@ -369,7 +369,7 @@ def test_some_strategies_of_the_run_or_others_and_more_seeds(run: MakeRun, tmp_p
     whole = run(
         "qnli", "sst2", strategies=("bitfit", "fine-tune"), options=FEW[:6], more=("--seed", "0", "--seed", "1")
     )
-    own = ("--set", "lora.rank=2")  # which no strategy of the other run has
+    own = ("--set", "lora.rank=2")  # no strategy of the other run has this option
     base = run("qnli", strategies=("lora", "bitfit"), options=FEW[:6], more=own)
     more = ("--strategy", "bitfit", "--strategy", "fine-tune", "--seed", "0", "--seed", "1")
     assert extend(base, "sst2", tmp_path / "out", *more) == 0

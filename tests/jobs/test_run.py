@@ -1,4 +1,4 @@
-"""What a run can do: resume, workers, cache, signals, failures, locks, kills."""
+"""Features of a run: resume, workers, cache, signals, failures, locks, kills."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Command:
     """A run of two units.
 
     Attributes:
-        config: what is asked for.
+        config: the requested configuration.
         units: folders of the units.
     """
 
@@ -57,12 +57,12 @@ class Command:
     units: tuple[str, ...]
 
     def perform(self, config: Any, execution: Execution = USUAL) -> Json:
-        """Do what a configuration asks for, and return results.json."""
+        """Run a configuration, and return results.json."""
         perform(prepared(config), execution)
         return results_of(Path(config.out))
 
     def at(self, out: Path, **changes: Any) -> Any:
-        """The configuration with another directory, whose models are kept inside."""
+        """Return the configuration with another directory, and a cache of models beside it."""
         settings = {
             **self.config.set,
             "cache": str(out.parent / f"{out.name}-models"),
@@ -71,7 +71,7 @@ class Command:
         return self.config.model_copy(update={"out": str(out), "set": settings, **changes})
 
     def words(self, out: Path, *more: str) -> list[str]:
-        """The command line of the same."""
+        """Return the same configuration as a command line."""
         config = self.config
         words = ["run", "sst2", "--strategy", "fine-tune", "--strategy", "grafting-continual"]
         fixed = [
@@ -91,7 +91,7 @@ class Command:
 
 @pytest.fixture(scope="module")
 def command(data_directory: Path, model_directory: Any) -> Command:
-    """A run of one task by two strategies."""
+    """Return a run of one task by two strategies."""
     common: Json = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear"}
     common["set"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1, "sparsity": 0.05}
     both = ("fine-tune", "grafting-continual")
@@ -101,7 +101,7 @@ def command(data_directory: Path, model_directory: Any) -> Command:
 
 @pytest.fixture(scope="module")
 def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command wrote without an interruption, by one job; only looked at."""
+    """Return the directory of an uninterrupted run by one job; tests only read it."""
     out = tmp_path_factory.mktemp("whole") / "out"
     command.perform(command.at(out))
     return out
@@ -112,20 +112,20 @@ def results_of(out: Path) -> Any:
 
 
 def timeless(value: Any) -> Any:
-    """Results without what differs from run to run."""
+    """Return results without the values that differ from run to run."""
     if isinstance(value, dict):
         return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "seconds_per_task")}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
 def bytes_of(out: Path) -> dict[str, bytes]:
-    """The files of numbers and tensors of all units."""
+    """Return the files of scores and tensors of all units."""
     kept = [path for path in out.rglob("*") if path.name == "scores.csv" or path.suffix == ".safetensors"]
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in kept}
 
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
-    """Let one unit fail; the folders of all that are measured from then on."""
+    """Let one unit fail; return a list that collects the folders of all units measured from then on."""
     make, measured = StreamLoader.strategy, list[str]()
 
     def fails(self: StreamLoader, name: str, seed: int, monitor: Monitor) -> Any:
@@ -278,7 +278,7 @@ def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Pa
     first = command.perform(command.at(tmp_path / "first", **shared), Execution(progress=Listening()))
     assert "fine_tune" in phases
     phases.clear()
-    shared["strategy"] = ("grafting-continual",)  # fine-tune says that it has no step to do
+    shared["strategy"] = ("grafting-continual",)  # fine-tune would report that it has no step to take
     second = command.perform(command.at(tmp_path / "second", **shared), Execution(progress=Listening()))
     assert "fine_tune" not in phases
     assert timeless(first)["tasks"] == timeless(second)["tasks"]
@@ -316,7 +316,7 @@ def test_jobs_must_be_a_whole_number_of_at_least_one(jobs: Any, command: Command
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a command in a process group of its own, which is killed in the end."""
+    """Yield a function that starts a command in its own process group, which is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def starts(words: list[str]) -> subprocess.Popen[str]:
@@ -347,7 +347,7 @@ def wait_for(process: subprocess.Popen[str], *paths: Path) -> None:
         time.sleep(0.02)
 
 
-#: Steps that no test waits for.
+#: More steps than any test waits for.
 ENDLESS = ("--set", "steps=1000000")
 
 
@@ -359,7 +359,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
 ) -> None:
     out = tmp_path / "out"
     process = start(command.words(out, *ENDLESS, "--jobs", jobs))
-    # Units that share a fine-tuned model wait for the one that makes it.
+    # Units that share a fine-tuned model wait until one of them has made it.
     wait_for(process, *(out / unit / "history.jsonl" for unit in command.units))
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
@@ -368,7 +368,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     assert last.startswith(f"forgetfree: error: Interrupted. 0 of 2 units finished in {out}. ")
     assert last.endswith(f"To resume, repeat the command with --resume --out {out}.")
     assert not (out / LOCK).exists()
-    with pytest.raises(ProcessLookupError):  # within twenty seconds, no worker is left
+    with pytest.raises(ProcessLookupError):  # no worker is left within twenty seconds
         for _ in range(200):
             os.killpg(process.pid, 0)
             time.sleep(0.1)
@@ -376,7 +376,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
 
 @pytest.mark.sampled(share=0.15)
 def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
-    """They run at the same time: the second waits, whichever it is."""
+    """They run at the same time: whichever comes second waits."""
     settings = {"mask_steps": 1, "threads": 1, "steps": 400, "sparsity": 0.05}
     both = ("fine-tune", "grafting-continual")
     common: Json = {

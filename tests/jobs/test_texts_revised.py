@@ -1,4 +1,4 @@
-"""Tasks of texts that are taken back, or learned on top of others: what stays is written with the same token ids and losses."""
+"""Tasks of texts are taken back, or learned on top of others: the other tasks keep their token ids and losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_further_task_changes_no_text(run: Path, tmp_path: Path) -> None:
-    """And the task that was taken back is learned again as it was."""
+    """A task is taken back and learned again; the texts of the other tasks stay the same."""
     less, again = tmp_path / "less", tmp_path / "again"
     assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(less)]) == 0
     assert cli.main(["run", "chat", "--on", str(less), "--out", str(again)]) == 0
@@ -35,7 +35,7 @@ def test_a_further_task_changes_no_text(run: Path, tmp_path: Path) -> None:
 def test_other_answers_than_the_run_s_are_noticed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is trained."""
+    """The command fails if the other tasks would be answered differently."""
     from forgetfree.kinds import decoding
 
     write = decoding.write
@@ -45,7 +45,7 @@ def test_other_answers_than_the_run_s_are_noticed(
 
 
 def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: Path, tmp_path: Path) -> None:
-    """With the last task taken back nothing is trained; with the first taken back, the others are."""
+    """If the last task is taken back, its losses are carried over; if the first is, the others are trained and measured."""
     lines = tmp_path / "texts.txt"
     lines.write_text("great film movie\nterrible movie\n")
     how = {"steps": 2, "held_out": str(lines)}

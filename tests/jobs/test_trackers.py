@@ -1,4 +1,4 @@
-"""``--log``: losses, rates and scores reach the trackers of accelerate, which never cost a run anything."""
+"""``--log``: losses, rates and scores reach the trackers of accelerate, whose failures never stop a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def needs(library: str) -> Any:
 
 @pytest.fixture
 def run(data_directory: Path, model_directory: Any, tmp_path: Path) -> Any:
-    """Runs continual-ft for five steps a task, two seeds, and returns the directory and the exit code."""
+    """Return a function that runs continual-ft, five steps a task, two seeds, and returns the directory and the exit code."""
 
     def perform(*more: str) -> tuple[Path, int]:
         out = tmp_path / "out"
@@ -37,7 +37,7 @@ def run(data_directory: Path, model_directory: Any, tmp_path: Path) -> Any:
 
 
 def expected(out: Path, seed: int) -> tuple[list[tuple[float, float]], list[list[float]]]:
-    """Loss and rate of every step from the history, and the learning matrix from results.json."""
+    """Return loss and rate of every step from the history, and the learning matrix from results.json."""
     lines = (out / "continual-ft" / f"seed-{seed}" / HISTORY).read_text().splitlines()
     steps = [(line["loss"], line["rate"]) for line in map(json.loads, lines)]
     (one,) = [each for each in json.loads((out / "results.json").read_text())["runs"] if each["seed"] == seed]
@@ -77,7 +77,7 @@ def test_wandb_works_without_a_network(run: Any, monkeypatch: pytest.MonkeyPatch
     assert len(list((out / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
 
-@pytest.mark.filterwarnings("ignore")  # of the libraries beneath it
+@pytest.mark.filterwarnings("ignore")  # warnings of the libraries beneath it
 @needs("mlflow")
 def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from mlflow import MlflowClient
@@ -99,7 +99,7 @@ def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.Monk
 
 
 class Own(GeneralTracker):  # type: ignore[misc]
-    """A tracker of somebody else's, which counts what it is told, and fails at some point."""
+    """A third-party tracker that counts its calls, and fails at some call."""
 
     name, requires_logging_directory, tracker = "own", False, None
     told, fails_at = list[int](), 0
@@ -128,7 +128,7 @@ def test_a_tracker_of_somebody_else_that_fails_costs_nothing(
     said = capsys.readouterr()
     told = [line for line in said.err.splitlines() if "logging to own" in line]
     why = "note: logging to own has stopped: ConnectionError: the server is gone. The run continues without it."
-    assert (code, told) == (0, [why]) and "hello" not in said.out  # of both units
+    assert (code, told) == (0, [why]) and "hello" not in said.out  # the note is printed once for both units
     assert own.told == [fails_at, fails_at]  # type: ignore[attr-defined]
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
 

@@ -1,4 +1,4 @@
-"""Units measured side by side: the same outcome, and nothing left running when it goes wrong."""
+"""Units measured in parallel: the results are the same, and no worker is left after an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def grafts(data_directory: Path, model_directory: Any) -> list[str]:
-    """Grafts of four seeds, tiny."""
+    """Return the words of tiny grafts with four seeds."""
     seeds = [part for seed in "0123" for part in ("--seed", seed)]
     quick = ["--shots", "4", "--sparsity", "0.1", "--readout", "linear", "--set", "steps=2", "--set", "mask_steps=1"]
     return [
@@ -43,7 +43,7 @@ def grafts(data_directory: Path, model_directory: Any) -> list[str]:
 
 
 def none_is_left() -> bool:
-    """Whether all workers end, within ten seconds."""
+    """Return whether all workers end within ten seconds."""
     for _ in range(100):
         if not multiprocessing.active_children():
             return True
@@ -88,14 +88,14 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
 
 @pytest.fixture
 def busy(grafts: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run in a group of its own, both workers at it; killed in the end."""
+    """Yield a run in its own process group, with both workers busy; it is killed at the end."""
     given = last_of_each([*grafts, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")])
     running = subprocess.Popen(
         [sys.executable, "-m", "forgetfree", *given],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell's background jobs ignore interrupts, and so would what they start.
+        # Background jobs of a shell ignore interrupts, and their children would, too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -111,7 +111,7 @@ def busy(grafts: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def group_is_gone(running: subprocess.Popen[str]) -> bool:
-    """Whether all processes of the group end, within twenty seconds."""
+    """Return whether all processes of the group end within twenty seconds."""
     for _ in range(200):
         try:
             os.killpg(running.pid, 0)
@@ -133,7 +133,7 @@ def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Pop
 def test_an_error_of_the_parent_stops_the_workers(
     grafts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A full disk, say; the units that are left are not measured for nobody."""
+    """If the disk is full, for example, the remaining units are not measured."""
 
     def full(path: Path, content: Any) -> None:
         if any((tmp_path / "out").rglob("unit.json")):
@@ -150,7 +150,7 @@ def test_an_error_of_the_parent_stops_the_workers(
 
 
 def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that are forked from a process that was started under others."""
+    """This holds also for workers forked from a process that started with others."""
     units = [Unit({"strategy": "mine", "seed": seed}, tmp_path / f"seed-{seed}") for seed in (0, 1)]
     for value in ("once", "later"):
         (tmp_path / value).mkdir()
@@ -164,7 +164,7 @@ def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.sampled(share=0.15)
 def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Path) -> None:
-    """It is looked for before the worker knows where this process looks."""
+    """A file named transformers.py in the working directory is not imported by the worker."""
     (tmp_path / "transformers.py").write_text("open('wrong', 'w')")
     code = f"""
 import sys
@@ -184,11 +184,11 @@ print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
     assert not (tmp_path / "wrong").exists()
 
 
-# -- As many as there is room for ------------------------------------------------------------------------
+# -- The number of workers -------------------------------------------------------------------------------
 
 
 def test_as_many_as_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit of a billion entries takes 22 GB; one at least is tried."""
+    """A unit of a billion entries takes 22 GB; at least one unit is tried."""
     machine = {"cores": 8, "gigabytes": 64}
     monkeypatch.setattr(workers, "machine_memory", lambda: machine["gigabytes"] * 10**9)
     monkeypatch.setattr(workers, "cores", lambda: machine["cores"])

@@ -1,4 +1,4 @@
-"""All kills by one command: ``python tests/kill --moments 100``."""
+"""Makes all kills with one command: ``python tests/kill --moments 100``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def of_runs(given: argparse.Namespace, here: Campaign) -> None:
-    """Kill runs at random moments, of one unit at a time and of two."""
+    """Kill runs at random moments, with one worker and with two."""
     for jobs, count in ((1, given.moments - given.moments // 3), (2, given.moments // 3)):
         harness, places, before = Harness(World(here.folder, jobs=jobs)), Counter[str](), len(here.failures)
         for moment, delay in harness.moments(count, given.seed):
@@ -52,7 +52,7 @@ def of_runs(given: argparse.Namespace, here: Campaign) -> None:
 
 
 def at_renames(given: argparse.Namespace, here: Campaign) -> None:
-    """Kill a run at each rename, before it and after it by turns."""
+    """Kill a run at each rename, alternately before and after it."""
     one, number, before = Harness(World(here.folder)), 1, len(here.failures)
     killed = partial(one.killed_at_replace, often=not given.seldom)
     while number <= given.renames and attempt(here, f"rename {number}", killed, number, after=number % 2 == 0):
@@ -74,7 +74,7 @@ def of_revisions(given: argparse.Namespace, here: Campaign) -> None:
 
 
 def attempt(here: Campaign, what: str, kill: Callable[..., Any], *given: Any, **how: Any) -> Any:
-    """Return what ``kill`` returns; where it raises, put that down and return a note."""
+    """Return the result of ``kill``; if it raises ``AssertionError``, record that and return a note."""
     try:
         return kill(*given, **how)
     except AssertionError as error:
@@ -83,7 +83,7 @@ def attempt(here: Campaign, what: str, kill: Callable[..., Any], *given: Any, **
 
 
 def tell(here: Campaign, before: int, what: str) -> None:
-    """Say what was killed, and how many failed beyond those before."""
+    """Print the kills, and the number of failures since ``before``."""
     here.say(f"{what}: {len(here.failures) - before} differ from what was not killed")
 
 

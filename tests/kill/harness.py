@@ -1,7 +1,7 @@
-"""Commands that are killed and repeated, and compared with one that was not.
+"""Commands that are killed and resumed, and compared with an uninterrupted run.
 
-A command is the command line in a forked child of a process that has imported all: what is killed is the command, not the
-imports. It tells what it is doing (`PLACES`) through shared memory, so that kills can be spread over it.
+A command runs in a forked child of a process that has imported all modules, so that a kill hits the command, not the
+imports. The child reports its activity (`PLACES`) through shared memory, so that kills can be spread over it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 
 Json = dict[str, Any]
-#: What a run is doing.
+#: Activities of a run.
 PLACES = ("else", "fine_tune", "localize", "train", "evaluate", "reports")
 STRATEGIES = ("fine-tune", "grafting-continual", "continual-ft")
 _IMPORTED = run, Predictor, fine_tune, grafting_continual, continual_ft
-#: The longest that a child may take.
+#: The longest time of a child, in seconds.
 _PATIENCE = 300.0
 
 
 @dataclass
 class World:
-    """A tiny model, tiny data, and a folder where runs of these strategies write, so many units at a time."""
+    """A tiny model, tiny data, and a folder for runs of these strategies, with ``jobs`` workers."""
 
     folder: Path
     strategies: Sequence[str] = STRATEGIES
@@ -69,7 +69,7 @@ class World:
 
 @dataclass
 class Revision(World):
-    """A task of a run that is taken back (``remove``), so that the next one is learned again; or learned again (``update``)."""
+    """A run on top of another: a task is taken back (``without``), so that the next one is learned again; or one is added."""
 
     strategies: Sequence[str] = ("grafting-continual",)
     action: str = "without"
@@ -87,24 +87,24 @@ class Revision(World):
 
 @dataclass
 class Watch:
-    """What a child tells: how many events there were, and of which place the last one is."""
+    """The reports of a child: the number of events, and the activity of the last one."""
 
     shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 16))
 
     def tell(self, place: str) -> None:
-        """Tell of an event."""
+        """Report an event."""
         count, _ = self.read()
         self.shared[:16] = struct.pack("qq", count + 1, PLACES.index(place))
 
     def read(self) -> tuple[int, str]:
-        """Return the number of events, and the place."""
+        """Return the number of events, and the last activity."""
         count, place = struct.unpack("qq", self.shared[:16])
         return count, PLACES[place]
 
 
 @contextmanager
 def told(watch: Watch, log: int) -> Iterator[None]:
-    """Let phases and reports tell of themselves inside, and write it into an open file, which other processes share."""
+    """Let phases and reports send events inside the block, and write them into an open file shared with other processes."""
     phase, assemble = History.phase, run_report.write_report
 
     def tell(place: str) -> None:
@@ -137,13 +137,13 @@ def told(watch: Watch, log: int) -> Iterator[None]:
 
 
 class Child:
-    """A command in a forked process with a group of its own.
+    """A command in a forked process with its own process group.
 
     Args:
         words: the command line.
-        out: where it writes; what it says goes into files beside that: OUT.output, OUT.log, and OUT.events, what it did.
-        watch: what it tells.
-        before: called in it, before the command.
+        out: its directory; OUT.output, OUT.log and OUT.events beside it get its stdout, its stderr and its events.
+        watch: its events in shared memory.
+        before: a function that the child calls before the command.
         often: write a checkpoint after every step.
     """
 
@@ -176,8 +176,8 @@ class Child:
         os.dup2(output, 1)
         os.dup2(log, 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        random.seed(os.getpid())  # of no consequence
-        # Other processes are forked, too: spawned, each would import all again.
+        random.seed(os.getpid())  # has no influence on results
+        # Workers are forked, too: a spawned process would import everything again.
         fork = multiprocessing.get_context("fork")
         workers._context = lambda: fork
         if often:
@@ -189,16 +189,16 @@ class Child:
         return code
 
     def end(self) -> None:
-        """Wait for its end.
+        """Wait for the end of the command.
 
         Raises:
-            AssertionError: it failed.
+            AssertionError: the command failed.
         """
         code = self.wait()
         assert code == 0, f"exit code {code}: {self.log.read_text()[-2000:]}"
 
     def running(self) -> bool:
-        """Say whether it runs."""
+        """Return whether the command is running."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -206,7 +206,7 @@ class Child:
         return self.code is None
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit code."""
+        """Wait for the end of the command, and return its exit code."""
         deadline = time.monotonic() + _PATIENCE
         while self.running():
             if time.monotonic() > deadline:
@@ -217,20 +217,20 @@ class Child:
         return self.code
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and its workers."""
+        """Send a signal to the command and its workers."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
 
 def run_to_end(words: Sequence[str], out: Path) -> Child:
-    """Run a command that nobody kills."""
+    """Run a command without a kill."""
     child = Child(words, out, Watch(), often=False)
     child.end()
     return child
 
 
 def digest(out: Path, *, shared: bool = False) -> Json:
-    """Return what must be equal: the SHA-256 of every file, of those with seconds without them."""
+    """Return all that must be equal: the SHA-256 of every file, where needed without seconds."""
     found = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         name = path.relative_to(out).as_posix()
@@ -239,7 +239,7 @@ def digest(out: Path, *, shared: bool = False) -> Json:
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             parsed = [timeless(json.loads(line)) for line in lines]
-            # Of two workers that need one model, whichever comes first fine-tunes it.
+            # If two workers need one model, the first to come fine-tunes it.
             raced = [isinstance(each, dict) and each.get("phase") == "fine_tune" for each in parsed]
             content = json.dumps([each for each, other in zip(parsed, raced, strict=True) if not (shared and other)])
             found[name] = hashlib.sha256(content.encode()).hexdigest()
@@ -249,14 +249,14 @@ def digest(out: Path, *, shared: bool = False) -> Json:
 
 
 def timeless(value: Any) -> Any:
-    """Return a JSON value without seconds, and without checksums over them."""
+    """Return a JSON value without seconds."""
     if isinstance(value, dict):
         return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "seconds_per_task")}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
 class Harness:
-    """One run that was not interrupted, and many that are."""
+    """One uninterrupted run, and many that are killed."""
 
     def __init__(self, world: World) -> None:
         assert torch.get_num_threads() == 1, "a process with threads cannot be forked: set OMP_NUM_THREADS=1"
@@ -272,10 +272,10 @@ class Harness:
         return self.out() if out.exists() else out
 
     def resume(self, out: Path, *more: str) -> None:
-        """Go on, and compare.
+        """Resume a run, and compare it with the uninterrupted one.
 
         Raises:
-            AssertionError: it failed, or something differs.
+            AssertionError: the command failed, or its files differ.
         """
         resuming = ["--resume"] if out.exists() else []
         run_to_end(self.world.words(out, *resuming, *more), out)
@@ -285,9 +285,9 @@ class Harness:
         assert not [path for path in out.rglob(".*") if path.name != ".gitignore"], "leftovers"
 
     def killed_at_replace(self, number: int, *, after: bool, often: bool = True) -> bool:
-        """Kill a run at its rename of this number, before it or after, and resume; return whether it got so far.
+        """Kill a run before or after its rename of this number, and resume it; return False if it ended before that.
 
-        A checkpoint is written after every step, if ``often``, so that those renames are among them.
+        With ``often``, a checkpoint is written after every step, which adds renames.
         """
         out, replace, done = self.out(), os.replace, 0
 
@@ -311,7 +311,7 @@ class Harness:
         return True
 
     def killed_at(self, moment: int, delay: float, number: int = signal.SIGKILL) -> str:
-        """Kill a run by a signal, seconds after its event of this number, resume it, and return where it was killed."""
+        """Kill a run by a signal, ``delay`` seconds after its event of this number; resume it, and return its activity then."""
         out, watch = self.out(), Watch()
         child = Child(self.world.words(out), out, watch)
         while child.running() and watch.read()[0] < moment:
@@ -329,7 +329,7 @@ class Harness:
         return place
 
     def moments(self, count: int, seed: int) -> Iterator[tuple[int, float]]:
-        """Yield random moments: an event, those of all places equally often, and a little time after it."""
+        """Yield random moments: an event, with all activities equally often, and a short time after it."""
         draw = random.Random(seed)
         by_place = {place: [n for n, each in enumerate(self.events, 1) if each == place] for place in PLACES}
         places = [place for place in PLACES if by_place[place]]

@@ -1,4 +1,4 @@
-"""A small part of ``python tests/kill``: a few renames and moments of each command that it kills."""
+"""A small part of ``python tests/kill``: each command is killed at a few renames and moments."""
 
 from __future__ import annotations
 

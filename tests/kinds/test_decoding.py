@@ -1,4 +1,4 @@
-"""Texts that are written, and the allowed ones that are chosen, are the same for any batch, order and padding."""
+"""Generated texts and chosen closed answers are the same for any batch, order and padding."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST = 8
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
-    """A model by its family, with one task: ``loaded("Llama")``."""
+    """Return a function that loads a family's model with one task: ``loaded("Llama")``."""
     made: dict[str, LoadedModel] = {}
 
     def load(family: str) -> LoadedModel:
@@ -62,7 +62,7 @@ def task(**fields: Any) -> TaskDefinition:
 
 
 def prompts(loaded: LoadedModel, count: int = 6) -> list[list[int]]:
-    """Prompts of one token and more, of ids that are no special token."""
+    """Return prompts of one to nine tokens, none of them special."""
     draw = random.Random(0)
     ids = [i for i in range(len(loaded.tokenizer)) if i not in loaded.tokenizer.all_special_ids]
     return [[draw.choice(ids) for _ in range(draw.choice([1, 2, 5, 9]))] for _ in range(count)]
@@ -74,7 +74,7 @@ def end_of(loaded: LoadedModel) -> int:
 
 @torch.no_grad()
 def logits_after(loaded: LoadedModel, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-    """Of one row, without cache and padding, by transformers' own classes alone: after the prompt, and after each token."""
+    """Return one row's logits after the prompt and after each token, by transformers alone, without cache and padding."""
     backbone: Any = loaded.model.backbone.eval()
     if loaded.writes_apart:
         begun = torch.tensor([[backbone.config.decoder_start_token_id, *text]])
@@ -85,7 +85,7 @@ def logits_after(loaded: LoadedModel, prompt: Sequence[int], text: Sequence[int]
 
 
 def slow(loaded: LoadedModel, prompt: Sequence[int], most: int = MOST) -> list[int]:
-    """A text, token by token."""
+    """Generate a text token by token, as a reference."""
     text: list[int] = []
     while len(text) < most:
         token = int(logits_after(loaded, prompt, text)[-1].argmax())
@@ -117,7 +117,7 @@ def test_a_batch_writes_what_each_row_gets_alone(family: str, loaded: Callable[[
 
 @torch.no_grad()
 def test_a_long_row_changes_no_positions_of_another(tmp_path: Path) -> None:
-    """LongRoPE takes other factors for a whole batch whose longest row, with its text, has more than 12 tokens here."""
+    """LongRoPE changes its factors for a whole batch if the longest row, with its text, exceeds 12 tokens (here)."""
     directory = families.write("Phi3", tmp_path)
     config = json.loads((directory / "config.json").read_text())
     pairs = tiny.HIDDEN // tiny.HEADS // 2
@@ -140,7 +140,7 @@ def test_a_long_row_changes_no_positions_of_another(tmp_path: Path) -> None:
 def test_of_two_tokens_that_nearly_agree_the_row_alone_decides(
     family: str, every: int, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every token, or one in three, is in doubt, and the batch takes another for it."""
+    """Every token, or one in three, is reported as doubtful, and the batch proposes a wrong token for it."""
     model = loaded(family)
     rows = prompts(model)
     expected = [slow(model, row) for row in rows]
@@ -161,7 +161,7 @@ def test_of_two_tokens_that_nearly_agree_the_row_alone_decides(
 def test_rounding_between_batches_is_far_below_what_is_doubted(
     family: str, loaded: Callable[[str], LoadedModel]
 ) -> None:
-    """Logits of a row among others, padded, and alone: a hundredth of the distance below which the row alone decides."""
+    """A row's logits in a padded batch and alone differ by less than a hundredth of the threshold for doubt."""
     model = loaded(family)
     rows = prompts(model)
     model.model.eval()
@@ -179,7 +179,7 @@ def test_rounding_between_batches_is_far_below_what_is_doubted(
 
 
 def model_of(family: str, dtype: torch.dtype) -> TaskModel:
-    """A model with random weights, wide enough for kernels in blocks, which add up in their own order."""
+    """Return a model with random weights, wide enough that kernels work in blocks and sum in their own order."""
     ids: dict[str, Any] = {"vocab_size": 2048, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     sizes = {"hidden_size": 288, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 768}
     made: Any = {
@@ -205,7 +205,7 @@ def model_of(family: str, dtype: torch.dtype) -> TaskModel:
 def test_a_text_has_the_same_bits_alone_among_others_and_at_another_place(
     family: str, precision: str, threads: int
 ) -> None:
-    """In half precision all logits have; in float32 products that two threads share differ by a row's place."""
+    """In half precision, all logits are the same, too; in float32, products split over two threads depend on a row's place."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -242,7 +242,7 @@ def _compare(family: str, precision: str) -> None:
 @pytest.mark.parametrize("family", ["GPT2", "GPTNeo", "Mpt", "Bart", "OPT"])
 @torch.no_grad()
 def test_prompts_are_padded_within_the_positions_of_a_model(family: str, loaded: Callable[[str], LoadedModel]) -> None:
-    """Some families count padding as positions, too; a row that could not be padded so is read alone."""
+    """Some families count padding as positions; a row too long to be padded is generated alone."""
     model = loaded(family)
     most = positions_of(model.model.backbone)
     ids = [token for row in prompts(model, 40) for token in row]
@@ -261,7 +261,7 @@ def test_prompts_are_padded_to_a_few_lengths() -> None:
 
 @torch.no_grad()
 def test_a_decoder_apart_has_positions_of_its_own(loaded: Callable[[str], LoadedModel]) -> None:
-    """Its texts end there, however long the prompt is."""
+    """Texts end at the decoder's last position, regardless of the prompt's length."""
     model = loaded("Bart")
     row = prompts(model)[1]
     assert written(model, [row], most=1000)[0] == slow(model, row, tiny.POSITIONS - 1)
@@ -294,7 +294,7 @@ def test_a_text_ends_at_a_stop_string_and_at_its_longest(loaded: Callable[[str],
 
 @torch.no_grad()
 def test_a_text_ends_at_a_special_token_that_is_a_stop_text(loaded: Callable[[str], LoadedModel]) -> None:
-    """It is left out where ids become a text."""
+    """The stop token is left out when ids are decoded."""
     model = loaded("Llama")
     tokenizer = model.tokenizer
     special = tokenizer.all_special_tokens[0]
@@ -316,7 +316,7 @@ def test_a_decoder_that_begins_with_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_temperature_and_penalties_of_a_model_do_not_count(tmp_path: Path) -> None:
-    """A model's generation_config may sample or forbid repetitions; greedy decoding is greedy all the same."""
+    """A model's generation_config may sample or forbid repetitions; decoding stays greedy."""
     directory = families.write("GPT2", tmp_path)
     plain = load_model(str(directory), "generate")
     (directory / "generation_config.json").write_text(
@@ -328,7 +328,7 @@ def test_temperature_and_penalties_of_a_model_do_not_count(tmp_path: Path) -> No
     assert written(plain, prompts(plain)) == written(other, prompts(other))
 
 
-# -- Which of the allowed answers ---------------------------------------------------------------------------
+# -- Closed answers -----------------------------------------------------------------------------------------
 
 PROMPTS = [[5], [6, 7, 8, 9, 10], [11, 12], [5, 9, 13, 17]]
 ALLOWED = [[5], [6, 7], [6, 7, 8], [9, 10, 11, 12]]
@@ -345,7 +345,7 @@ def found(loaded: LoadedModel, prompts: Sequence[Sequence[int]], batch_size: int
 def test_it_is_the_sum_over_the_tokens_and_depends_on_the_row_alone(
     family: str, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the token that ends a text."""
+    """The log-probability of a closed answer includes the token that ends a text."""
     model = loaded(family)
     whole = found(model, PROMPTS)
     for prompt, row in zip(PROMPTS, whole, strict=True):
@@ -360,7 +360,7 @@ def test_it_is_the_sum_over_the_tokens_and_depends_on_the_row_alone(
 
 
 def test_a_prompt_leaves_room_for_the_longest_answer(loaded: Callable[[str], LoadedModel]) -> None:
-    """However short the right one is, and what ``max_new_tokens`` says."""
+    """The room does not depend on the row's right answer or on ``max_new_tokens``."""
     tokenizer = loaded("Llama").tokenizer
     closed = task(closed_answers=("great", "great great great great film"), max_new_tokens=1)
     encoder = PromptEncoder(tokenizer, closed, 16)

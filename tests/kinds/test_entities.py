@@ -1,4 +1,4 @@
-"""Entity F1 against hand-worked numbers, and the floor beneath it."""
+"""Entity F1 and its floor, against hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def answers(gold: Any, found: Any, lengths: Any) -> TagAnswers:
     ("gold", "found", "expected"),
     [
         ([1, 2, 0, 3], [1, 2, 0, 3], 1.0),
-        ([1, 2, 0, 3], [1, 0, 0, 3], 0.5),  # of two entities each, one is right: the person's end is not
-        ([1, 2, 0, 3], [0, 0, 0, 3], 2 / 3),  # 1 of 1 found, 1 of 2 there
+        ([1, 2, 0, 3], [1, 0, 0, 3], 0.5),  # 2 expected, 2 found, 1 right: the person ends too early
+        ([1, 2, 0, 3], [0, 0, 0, 3], 2 / 3),  # 2 expected, 1 found, 1 right
         ([1, 2, 0, 3], [0, 0, 0, 0], 0.0),
-        ([1, 2, 0, 3], [3, 4, 0, 3], 0.5),  # the right words, the wrong kind
-        ([1, 2, 0, 3], [2, 2, 0, 4], 1.0),  # as CoNLL's script: an I- that continues nothing begins an entity
-        ([1, 1, 0, 0], [1, 2, 0, 0], 0.0),  # two people are not one
+        ([1, 2, 0, 3], [3, 4, 0, 3], 0.5),  # the right words, the wrong type
+        ([1, 2, 0, 3], [2, 2, 0, 4], 1.0),  # as in CoNLL's script, an I- that continues nothing begins an entity
+        ([1, 1, 0, 0], [1, 2, 0, 0], 0.0),  # one entity in place of two people
         ([0, 0, 0, 0], [0, 0, 0, 0], 0.0),
     ],
 )
@@ -34,12 +34,12 @@ def test_f1_of_entities(gold: list[int], found: list[int], expected: float) -> N
 
 
 def test_no_entity_goes_on_in_another_sentence() -> None:
-    """Of three entities, two are found: the second sentence begins with an I- that is one of its own."""
+    """Three entities are expected, and two are found: the I- that begins the second sentence is an entity of its own."""
     assert entity_f1(answers([1, 2, 0, 3], [1, 0, 0, 3], [1, 3])) == pytest.approx(2 * 2 / 5)
 
 
 def test_the_floor_is_the_best_single_label() -> None:
-    """Compared with every label tried in turn."""
+    """The floor equals the best score among all labels, tried in turn."""
     draw = np.random.default_rng(1)
     for seed in range(5):
         lengths = np.random.default_rng(seed).integers(1, 4, 30)

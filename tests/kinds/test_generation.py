@@ -1,4 +1,4 @@
-"""Tasks that are answered by texts: how their rows are read, and how they are learned, answered and kept."""
+"""Generation tasks: how rows are read, learned, answered, and stored."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def in_all_splits(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks: the first word of a text, and its last two."""
+    """Two tasks: the right answer is the first word of a text, or its last two words."""
     directory = tmp_path_factory.mktemp("texts")
     for task, target in (("first", lambda words: words[0]), ("last", lambda words: [" ".join(words[-2:]), "x"])):
         write(directory, task, splits_of(target, train=24, validation=9, test=13), max_new_tokens=5)
@@ -189,14 +189,14 @@ def test_free_texts_are_scored_by_what_sees_progress_or_what_is_named(
         ({"question": "a", "answer": "b", "class": "x"}, {}, "pair"),
         ({"text": "a", "summary": "b", "category": "x"}, {}, "single"),
         ({"text": "a", "summary": "b", "mark": "x"}, {"text_column": "text", "label_column": "mark"}, "single"),
-        ({"prompt": "a", "messages": CHAT, "category": "x"}, {}, "messages"),  # of what the chat is about
+        ({"prompt": "a", "messages": CHAT, "category": "x"}, {}, "messages"),  # the topic of the chat
         ({"prompt": "a", "messages": CHAT, "target": "b"}, {"kind": "generation"}, "generation"),
     ],
 )
 def test_texts_with_labels_beside_them_stay_classification(
     columns: dict[str, Any], source: dict[str, str], kind: str, tmp_path: Path
 ) -> None:
-    """Whatever other columns could be a prompt and its answer."""
+    """This holds even if other columns could be a prompt and its answer."""
     label = list(columns)[2]
     rows = [{**columns, label: "xy"[i % 2]} for i in range(8)]
     write(tmp_path, "own", in_all_splits(rows), **source)
@@ -249,7 +249,7 @@ def test_rows_that_somebody_put_together_have_no_texts() -> None:
 
 
 def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, tmp_path: Path) -> None:
-    """Grafts are answered by the same ids and losses after a later task; continual fine-tuning is not."""
+    """Grafts have the same losses after a later task; continual fine-tuning does not."""
     run(data, model, tmp_path / "out", "continual-ft", "grafting-continual", "fine-tune")
     losses = {}
     for name in ("continual-ft", "grafting-continual"):
@@ -260,7 +260,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first (ROUGE-L)" in report
     assert "Other metrics after the last task (in %; loss in nats per token" in report
-    assert "left out" not in report  # the answers that were kept are read again
+    assert "left out" not in report  # the stored answers can be read again
     shown = report.partition("## Texts generated for first after the last task, with the first seed")[2].partition(
         "##"
     )[0]
@@ -285,7 +285,7 @@ def right_texts(task: Path, split: str) -> tuple[list[str], list[str]]:
 
 
 def nearest_share(task: Path) -> float:
-    """The share of test rows that are answered rightly by the training row with the most similar words."""
+    """Return the share of test rows whose answer is that of the training row with the most similar words."""
     (prompts, train), (asked, test) = (right_texts(task, split) for split in ("train", "test"))
     words = TfidfVectorizer().fit(prompts)
     nearest = (words.transform(asked) @ words.transform(prompts).T).toarray().argmax(axis=1)
@@ -297,11 +297,11 @@ def found_row(report: str, name: str) -> list[str]:
 
 
 def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) -> None:
-    """Also by a run that such a task is taken back from: what it keeps was learned of such rows."""
+    """This also holds after such a task is removed from a run: the remaining tasks were learned from such rows."""
     labels = [{"text": f"{word} {i}", "label": WORDS[i % 2]} for i, word in enumerate(WORDS * 2)]
     both = write(tmp_path / "data", "labels", in_all_splits(labels))
     (both / "last").symlink_to(data / "last")
-    bloom = families.write("Bloom", tmp_path / "bloom")  # reads rows of any length
+    bloom = families.write("Bloom", tmp_path / "bloom")  # takes rows of any length
     run(both, bloom, tmp_path / "both", "grafting-continual", stream="labels,last", steps=2)
     forgetfree.run(on=tmp_path / "both", without="last", out=tmp_path / "one", progress=False)
     binding = Ledger.load(tmp_path / "one" / "grafting-continual" / "seed-0" / "ledger.safetensors").binding
@@ -312,7 +312,7 @@ def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) 
 def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others give what they give alone."""
+    """The other rows give the same results as without the removed rows."""
     good = splits_of(lambda words: words[0], train=9, test=5)
     long = {"prompt": "a", "target": "film " * 60}
     write(tmp_path / "good", "own", good | {"validation": good["test"]})
@@ -373,7 +373,7 @@ def test_routing_sees_the_prompt_and_not_the_answer(data: Path, model: Path) -> 
 def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a run, which has an ECE then, and the same by predict and serve."""
+    """With closed answers, a run has an ECE, and `Predictor` and `predict` give the same answers."""
     closed = [*WORDS, "great film"]
     rows = splits_of(lambda words: words[0], train=24, validation=9, test=13)
     write(tmp_path, "first", rows, closed_answers=closed)
@@ -391,7 +391,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     share = np.exp(first.logits - first.logits.max(1, keepdims=True))
     share /= share.sum(1, keepdims=True)
     (told,) = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
-    assert [row[1] for row in told["ece"]] == [None] * 3  # of the task without probabilities, which no mean counts
+    assert [row[1] for row in told["ece"]] == [None] * 3  # without probabilities, no ECE; the mean skips it
     assert told["summary"]["ece"] == told["ece"][-1][0] == pytest.approx(first.ece, abs=1e-6) and first.ece
     assert not first.same_as(replace(first, logits=np.nextafter(first.logits, np.float32(9))))
     assert len(first.tensors()["ids"]) == first.lengths.sum()

@@ -1,4 +1,4 @@
-"""Tasks with any number of labels a row: reading, learning, what is kept to the bit, metrics, use."""
+"""Tasks with any number of labels per row: reading, learning, exact retention, metrics, use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROWS = [
 
 
 def examples(words: dict[str, list[str]], count: int, seed: int = 0) -> list[tuple[str, tuple[int, ...]]]:
-    """Texts with a keyword for each of their labels, of which every text has another set than the one before."""
+    """Return texts with a keyword for each of their labels; successive texts have different label sets."""
     draw, rows = random.Random(seed), []
     for i in range(count):
         own = tuple(i >> place & 1 for place in range(len(words)))
@@ -68,13 +68,13 @@ def task_of(name: str, words: dict[str, list[str]], train: int = 24) -> TaskRows
 
 
 def stream_of() -> Stream:
-    """Two tasks with two labels and three, and one with a label a row between them."""
+    """Return a stream of two multi-label tasks (two and three labels) with a single-label task between them."""
     tasks = [task_of("moods", MOODS), tiny_task("ag_news"), task_of("topics", TOPICS)]
     return make_stream("sets", tasks, tiny_model())
 
 
 def learned(name: str, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A strategy and its answers after each task."""
+    """Return a strategy and its answers after each task."""
     options = registry.strategy(name).Options
     given: dict[str, Any] = {"steps": 12, "batch_size": 4, "optimizer": "adamw", "learning_rate": 5e-3}
     if "mask_steps" in options.model_fields:
@@ -117,7 +117,7 @@ def test_labels_of_a_column_are_read(tmp_path: Path, ending: str, labels: Any, k
 
 
 def test_each_label_may_have_a_column(tmp_path: Path) -> None:
-    """Also for pairs; an id is none of them, and label_names choose among them."""
+    """This holds for pairs, too; an id column is no label, and label_names select among the labels."""
     frame = pandas.DataFrame(
         {
             "id": range(40),
@@ -141,7 +141,7 @@ def test_numbers_have_the_names_of_the_data(tmp_path: Path) -> None:
     rows = {"text": [f"text {i}" for i in range(30)], "labels": [[1], [2, 1], []] * 10}
     (read,) = load_tasks(None, {"mood": Dataset.from_dict(rows, features=features)})
     assert read.task.labels == ("joy", "sad") and {*read.train.labels} == {(1, 0), (1, 1), (0, 0)}
-    for split in ("train", "validation", "test"):  # as GoEmotions has them
+    for split in ("train", "validation", "test"):  # the numbers of labels, as in GoEmotions
         write_rows(tmp_path / "mood" / f"{split}.csv", [{"text": "a", "labels": "0,2"}, {"text": "b", "labels": "1"}])
     (tmp_path / "mood" / "source.json").write_text('{"kind": "multi-label", "label_names": ["joy", "fear", "sad"]}')
     assert load_task("mood", str(tmp_path)).train.labels == ((1, 0, 1), (0, 1, 0))
@@ -165,7 +165,7 @@ def test_a_column_of_lists_alone_is_recognised_by_any_name(cells: Any, labels: A
 
 @pytest.mark.parametrize("labels", [["joy", "sad"], ["joy", "joy|sad"]])
 def test_one_label_a_row_is_classification_as_before(labels: list[str]) -> None:
-    """Another column than ``labels`` may have vertical bars in the names of its labels."""
+    """In a column other than ``labels``, vertical bars belong to the names of labels."""
     rows = [{"text": f"text {i}", "emotion": labels[i % 2]} for i in range(30)]
     (read,) = load_tasks(None, {"mood": rows})
     assert read.task.kind == "single" and len(read.task.labels) == 2
@@ -201,7 +201,7 @@ def test_a_label_without_training_rows_is_told_unless_it_is_read_as_another() ->
 
 
 def test_shots_are_of_each_label_the_rarest_first() -> None:
-    """Of three rows with joy, one is rare: it has fear, too, and is drawn for both."""
+    """Of four rows with joy, one also has the rare label fear, and is drawn for both."""
     task = TaskDefinition("mood", "multi-label", ("joy", "fear"), metric="micro_f1")
     labels = ((1, 0), (1, 1), (1, 0), (0, 0), (1, 0))
     kind = kind_of(task)
@@ -216,7 +216,7 @@ def test_shots_are_of_each_label_the_rarest_first() -> None:
 
 
 def test_the_loss_is_binary_cross_entropy() -> None:
-    """By PyTorch's own, on the readout's logits; rows of other tasks in the same batch have lines of their own."""
+    """The loss equals PyTorch's on the readout's logits, also where a batch holds rows of several tasks."""
     stream = stream_of()
     moods, news, topics = (task.train for task in stream.tasks)
     model = stream.model.eval()
@@ -289,7 +289,7 @@ def test_it_is_learned_by_a_region() -> None:
 
 
 def test_it_is_learned_in_any_trainer(tmp_path: Path) -> None:
-    """By transformers' own loss for several labels; the ledger then answers as the model does, where a sigmoid is above 0.5."""
+    """Training uses transformers' multi-label loss; the ledger then answers as the model does, with a sigmoid above 0.5."""
     tokenizer = wordpiece()
     config = bert_config(len(tokenizer), num_labels=2, problem_type="multi_label_classification")
     pre_trained(lambda: BertForSequenceClassification(config)).save_pretrained(tmp_path)
@@ -320,7 +320,7 @@ def test_streams_are_checked() -> None:
 
 
 def test_floors_are_of_one_classifier_a_label() -> None:
-    """A keyword for each label is all that a bag of words has to know; a label that no row has is never answered."""
+    """A bag of words needs only one keyword per label; a label without training rows is never predicted."""
     rows = task_of("moods", MOODS, train=200)
     stream = make_stream("moods", [rows], tiny_model())
     (score,) = bag_of_words(stream.tasks, [rows.train], [rows.test])
@@ -348,13 +348,13 @@ def answers_of(right: Any, answered: Any) -> LabelSetAnswers:
             4 / 5,
             1 / 2,
             2 / 3,
-        ),  # two of two found, two of three there; label 1 is missed
+        ),  # 3 expected, 2 found, 2 right; label 1 is missed
         (
             [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
             6 / 12,
             (4 / 5 + 2 / 4) / 2,
             0.0,
-        ),  # label 2, which no row has, does not count
+        ),  # no row has label 2, so it does not count
         ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], 0.0, 0.0, 1 / 3),
     ],
 )
@@ -391,7 +391,7 @@ def test_the_sign_between_labels_is_that_of_the_training_rows(tmp_path: Path) ->
 
 
 def test_the_floor_is_the_best_constant_set() -> None:
-    """Compared with every set tried in turn."""
+    """The floor equals the best score among all sets, tried in turn."""
     right = (np.random.default_rng(0).random((40, 4)) < [0.7, 0.4, 0.1, 0.0]).astype(int)
     sets = [answers_of(right, np.tile(each, (40, 1))) for each in product((0, 1), repeat=4)]
     for name in ("micro_f1", "macro_f1", "exact_match"):
@@ -412,7 +412,7 @@ def test_answers_are_kept() -> None:
 
 
 def test_from_a_file_to_an_export(model_directory: Any, tmp_path: Path, capsys: Any) -> None:
-    """The model that transformers loads answers as the run does, where a sigmoid is above 0.5."""
+    """Loaded by transformers, the exported model gives the run's answers, with a sigmoid above 0.5."""
     for name, words in (("moods", MOODS), ("topics", TOPICS)):
         rows = examples(words, 120)
         labels = ["|".join(label for label, has in zip(words, own, strict=True) if has) for _, own in rows]

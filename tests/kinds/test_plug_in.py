@@ -1,4 +1,4 @@
-"""A kind and two metrics of a package, through commands, reports and the contract check: examples/my_kind."""
+"""A kind and two metrics from a package, in commands, reports and the contract check: examples/my_kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPLITS = {"train": "the", "validation": "a", "test": "a very"}
 
 @pytest.fixture
 def ratings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Two tasks of the kind, each with a metric of its own."""
+    """Two tasks of the kind, each with its own metric."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.setitem(registry.KINDS, "rating", Entry("my_kind:Rating"))
     for name, target in (("weighted-kappa", "KAPPA"), ("stars-off", "STARS_OFF")):
@@ -58,7 +58,7 @@ def test_it_runs_reports_and_answers(ratings: Path, model_directory: Any, tmp_pa
     assert cli.main(["run", "films,books", *strategies, "--model", model, *small, "--out", str(out)]) == 0
     results = json.loads((out / "results.json").read_text())
     assert [task["kind"] for task in json.loads((out / "config.json").read_text())["tasks"]] == ["rating"] * 2
-    assert results["floors"]["constant"] == [0.0, pytest.approx(2 / 3)]  # no kappa; the middle star is off by 2/3
+    assert results["floors"]["constant"] == [0.0, pytest.approx(2 / 3)]  # kappa is 0; the middle star is off by 2/3
     for run in results["runs"]:
         assert run["metric"] == ["weighted-kappa", "stars-off"]
         first, last = run["matrix"][1][0], run["matrix"][2][0]
@@ -74,7 +74,7 @@ def test_it_runs_reports_and_answers(ratings: Path, model_directory: Any, tmp_pa
 
 @dataclass(frozen=True, eq=False)
 class Guesses(Answers):
-    """Answers that are no labels: the stars as numbers."""
+    """Answers that are numbers of stars instead of labels."""
 
     stars: Any
     right: Any
@@ -99,7 +99,7 @@ class Guesses(Answers):
 
 
 class Guessing(Classification):
-    """Ratings that are answered by numbers between the stars."""
+    """Ratings whose answers are numbers between the stars."""
 
     forms: ClassVar[Mapping[str, Form]] = {"guessing": ("a text, and how many stars it gives", ("text", "label"))}
     metrics = ("stars-off",)
@@ -118,9 +118,9 @@ class Guessing(Classification):
 def test_answers_that_are_no_labels_are_trained_compared_and_kept(
     ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are scored by their metric, and agree as their kind says.
+    """Their metric scores them, and their kind defines agreement.
 
-    In a stream that withholds the task, constants are per task.
+    If a stream withholds the task, constants are still per task.
     """
     monkeypatch.setitem(registry.KINDS, "guessing", Entry(f"{__name__}:Guessing"))
     for task in ("films", "books"):
@@ -138,7 +138,7 @@ def test_answers_that_are_no_labels_are_trained_compared_and_kept(
 
 
 def test_a_kind_of_a_kind_scores_in_its_own_way(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what it answers as labels, whose metrics are otherwise those of classification."""
+    """Its metric also scores answers that are labels, which otherwise have the metrics of classification."""
     kind = registry.kind("rating")
     halved = Metric(lambda answers: 0.5, higher_is_better=False, bounds=(0.0, None))
     monkeypatch.setattr(type(kind), "metric", lambda self, name: halved)
@@ -149,7 +149,7 @@ def test_a_kind_of_a_kind_scores_in_its_own_way(ratings: Path, monkeypatch: pyte
 
 
 def test_one_constant_answer_for_all_tasks_has_the_fewest_stars_off(ratings: Path) -> None:
-    """Label 0 in the first task and 0, 0, 2 in the second: 0 is off by 0 and 2/3, while 2 is by 2 and 4/3."""
+    """The labels are 0, 0 and 0, 0, 2: label 0 is off by 0 and 2/3, and label 2 by 2 and 4/3."""
     answers = [LabelAnswers(np.zeros((len(labels), 3)), np.array(labels)) for labels in ([0, 0], [0, 0, 2])]
     found = constant_scores(answers, ["stars-off"] * 2, task_known=False)
     assert found == pytest.approx([0.0, 2 / 3])
@@ -175,7 +175,7 @@ def test_a_metric_that_fails_is_told_by_its_name(
 
 
 def test_reports_say_what_is_best_by_the_direction_of_a_metric(ratings: Path) -> None:
-    """Fewer stars off are more: in floors, in what a headline names, and in what is tinted."""
+    """Fewer stars off are better: in floors, in the headline, and in tinted cells."""
     for metrics, best, expected in (
         (["stars-off"] * 2, "low ", [0.2, 0.2]),
         (["weighted-kappa"] * 2, "high ", [0.4, 0.4]),
@@ -229,14 +229,14 @@ def test_without_its_package_results_say_what_is_missing(
 
 
 class Chunks(Tagging):
-    """Phrases of a sentence, as a kind made from ours."""
+    """Phrases of a sentence: a kind derived from `Tagging`."""
 
     forms: ClassVar[Mapping[str, Form]] = {"chunks": ("a sentence, and its phrases", ("tokens", "tags"))}
     metrics = ("accuracy", "f1")
 
 
 class Likeness(Classification):
-    """Pairs of texts, as a kind made from ours."""
+    """Pairs of texts: a kind derived from `Classification`."""
 
     forms: ClassVar[Mapping[str, Form]] = {"likeness": ("two texts, and a label", ("text_a", "text_b", "label"))}
 
@@ -276,7 +276,7 @@ def test_a_kind_made_from_classification_may_have_pairs(tmp_path: Path) -> None:
 
 
 def test_answers_to_words_without_their_rows_are_kept() -> None:
-    """As a plugin gives them: labels alone, without the sentences."""
+    """A plugin may give labels alone, without the sentences."""
     task = TaskDefinition.of_entities("people", ["PER"])
     given = kind_of(task).answers(task, torch.eye(3), torch.tensor([0, 1, 2]), None)
     assert kind_of(task).kept_answers(task, given.tensors()).agreement(given) == 1.0

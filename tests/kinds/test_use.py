@@ -1,4 +1,4 @@
-"""New texts of each kind of tasks, without a model: rows, replies, and what is shown of them."""
+"""New texts for each kind of task, without a model: rows, replies, and their output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_texts_become_rows(task: Any, texts: Any, expected: Rows | None) -> None
         (MOOD, [{"text": "a film"}], "Text 1: expected a text, got {'text': 'a film'}."),
         (PAIR, ["one"], "Task 'same' reads pairs of texts, got 1"),
         (PEOPLE, [("one", "two")], "Task 'people' labels the words of one text, got a pair of texts"),
-        (PEOPLE, "Jane", r"Expected a list of texts, got the text 'Jane'\. Give \['Jane'\]\."),  # else each letter
+        (PEOPLE, "Jane", r"Expected a list of texts, got the text 'Jane'\. Give \['Jane'\]\."),  # not its letters
         (PEOPLE, ["a", " "], r"Sentence 2: expected a list of words, none of them empty, got \[\]"),
     ],
 )

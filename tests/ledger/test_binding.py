@@ -1,4 +1,4 @@
-"""A ledger gives the same answers, or says why it cannot: each thing that decides an answer is changed alone."""
+"""A ledger gives the same answers or refuses with the reason: each test changes one thing that affects an answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Change = Callable[[Path], None]
 
 
 def edited(file: str, change: Callable[[dict[str, Any]], Any]) -> Change:
-    """Change one JSON file of a directory."""
+    """Return a change of one JSON file in a directory."""
 
     def apply(directory: Path) -> None:
         content = json.loads((directory / file).read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def swap_words(tokenizer: dict[str, Any]) -> None:
     vocabulary["film"], vocabulary["story"] = vocabulary["story"], vocabulary["film"]
 
 
-#: How the model's directory is changed, and what the message then names.
+#: The changes of the model's directory, each with the text that the error message must contain.
 MODEL_CHANGES: dict[str, tuple[Change, str]] = {
     "activation": (edited("config.json", lambda c: c.update(hidden_act="relu")), 'hidden_act (expected "gelu", got "relu")'),
     "heads": (edited("config.json", lambda c: c.update(num_attention_heads=4)), "num_attention_heads (expected 2, got 4)"),
@@ -86,7 +86,7 @@ def grafting(model: Path, data: Path, *, max_length: int = 24, **options: Any) -
 
 @pytest.fixture(scope="module")
 def saved(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A strategy in bf16 that has learned a task."""
+    """A saved strategy that has learned one task in bf16."""
     strategy, directory = grafting(model, data_directory), tmp_path_factory.mktemp("saved")
     strategy.train(strategy.stream.benchmark.train_stream[0])
     strategy.save(directory)
@@ -97,7 +97,7 @@ def saved(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFa
 def test_every_use_reports_a_changed_model(
     saved: Path, model: Path, change: str, capsys: pytest.CaptureFixture[str], data_directory: Path, tmp_path: Path
 ) -> None:
-    """The weights, and so their fingerprint, stay the same."""
+    """The weights stay the same, and so does their fingerprint."""
     there, (apply, named) = Path(shutil.copytree(model, tmp_path / "model")), MODEL_CHANGES[change]
     file = saved / "ledger.safetensors"
     assert cli.main(["ledger", "verify", str(file), "--model", str(there)]) == 0
@@ -109,14 +109,14 @@ def test_every_use_reports_a_changed_model(
     with pytest.raises(LedgerError) as caught:
         grafting(there, data_directory).load(saved)
     assert named in str(caught.value)
-    if change == "heads":  # what the body alone shows
+    if change == "heads":  # the change is visible in the body alone
         with pytest.raises(LedgerError) as caught:
             LedgerSwitch(Ledger.load(file), load_model(str(there), "linear").model.backbone)
         assert named in str(caught.value)
 
 
 def test_a_strategy_that_would_answer_differently_does_not_load(saved: Path, model: Path, data_directory: Path) -> None:
-    """It reads longer rows. How it would train is its own affair: answers are computed in the dtype of the weights."""
+    """A strategy with a longer maximum length does not load. The precision may differ: answers use the dtype of the weights."""
     with pytest.raises(LedgerError, match=r"max_length \(expected 24, got 32\)"):
         grafting(model, data_directory, max_length=32).load(saved)
     for precision in ("bf16", "fp32"):
@@ -152,7 +152,7 @@ def fast(content: dict[str, Any]) -> Any:
 
 
 def merges(content: dict[str, Any]) -> None:
-    """The last two merges change places, which no probe shows."""
+    """Swap the last two merges; none of the probe texts shows the difference."""
     held = content["model"]["merges"]
     held[-1], held[-2] = held[-2], held[-1]
 
@@ -208,7 +208,7 @@ def test_settings_that_decide_no_answer_do_not_matter(model_directory: Any) -> N
     inert |= {"return_dict": False, "torchscript": True, "chunk_size_feed_forward": 4, "pad_token_id": 3}
     for key, value in inert.items():
         setattr(body.config, key, value)
-    body.embeddings.word_embeddings.padding_idx = 3  # what BERT makes of pad_token_id, which counts in training only
+    body.embeddings.word_embeddings.padding_idx = 3  # BERT sets it from pad_token_id; it matters in training only
     assert network_differences(before, network_of(body)) == []
     body.config.hidden_act = "tanh"
     assert network_differences(before, network_of(body)) == ['the model\'s hidden_act (expected "gelu", got "tanh")']
@@ -256,7 +256,7 @@ def test_a_graft_refuses_a_model_that_computes_or_reads_differently(
 
 
 def test_a_classifiers_head_is_written_like_the_fine_tuned_models(tmp_path: Path, data_directory: Path) -> None:
-    """Only config.json says what DeBERTa's head computes, and the base model's may say something else."""
+    """Only config.json defines what DeBERTa's head computes, and the base model's config.json may differ."""
     config: dict[str, Any] = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config |= {"intermediate_size": 32, "max_position_embeddings": 48, "id2label": {0: "negative", 1: "positive"}}
     tokenizer = tiny.build("bert")[1]

@@ -1,4 +1,4 @@
-"""A graft as a file: every way to damage it, and the models that it can be put into."""
+"""A graft file: every kind of damage is refused, and the graft fits its model under any head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TASK = TaskDefinition(
 
 
 def graft_of(backbone: nn.Module, entries: int = 60, **changes: Any) -> Graft:
-    """A graft of entries spread over all tensors of the body, with new values."""
+    """Return a graft with new values, whose entries are spread over all tensors of the body."""
     space = body_space(backbone, ParameterSpace.of(backbone))
     region = Region.of(torch.linspace(0, len(space) - 1, entries).long())
     values = torch.randn(len(region), generator=torch.Generator().manual_seed(3))
@@ -44,7 +44,7 @@ def graft_of(backbone: nn.Module, entries: int = 60, **changes: Any) -> Graft:
 
 
 def differing(model: nn.Module, before: dict[str, Tensor]) -> int:
-    """Return how many entries changed."""
+    """Return the number of changed entries."""
     return sum(int((tensor != before[name]).sum()) for name, tensor in model.state_dict().items())
 
 
@@ -105,7 +105,7 @@ def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> No
     for name in ("one", "two"):
         (tmp_path / "sub" / name).mkdir(parents=True)
         (tmp_path / "sub" / name / "graft.safetensors").write_bytes(file.read_bytes())
-    assert find_graft(file) == find_graft(tmp_path) == file  # what lies deeper counts only where there is none
+    assert find_graft(file) == find_graft(tmp_path) == file  # deeper files count only without a file here
     assert find_graft(tmp_path / "sub" / "one").parent.name == "one"
     with pytest.raises(UsageError, match=r"must hold one graft file, got 2: one/graft.safetensors, two/graft"):
         find_graft(tmp_path / "sub")
@@ -175,7 +175,7 @@ def test_a_body_has_the_same_fingerprint_however_it_is_loaded(kind: str, model_d
     assert len({body_fingerprint(model) for model in models}) == 2
 
 
-# -- What is refused -------------------------------------------------------------------------------------
+# -- Refusals --------------------------------------------------------------------------------------------
 
 
 def refuse(graft: Graft, model: nn.Module, match: str) -> None:

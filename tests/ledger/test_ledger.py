@@ -1,4 +1,4 @@
-"""The ledger: ownership, its file and every way to damage it, and the switch between tasks."""
+"""The ledger: ownership, the file and every kind of damage to it, and the switch between tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from forgetfree.tasks import TaskDefinition
 
 
 class Toy(nn.Module):
-    """26 entries: a.weight 0–11, a.bias 12–15, b.weight 16–23, b.bias 24–25; and the buffers of a BatchNorm."""
+    """A model with 26 entries (a.weight 0–11, a.bias 12–15, b.weight 16–23, b.bias 24–25) and the buffers of a BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,10 +45,10 @@ class Toy(nn.Module):
                 parameter.copy_((torch.arange(parameter.numel()) * 0.1 + i).view(parameter.shape))
 
 
-#: γ of three tasks, and what each of them owns: γ minus what came before.
+#: γ of three tasks, and the entries each task owns: γ minus the entries of earlier tasks.
 REGIONS = {"one": [0, 5, 13], "two": [5, 6, 20], "three": [13, 20, 24, 25]}
 OWNED = {"one": [0, 5, 13], "two": [6, 20], "three": [24, 25]}
-#: What they stand on.
+#: The parent on which each task stands.
 PARENTS = {
     "union": {"one": "", "two": "one", "three": "two"},
     "selection": dict.fromkeys(REGIONS, ""),
@@ -58,7 +58,7 @@ PARENTS = {
 
 
 def record(task: str, **changes: Any) -> Record:
-    """The record of one of the three tasks, with values 100, 101 … (200 …, 300 …) and a readout of its own."""
+    """Return the record of one of the three tasks, with values 100, 101 … (200 …, 300 …) and its own readout."""
     base = 100.0 * (1 + list(REGIONS).index(task))
     owned = Region.of(OWNED[task])
     values = torch.arange(len(owned)) + base
@@ -77,7 +77,7 @@ def ledger_of(model: nn.Module, tasks: list[str] | None = None) -> Ledger:
 
 
 def composed(way: str, tasks: list[str] | None = None) -> Ledger:
-    """The three tasks as they stand on each other one way, or as selections; each owns what is free of its γ."""
+    """Return a ledger of the three tasks composed in one ``way``; each task owns the free entries of its γ."""
     model = Toy()
     made = Ledger(ParameterSpace.of(model), fingerprint_of(model), "selection" if way == "selection" else "parents")
     for task in REGIONS if tasks is None else tasks:
@@ -88,7 +88,7 @@ def composed(way: str, tasks: list[str] | None = None) -> Ledger:
     return made
 
 
-#: What each task is inferred with on top of θ_pre. γ of three is 13, 20, 24, 25; one owns 13, two owns 20.
+#: The values written onto θ_pre for each task. γ of three is 13, 20, 24, 25; one owns 13, two owns 20.
 INFERRED: dict[str, dict[str, dict[int, float]]] = {
     "union": {
         "one": {0: 100, 5: 101, 13: 102},
@@ -105,7 +105,7 @@ INFERRED: dict[str, dict[str, dict[int, float]]] = {
         "two": {5: 200, 6: 201, 20: 202},
         "three": {13: 300, 20: 301, 24: 302, 25: 303},
     },
-    "tree": {  # two takes nothing from three
+    "tree": {  # two does not use entries of three
         "one": {0: 100, 5: 101, 13: 102},
         "two": {5: 200, 6: 201, 20: 202},
         "three": {0: 100, 5: 101, 13: 102, 20: 300, 24: 301, 25: 302},
@@ -153,13 +153,13 @@ def assert_same_record(a: Record, b: Record) -> None:
 
 
 def test_every_entry_has_one_owner_or_none(ledger: Ledger) -> None:
-    """One ∩ two = {5}, one ∩ three = {13}, two ∩ three = {20} of the localized regions, whose sizes are 3, 3 and 4."""
+    """The regions have 3, 3 and 4 entries, with one ∩ two = {5}, one ∩ three = {13} and two ∩ three = {20}."""
     assert ledger.tasks == ["one", "two", "three"] and ledger.position("two") == 1
     assert ledger.taken("one").indices.tolist() == [0, 5, 13]
     assert ledger.taken("two").indices.tolist() == [0, 5, 6, 13, 20]
     assert ledger.owned().indices.tolist() == [0, 5, 6, 13, 20, 24, 25]
     every, asked = [0, 1, 5, 6, 13, 20, 24, 25], Region.of([0, 1, 6, 25])
-    for parent, free, owners in (  # back and forth
+    for parent, free, owners in (  # back and forth in the chain of parents
         ("three", [1], [0, -1, 0, 1, 0, 1, 2, 2]),
         ("one", [1, 6, 25], [0, -1, 0, -1, 0, -1, -1, -1]),
         ("two", [1, 25], [0, -1, 0, 1, 0, 1, -1, -1]),
@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_refused_and_the_ledger_stays(model: Toy, changes: 
 
 
 def test_a_value_that_the_models_dtype_does_not_hold_is_refused() -> None:
-    """Not when the file is read: 70,000 is infinite in float16, and 65,504 is its largest number."""
+    """Append raises, before any file is written: 70,000 is infinite in float16, whose largest number is 65,504."""
     ledger = Ledger(ParameterSpace.of(Toy().half()), "f" * 64)
     region = Region.of([0, 5])
     with pytest.raises(LedgerError, match="'values' holds NaN or infinity"):
@@ -242,7 +242,7 @@ def test_what_the_caller_does_to_its_tensors_later_cannot_reach_the_ledger(model
 
 @pytest.mark.parametrize(("names", "there"), [(("h.0.w", "norm.w"), ("h.0.w", "norm.w")), (("gpt.h.w",), ("h.w",))])
 def test_the_graft_of_a_language_model_has_names_as_in_its_body(names: tuple[str, ...], there: tuple[str, ...]) -> None:
-    """The body is one attribute of the model, or the model itself."""
+    """The body is an attribute of the model, or the model itself."""
     space = ParameterSpace(tuple(TensorSpec(name, (2,), torch.float32, 2 * i) for i, name in enumerate(names)))
     ledger = Ledger(space, "f" * 64, binding=Binding("{}", "t", "causal", 5))
     owned = Graft(Region.of([1]), torch.ones(1))
@@ -255,7 +255,7 @@ def test_the_graft_of_a_language_model_has_names_as_in_its_body(names: tuple[str
 
 
 def test_saving_and_loading_loses_nothing(model: Toy, ledger: Ledger, tmp_path: Path) -> None:
-    """Nor of a ledger without tasks, or of a task whose region others own entirely."""
+    """This includes a ledger without tasks, and a task whose region is owned entirely by other tasks."""
     empty, shared = ledger_of(model, []), ledger_of(model, ["one"])
     nothing = Graft(Region.empty(), torch.empty(0))
     shared.append(Record("two", Region.of([0, 13]), nothing, 0.1, {"weight": torch.ones(1)}, parent="one"))
@@ -269,7 +269,7 @@ def test_saving_and_loading_loses_nothing(model: Toy, ledger: Ledger, tmp_path: 
 
 
 def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(tmp_path: Path) -> None:
-    """Denormals, signed zeros and values that no decimal print would keep; bfloat16 stays bfloat16."""
+    """Denormals, signed zeros and values without a short decimal form survive; bfloat16 stays bfloat16."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn):
         model = Toy().to(dtype)
         values = torch.tensor([1e-40, -0.0, 0.1]).to(dtype)
@@ -282,7 +282,7 @@ def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(tmp_path: Path)
 
 
 def test_entries_far_apart_and_close_together_in_mixed_dtypes(tmp_path: Path) -> None:
-    """A ledger and a graft of each region keep it to the bit, in the bytes of the shorter form: two an entry, or four."""
+    """A ledger and a graft keep each region exactly, in the shorter of two forms: two bytes per entry, or four."""
     model = nn.Sequential(nn.Linear(500, 400, bias=False), nn.Linear(400, 500).to(torch.bfloat16))
     space = ParameterSpace.of(model)
     ledger = Ledger(space, "f" * 64)
@@ -292,7 +292,7 @@ def test_entries_far_apart_and_close_together_in_mixed_dtypes(tmp_path: Path) ->
         "close": range(400_000, 400_400, 3),
     }
     for task, indices in regions.items():
-        values = torch.arange(len(indices)).to(torch.bfloat16).float()  # what both dtypes hold
+        values = torch.arange(len(indices)).to(torch.bfloat16).float()  # values that both dtypes represent exactly
         ledger.append(Record(task, Region.of(indices), Graft(Region.of(indices), values, space), 0.1))
     ledger.save(tmp_path / "ledger")
     loaded = Ledger.load(tmp_path / "ledger")
@@ -305,7 +305,7 @@ def test_entries_far_apart_and_close_together_in_mixed_dtypes(tmp_path: Path) ->
 
 
 def test_equal_ledgers_are_equal_files(model: Toy, tmp_path: Path) -> None:
-    """Also one that was saved, loaded and continued."""
+    """This includes a ledger that was saved, loaded and continued."""
     first, other = tmp_path / "first.safetensors", tmp_path / "other.safetensors"
     ledger_of(model).save(first)
     ledger_of(model, ["one", "two"]).save(other)
@@ -329,7 +329,7 @@ MOOD = TaskDefinition("one", "single", ("sad", "glad"))
 
 
 def moved(k: int, owned: tuple[int, ...], shared: tuple[int, ...] = ()) -> Change:
-    """Other entries of record ``k``, with checksums that are right; as many as before."""
+    """Replace the entries of record ``k`` by as many others, with valid checksums."""
     both = {"index": u32(*owned)} | ({"shared": u32(*shared)} if shared else {})
     return sealed(*(put(f"{k}/{name}", tensor) for name, tensor in both.items()))
 
@@ -372,7 +372,7 @@ def test_a_damaged_file_is_refused_with_the_reason(file: Path, damage: str) -> N
 
 
 def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
-    """A bit of every byte of the tensors, and of every fifth of the header: a ledger error, never another."""
+    """One bit flips in each byte of the tensors and in each fifth byte of the header; each flip raises a ledger error."""
     sound = file.read_bytes()
     tensors = 8 + int.from_bytes(sound[:8], "little")
     positions = [*range(8), *range(8, tensors, 5), *range(tensors, len(sound))]
@@ -383,7 +383,7 @@ def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
 
 
 def many(tasks: int, entries: int) -> Ledger:
-    """Tasks with random regions of a space of 200,000 entries, each with a readout."""
+    """Return a ledger of tasks with random regions in a space of 200,000 entries, each with a readout."""
     space, generator = ParameterSpace.of(nn.Linear(500, 400, bias=False)), torch.Generator().manual_seed(tasks)
     made = Ledger(space, "f" * 64)
     for k in range(tasks):
@@ -396,7 +396,7 @@ def many(tasks: int, entries: int) -> Ledger:
 
 
 def seconds_of(action: Callable[..., object], *arguments: object) -> float:
-    """Of the processor, whatever else runs beside."""
+    """Return the processor time of an action, which other processes do not affect."""
     begin = time.process_time()
     action(*arguments)
     return time.process_time() - begin
@@ -404,7 +404,7 @@ def seconds_of(action: Callable[..., object], *arguments: object) -> float:
 
 @pytest.mark.sampled(share=0.1)
 def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: Path) -> None:
-    """Ten times as many tasks; a square would take a hundred times as long."""
+    """The test compares 100 tasks with 1,000; with quadratic cost, these would take a hundred times as long."""
     few, lots = many(100, 200), many(1000, 200)
     files = [tmp_path / "few.safetensors", tmp_path / "lots.safetensors"]
     for ledger, file in zip((few, lots), files, strict=True):
@@ -426,7 +426,7 @@ def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: P
 
 @pytest.mark.parametrize("way", ["line", "star", "two lines", "random"])
 def test_owners_are_those_of_a_slow_reference_however_many_tasks_there_are(way: str) -> None:
-    """Runs that are merged many times, tasks that own nothing, and trees of every form; one by one, and all at once."""
+    """This covers runs merged many times, tasks that own nothing, and all forms of trees, added one by one and all at once."""
     random, owners, expected = np.random.default_rng(0), OwnersBelow(), [dict[int, int]()]
     regions, parents, before = list[Region](), list[int](), list[list[int]]()
     for task in range(400):
@@ -466,7 +466,7 @@ def test_a_task_is_answered_inside_and_the_base_model_is_there_after(model: Toy,
 
 
 def test_a_switch_inside_a_callers_autocast_is_answered_anew(model: Toy, ledger: Ledger) -> None:
-    """There PyTorch keeps the weights it has cast, and would answer from those of the task before."""
+    """Autocast caches cast weights; a stale cache would give the answers of the previous task."""
     switch, x = LedgerSwitch(ledger, model), torch.eye(model.a.in_features)
     answers = {}
     for outer in (False, True):
@@ -481,7 +481,7 @@ def test_a_switch_inside_a_callers_autocast_is_answered_anew(model: Toy, ledger:
 
 
 def test_a_switch_touches_only_tensors_that_hold_what_it_changes(model: Toy, ledger: Ledger) -> None:
-    """Between stages 1 and 2 lie a.weight[6] and b.weight[4]; the biases are not written, not even with what they hold."""
+    """Stages 1 and 2 differ in a.weight[6] and b.weight[4]; the biases are not written, not even with equal values."""
     switch = LedgerSwitch(ledger, model)
     switch.to(1)
     versions = {name: parameter._version for name, parameter in model.named_parameters()}
@@ -495,7 +495,7 @@ def test_a_switch_touches_only_tensors_that_hold_what_it_changes(model: Toy, led
 
 
 def test_a_region_trained_in_place_is_given_back(model: Toy) -> None:
-    """What the task stands on comes back, with a record of it or without; then the switch knows it as any other."""
+    """The parent's weights come back, with or without a record of the task; the switch then serves the task like any other."""
     before, ledger = state_of(model), ledger_of(model, ["one"])
     switch, region = LedgerSwitch(ledger, model), Region.of(OWNED["two"])
     with switch.learning(region, parent="one"):
@@ -521,7 +521,7 @@ def test_a_region_trained_in_place_is_given_back(model: Toy) -> None:
 
 
 def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(model: Toy) -> None:
-    """One entry beside the region is enough; the message's remedy leads to the record, and back to θ_pre."""
+    """One entry outside the region is enough. The remedy in the message leads to a valid record, and back to θ_pre."""
     before, ledger = state_of(model), ledger_of(model, [])
     switch, region = LedgerSwitch(ledger, model), Region.of([6, 20])
     with (
@@ -595,7 +595,7 @@ def test_changed_buffers_are_those_that_training_moved(model: Toy) -> None:
 
 @pytest.mark.parametrize("way", INFERRED)
 def test_a_task_is_inferred_with_what_it_stands_on(way: str, tmp_path: Path) -> None:
-    """In any order, from memory and from the file, with its buffers; θ_pre comes back bit for bit."""
+    """This holds in any order, from memory and from the file, with buffers; θ_pre comes back bit for bit."""
     made = composed(way)
     made.save(tmp_path / "l.safetensors")
     for ledger in (made, Ledger.load(tmp_path / "l.safetensors")):
@@ -616,7 +616,7 @@ def test_a_task_is_inferred_with_what_it_stands_on(way: str, tmp_path: Path) -> 
 
 
 def test_a_ledger_says_what_lies_between_tasks_and_who_stands_on_whom() -> None:
-    """By hand: in the tree, three stands on one, and two on nothing."""
+    """Expected values are worked out by hand: in the tree, three stands on one, and two on θ_pre."""
     tree, union, selection = (composed(way) for way in ("tree", "union", "selection"))
     assert [tree.parts(stage) for stage in range(4)] == [[], [0], [1], [0, 2]]
     assert (tree.way(3, 2), tree.way(1, 3), tree.way(3, 1)) == (([2, 0], [1]), ([], [2]), ([2], []))
@@ -628,7 +628,7 @@ def test_a_ledger_says_what_lies_between_tasks_and_who_stands_on_whom() -> None:
     }
     every = [("two", "one"), ("three", "one"), ("three", "two")]
     assert stand == {"tree": [("three", "one")], "union": every, "selection": every}
-    assert [len(each.owned()) for each in (tree, union, selection)] == [7, 7, 7]  # an entry once, whoever has it
+    assert [len(each.owned()) for each in (tree, union, selection)] == [7, 7, 7]  # each entry counts once
     assert tree.of_tasks(["one", "three"]).parts(2) == [0, 1]
     with pytest.raises(LedgerError, match=r"'three'.*holds no task 'one'"):
         tree.of_tasks(["two", "three"])
@@ -656,7 +656,7 @@ def test_a_region_in_training_is_given_back_on_commit(way: str) -> None:
     assert torch.equal(Graft.of(model, ledger.space, region).values, torch.full((len(region),), 200.0))
 
 
-#: Of a ledger of one kind: what is done to its file, and the reason given.
+#: The composition (a key of `PARENTS`), the change of the file, and the reason in the error.
 MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
     "an unknown one": ("alone", sealed(note("composition", "sum")), "its composition is 'sum', expected one of parents, sel"),
     "overlaps with a parent": ("alone", sealed(told(1, parent="one")), "'two' takes entries that tasks below it own"),
@@ -684,7 +684,7 @@ def test_a_damaged_composition_is_refused(tmp_path: Path, damage: str) -> None:
     [("union", ["3", "2", "2"]), ("selection", ["3", "2", "2"]), ("alone", ["3", "3", "4"]), ("tree", ["3", "3", "3"])],
 )
 def test_the_view_says_who_stands_on_whom(way: str, rows: list[str], tmp_path: Path) -> None:
-    """Owned entries task by task; all together are 7, though those that stand alone have 10 values."""
+    """The view lists owned entries task by task; the total is 7 entries, though tasks that stand alone store 10 values."""
     path = tmp_path / "l.safetensors"
     composed(way).save(path)
     text = render_ledger(Ledger.load(path), path)

@@ -1,4 +1,4 @@
-"""Batches of many tasks: large groups have the switched model's bits, small ones its logits up to rounding."""
+"""Batches of many tasks: large groups get the switched model's exact logits, small groups the same logits up to rounding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.testing.tiny import HIDDEN
 
 TASKS = ("a", "b", "c", "d", "e")
-#: Families whose norms are no LayerNorms, that use a tensor of no layer, or (OPT) whose layers get rows of tokens.
+#: Families with norms other than LayerNorm, with a tensor outside of all layers, or (OPT) with layers that get flattened rows.
 EXACT = {
     *("Deberta", "DebertaV2", "XLNet", "OPT", "T5", "MT5", "UMT5", "Phi3"),
     *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text"),
@@ -31,7 +31,7 @@ EXACT = {
 
 
 def ledger_of(model: ReadoutModel, way: str = "union", size: int = 12, small: str = "", **changes: Any) -> Ledger:
-    """A ledger of random regions that share entries, with tiny changes in ``small`` tasks; two, three or four labels each."""
+    """Return a ledger of random regions that share entries; ``small`` tasks change little; each task has 2, 3 or 4 labels."""
     space = model.space()
     generator = torch.Generator().manual_seed(3)
     ledger = Ledger(space, "unknown", "selection" if way == "selection" else "parents")
@@ -55,7 +55,7 @@ def mixed_of(model: ReadoutModel, ledger: Ledger, **options: Any) -> MixedBatchM
 
 @torch.no_grad()
 def expected(model: ReadoutModel, ledger: Ledger, rows: list[Tensor], tasks: list[str], pad: int) -> list[Tensor]:
-    """The answers of the switched model, task by task, from the rows of each together."""
+    """Return the switched model's answers; the rows of each task are one batch."""
     switch, answers = LedgerSwitch(ledger, model.backbone, check=False), {}
     for task in set(tasks):
         numbers = [number for number, other in enumerate(tasks) if other == task]
@@ -68,13 +68,13 @@ def expected(model: ReadoutModel, ledger: Ledger, rows: list[Tensor], tasks: lis
 def both(
     model: Any, ledger: Ledger, rows: list[Tensor], tasks: str, pad: int | None, **options: Any
 ) -> tuple[list[Tensor], list[Tensor], MixedBatchModel]:
-    """The answers of a `MixedBatchModel` and of the switched model, and the former."""
+    """Return the answers of a `MixedBatchModel`, those of the switched model, and the `MixedBatchModel`."""
     mixed = mixed_of(model, ledger, pad=pad, **options)
     return mixed.answer(rows, list(tasks)), expected(model, ledger, rows, list(tasks), pad or 0), mixed
 
 
 def rows_of(loaded: LoadedModel, tasks: Sequence[str]) -> list[Tensor]:
-    """Rows of two to fourteen tokens."""
+    """Return rows of two to fourteen tokens."""
     generator = torch.Generator().manual_seed(1)
     words = sorted(set(range(len(loaded.tokenizer))) - set(loaded.tokenizer.all_special_ids))
     drawn = [torch.randint(len(words), (2 + 5 * i % 13,), generator=generator) for i in range(len(tasks))]
@@ -83,7 +83,7 @@ def rows_of(loaded: LoadedModel, tasks: Sequence[str]) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def corrected_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The regions of tiny models are a large share of their spaces."""
+    """Allow corrections for regions of any size: in tiny models, a region is a large share of the space."""
     monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
 
 
@@ -117,24 +117,24 @@ def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, way: st
 @pytest.mark.parametrize("way", ["union", "selection", "alone", "tree"])
 @pytest.mark.parametrize("tasks", ["eadbc", "aebbe", "ddabcccccd", "ac"])
 def test_small_groups_have_its_logits(loaded: LoadedModel, way: str, tasks: str) -> None:
-    """Before and after the task whose union all of them share; beside a large group."""
+    """The tasks lie before and after the shared stage; one batch also has a large group."""
     ledger = ledger_of(loaded.model, way)
     rows = rows_of(loaded, list(tasks))
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
     exact = expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
-    for _ in range(2):  # compared with the exact ones, and then trusted
+    for _ in range(2):  # the first call compares with exact logits, the second trusts the corrections
         answers = mixed.answer(rows, list(tasks))
         assert close(answers, exact)
     assert not mixed._exact
     assert not same(answers, exact)
     bare = expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
-    assert same(exact, bare)  # θ_pre was left as it was
+    assert same(exact, bare)  # θ_pre is unchanged
 
 
 @pytest.mark.sampled("ModernBert", "OPT")
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str) -> None:
-    """Whatever a family has: shared layers, norms of other kinds, tensors of no layer, rows in the second dimension."""
+    """Families differ in shared layers, kinds of norms, tensors outside of layers, and rows in the second dimension."""
     loaded = load_model(str(families.write(name, tmp_path)), "linear")
     loaded.model.eval()
     ledger = ledger_of(loaded.model, size=200)
@@ -166,7 +166,7 @@ def test_all_is_exact_where_that_is_asked_for(loaded: LoadedModel) -> None:
 
 
 class Vision(ReadoutModel):
-    """A convolution, a norm with buffers and two linear layers, of which one is used without being called."""
+    """A norm with buffers and two linear layers; the second may be used without being called."""
 
     def __init__(self, *, called: bool = True) -> None:
         backbone = nn.ModuleDict(
@@ -191,7 +191,7 @@ class Vision(ReadoutModel):
 def test_a_module_that_is_not_called_is_noticed_and_buffers_are_the_tasks(
     called: bool, buffers: dict[str, Tensor]
 ) -> None:
-    """Rows without a length: vectors, in a batch of them."""
+    """The rows are vectors, without a length."""
     model = Vision(called=called).eval()
     rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
     answers, exact, mixed = both(model, ledger_of(model, c={"buffers": buffers}), rows, "edcba", None)
@@ -202,7 +202,7 @@ def test_a_module_that_is_not_called_is_noticed_and_buffers_are_the_tasks(
 @pytest.mark.sampled("alone")
 @pytest.mark.parametrize("way", ["union", "selection", "alone", "tree"])
 def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, way: str) -> None:
-    """A layer may not do what its class says, which does not show where corrections hardly move the logits."""
+    """A layer may compute otherwise than its class; the error is invisible where corrections hardly move the logits."""
     ledger = ledger_of(loaded.model, way, size=500, small="abc")
     layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)

@@ -1,4 +1,4 @@
-"""Fixtures of tests of models."""
+"""Fixtures for the tests of models."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ import pytest
 
 @pytest.fixture
 def copy(model_directory: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A model directory that a test may change."""
+    """Return a function that copies a model directory, so that a test may change it."""
     return lambda kind: Path(shutil.copytree(model_directory(kind), tmp_path / kind))

@@ -1,4 +1,4 @@
-"""Families beside BERT, RoBERTa and GPT-2 are loaded, fine-tuned, localized, grafted, and written as models."""
+"""Models of many families are loaded, fine-tuned, localized, grafted, and written as models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRAFTED = (*ENCODERS, "GPT2", "OPT", "Bloom", "Llama", "GPTNeoX", "T5", "Bart")
 
 @pytest.fixture(scope="module", params=GRAFTED)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A family's name, and the directory of a tiny model of it with its LM head."""
+    """Return a family's name and the directory of its tiny model with an LM head."""
     return request.param, families.write(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -46,7 +46,7 @@ def test_a_family_is_grafted_and_written(
     assert len(found.region)
     bench.graft(fine_tuned, found.region, 0.05).save(tmp_path / "graft.safetensors")
     graft = Graft.load(tmp_path / "graft.safetensors")
-    # Any head gives the same bits.
+    # The weights have the same bits under any head.
     theta = bench.grafted(fine_tuned, found.region).theta
     whole = load_model(str(directory), readout).model.backbone
     graft.apply_(whole)
@@ -56,7 +56,7 @@ def test_a_family_is_grafted_and_written(
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
 
 
-#: T5's head stands on its decoder, and a causal head has no bias.
+#: Families without a fitting classifier: T5's head reads its decoder, and a causal head has no bias.
 NO_SUCH_HEAD = ("T5", "GPT2", "OPT", "Bloom", "Llama", "GPTNeoX")
 LONG = "the film was awful . " * 30
 TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
@@ -77,7 +77,7 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
     readout = {"weight": torch.randn(pre["weight"].shape) / 2, "bias": torch.randn(pre["bias"].shape)}
     moved = bench.pre.theta + 0.1 * torch.randn(len(bench.space))
     state = replace(bench.pre, theta=moved, readouts={task: readout})
-    region = Region.of(range(0, len(bench.space), 2))  # of every norm, too
+    region = Region.of(range(0, len(bench.space), 2))  # entries of all tensors, norms included
     bench.graft(state, region, 0.5).save(tmp_path / "graft.safetensors")
     written = apply_graft(Graft.load(tmp_path / "graft.safetensors"), str(directory), tmp_path / "out")
     assert bool(written.call) == (family not in NO_SUCH_HEAD)
@@ -103,7 +103,7 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
 @pytest.mark.sampled("Albert-auto")
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_what_tells_tasks_apart_is_the_mean_of_a_hidden_layer(model: tuple[str, Path], readout: str) -> None:
-    """Of an encoder-decoder it is the encoder's; no LM head and no decoder is asked."""
+    """For an encoder-decoder, the layer is the encoder's; neither an LM head nor a decoder runs."""
     loaded = load_model(str(model[1]), readout)
     network, ids = loaded.model.eval(), torch.arange(30, 42).view(1, 12)
     short = torch.cat([ids[:, :9], torch.full((1, 3), loaded.pad)], 1)

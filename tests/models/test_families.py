@@ -1,4 +1,4 @@
-"""Tiny models of every family: what may be grafted, the kind of each tensor, what is read, and what is refused."""
+"""Tiny models of every family: graftable tensors, the kind of each tensor, attention masks, and lengths of rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERY = pytest.mark.parametrize("name", FAMILIES)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a family's tiny language model."""
+    """Return a function that gives the directory of a family's tiny language model."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -36,13 +36,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-# -- What may be grafted ---------------------------------------------------------------------------------
+# -- Graftable tensors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("Falcon")
 @EVERY
 def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any, name: str) -> None:
-    """Beside layers, only what the last layer's output goes through may be grafted. Embeddings and their parts stay."""
+    """Outside of layers, only modules applied to the last layer's output are graftable; embeddings and their parts are not."""
     family, space = FAMILIES[name], load_model(str(directory(name)), "linear").model.space()
     layers: dict[str, set[str]] = {}
     closing = set()
@@ -78,7 +78,7 @@ def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: s
     assert [spec.name for spec, parameter in parameters if parameter.grad is None] == []
 
 
-# -- What is read ----------------------------------------------------------------------------------------
+# -- Inputs ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("linear-OPT", "linear-Llama", "linear-Bert")
@@ -86,7 +86,7 @@ def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: s
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 @torch.no_grad()
 def test_masks_are_what_transformers_makes_of_plain_ones_on_a_gpu_too(directory: Any, name: str, readout: str) -> None:
-    """Of padded rows and of full ones."""
+    """This holds for padded rows and for full ones."""
     loaded = load_model(str(directory(name)), readout)
     model: Any = loaded.model.eval()
     label = loaded.add_task(TASK)
@@ -97,7 +97,7 @@ def test_masks_are_what_transformers_makes_of_plain_ones_on_a_gpu_too(directory:
         plain = model(x, label)
         model._arguments = masked
         assert torch.equal(ours, plain)
-        if name == "Mixtral":  # its experts are counted on a GPU by a kernel that a CPU does not have
+        if name == "Mixtral":  # counting its experts needs a kernel that a CPU does not have
             continue
         with simulated_gpu.present():
             found = model.to("cuda")(x, label).cpu()
@@ -105,7 +105,7 @@ def test_masks_are_what_transformers_makes_of_plain_ones_on_a_gpu_too(directory:
         torch.testing.assert_close(found, ours, atol=1e-5, rtol=1e-4)
 
 
-#: Those whose positions are relative: XLNet, T5 and ALiBi.
+#: Families with relative positions: XLNet, T5 and ALiBi.
 UNBOUND = ("XLNet", "Bloom", "T5", "MT5", "UMT5")
 
 
@@ -123,7 +123,7 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
 
 def test_one_file_names_families() -> None:
     library = Path(forgetfree.__file__).parent
-    types = {*CONFIG_MAPPING_NAMES} - {"git", "gpt2"}  # the command, and a name on the hub
+    types = {*CONFIG_MAPPING_NAMES} - {"git", "gpt2"}  # also a command, and a name on the hub
     named = {
         path.relative_to(library).as_posix()
         for path in library.rglob("*.py")

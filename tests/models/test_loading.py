@@ -1,4 +1,4 @@
-"""From a name or a directory to a model, and the messages where there is none."""
+"""Loading a model by a name or from a directory, and the error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a model: what is read from them, and what is refused so that it is not read wrongly."""
+"""The files of a model: files that would be read wrongly are refused."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def change_weights(directory: Path, change: Callable[[dict[str, Tensor]], Any]) 
 
 
 def pickle_weights(directory: Path) -> None:
-    """Put the weights as PyTorch's pickle in place of safetensors."""
+    """Replace the safetensors file by a PyTorch pickle of the weights."""
     torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
 
 
-# -- What is refused -------------------------------------------------------------------------------------
+# -- Refusals --------------------------------------------------------------------------------------------
 
 NEEDS_CODE = "needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind"
 PUT_BACK = "Put back the config.json that was saved with the weights."
@@ -77,7 +77,7 @@ def no_tokenizer(directory: Path) -> None:
 
 
 def an_id_too_high(directory: Path) -> None:
-    """Unused ids leave no more tokens than embeddings."""
+    """One id exceeds the embeddings, though there are no more tokens than embeddings."""
     file = directory / "tokenizer.json"
     content = json.loads(file.read_text())
     vocabulary = content["model"]["vocab"]
@@ -91,7 +91,7 @@ def no_filler(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-#: By what is wrong: what is done to the model, and what the message says of it.
+#: By fault: the change of the model's directory, and a part of the message.
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "labels": (config(num_labels=10**9), "at most 100,000"),
     "layers": (config_text('{"num_hidden_layers": 10000000}'), f"must be at most 1,000, got 10000000. {PUT_BACK}"),
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "index.json, found neither. Save the model with",
     ),
     "code of a configuration": (config(model_type="own", auto_map={"AutoConfig": "own.Config"}), NEEDS_CODE),
-    # transformers knows the architecture, but has no masked language model of it.
+    # transformers knows the architecture, but has no masked language model for it.
     "code of a head": (
         config(architectures=["OwnForMaskedLM"], auto_map={"AutoModelForMaskedLM": "own.Model"}),
         NEEDS_CODE,
@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a token id": (an_id_too_high, ", and the model has embeddings for"),
     "no filler": (no_filler, "has no token to fill short rows with: expected a special token"),
 }
-#: Other models than the tiny BERT.
+#: Faults that need another model than the tiny BERT.
 OTHERS = {"code of a head": "gpt2-lm", "no filler": "gpt2"}
 
 
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused(copy: ModelDirectory, wrong: str) -> None:
     assert expected in text and str(directory) in text
 
 
-# -- More than the network takes -------------------------------------------------------------------------
+# -- Unused tensors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_other_heads_poolers_and_old_buffers_are_ignored(
     )
 
 
-# -- Weights that are none -------------------------------------------------------------------------------
+# -- Invalid weights -------------------------------------------------------------------------------------
 
 WEIGHT = "encoder.layer.1.output.dense.weight"
 
@@ -218,7 +218,7 @@ def test_a_single_nan_or_infinite_entry_is_refused(copy: ModelDirectory, value: 
     assert f"are damaged: {WEIGHT!r} holds NaN or infinity" in message(lambda: load_model(str(directory)))
 
 
-# -- safetensors alone -----------------------------------------------------------------------------------
+# -- Only safetensors ------------------------------------------------------------------------------------
 
 
 def test_pickled_weights_are_refused(copy: ModelDirectory) -> None:
@@ -255,7 +255,7 @@ for name in sys.argv[1:]:
 def test_names_on_the_hub_are_read_from_the_cache_of_a_machine_without_a_connection(
     model_directory: ModelDirectory, tmp_path: Path
 ) -> None:
-    """Silently: no progress bars, no notes on unused weights, no traceback."""
+    """Loading prints no progress bars, no notes on unused weights, and no traceback."""
     names = ("owner/sound", "owner/name", "owner/none")
     snapshots = {}
     for name in names:
@@ -267,7 +267,7 @@ def test_names_on_the_hub_are_read_from_the_cache_of_a_machine_without_a_connect
     pickle_weights(snapshots["owner/name"])
     (snapshots["owner/none"] / "model.safetensors").unlink()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
-    environment["TORCH_LOGS"] = "-torch.utils._pytree"  # where torchao is installed, PyTorch warns of it
+    environment["TORCH_LOGS"] = "-torch.utils._pytree"  # PyTorch warns if torchao is installed
     command = [sys.executable, "-c", LOADING, *names, "nobody/nothing", str(model_directory("bert-mlm"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     sound, pickled, none, unknown, headed = done.stdout.splitlines()
@@ -296,11 +296,11 @@ def test_weights_in_several_files_are_all_read_and_checked(
     assert "cannot be loaded: " in message(lambda: load_model(str(directory)))
 
 
-# -- No code of a model's own ----------------------------------------------------------------------------
+# -- No custom code --------------------------------------------------------------------------------------
 
 
 def test_rows_are_filled_with_a_token_that_no_row_ends_with(copy: ModelDirectory) -> None:
-    """The end of a row is where this token begins."""
+    """A row ends where the padding token begins."""
     for kind, changes, expected in (
         ("bert", {}, "[PAD]"),
         ("bert", {"pad_token": "[SEP]"}, "[UNK]"),  # [SEP] ends every row
@@ -324,7 +324,7 @@ def test_rows_are_filled_with_a_token_that_no_row_ends_with(copy: ModelDirectory
 
 
 def calls() -> list[tuple[Path, ast.Call]]:
-    """Find every call of the library that loads something from a model's files."""
+    """Return every call in the library that loads a model's files."""
     root = Path(forgetfree.__file__).parent
     found = []
     for file in [path for folder in (root, *root.glob("*/")) for path in folder.glob("*.py")]:

@@ -1,4 +1,4 @@
-"""Any network whose last linear layer is taken out: readouts, features, and what may be grafted."""
+"""A network without its last linear layer: readouts, features, and graftable tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_readouts_of_a_network_in_half_precision_are_float32() -> None:
 
 
 class Named(nn.Module):
-    """A network whose body has a name that language models use for what is not trained."""
+    """A network whose body has a name that marks untrained tensors in language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def test_a_network_that_is_frozen_in_part_is_not_trained_in_silence() -> None:
         ModuleModel(network)
     names = [spec.name for spec in ModuleModel(network, graftable=r"^classifier").space().tensors]
     assert names == ["classifier.0.weight", "classifier.0.bias"]
-    network.requires_grad_(False)  # for inference: nothing was chosen
+    network.requires_grad_(False)  # all frozen, as for inference: the caller selected no tensors
     assert len(ModuleModel(network).space().tensors) == 4
 
 

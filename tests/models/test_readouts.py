@@ -1,4 +1,4 @@
-"""How a model is read: which readout, at which token, and which part of an encoder-decoder."""
+"""The readout of a model, the token that it reads, and the part of an encoder-decoder that it uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = ("the film was lovely and very bright", "a dull story", "the story was l
 
 
 def features(loaded: LoadedModel, *texts: str) -> torch.Tensor:
-    """Return what the readout reads, with each text as a separate row."""
+    """Return the input features of the readout, with each text as a separate row."""
     rows = loaded.encoder(TASK)(Rows(texts, (), (0,) * len(texts)))
     with torch.no_grad():
         return torch.cat([loaded.model.eval().features(torch.tensor([ids])) for ids in rows])
@@ -47,7 +47,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-# -- At which token --------------------------------------------------------------------------------------
+# -- The token -------------------------------------------------------------------------------------------
 
 
 def test_bart_is_read_as_its_own_classifier_reads_it(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_padding_changes_no_answer(tmp_path: Path, name: str, data_directory: Pa
 
 @pytest.mark.parametrize("architecture", ["BertModel", "LlamaModel"])
 def test_a_decoder_without_a_head_is_read_at_its_last_token(written: Any, architecture: str) -> None:
-    """Its first token sees nothing of the text."""
+    """Its first token attends to no later token of the text."""
     decoder = tiny.bert_config(len(tiny.wordpiece()), is_decoder=True)
     directory = written(architecture, decoder if architecture == "BertModel" else families.config("Llama"))
     loaded = load_model(str(directory), "linear")
@@ -115,7 +115,7 @@ def test_a_causal_model_is_read_where_the_label_word_would_follow(
     assert words == ("<|endoftext|> " if end else "") + "x Ġfilm ĠIt Ġwas"
 
 
-# -- By which readout ------------------------------------------------------------------------------------
+# -- The readout -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_causal_readout_of_a_model_that_looks_ahead_is_refused(written: Any)
         load_model(str(directory), "causal")
 
 
-# -- What is no language model, and what would not stay the same ------------------------------------------
+# -- Other models -----------------------------------------------------------------------------------------
 
 
 def test_a_model_that_reads_no_token_ids_is_refused(written: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_model_that_reads_no_token_ids_is_refused(written: Any) -> None:
 
 
 def test_bigbird_answers_alike_before_and_after_a_short_row(written: Any) -> None:
-    """With its attention for long rows, it would answer differently after a short row."""
+    """With block-sparse attention, BigBird would answer differently after a short row."""
     sizes = families.SIZES | {"max_position_embeddings": 1024, "block_size": 16, "num_random_blocks": 1}
     directory = written("BigBirdModel", transformers.BigBirdConfig(vocab_size=len(tiny.wordpiece()), **sizes))
     loaded = load_model(str(directory), max_length=1024)
@@ -168,7 +168,7 @@ def test_bigbird_answers_alike_before_and_after_a_short_row(written: Any) -> Non
     assert torch.equal(features(loaded, "the film " * 400), before)
 
 
-# -- Encoder-decoders that are not read ------------------------------------------------------------------
+# -- Unsupported encoder-decoders ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("readout", ["auto", "linear", "prompt", "causal"])

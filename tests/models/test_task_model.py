@@ -13,7 +13,7 @@ from forgetfree.errors import TaskError
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.token_inputs import TokenLayout
 
-#: Tasks, as `add_task` is given them.
+#: Arguments of `add_task`.
 Task = tuple[Any, ...]
 SINGLE: Task = ("first", 2)
 TRIPLE: Task = ("second", 3)
@@ -26,7 +26,7 @@ def layout(tokenizer: Any, *, types: bool) -> TokenLayout:
 
 
 def make(kind: str, readout: str, *tasks: Task, causal: bool = False) -> tuple[TaskModel, Any]:
-    """A model of `tiny.KINDS` in evaluation mode, and its tokenizer."""
+    """Return a model of `tiny.KINDS` in evaluation mode, and its tokenizer."""
     backbone, tokenizer = tiny.build(kind)
     tokens = layout(tokenizer, types=kind.startswith("bert"))
     model = TaskModel(backbone, tokens, readout, pooling="last" if causal else "first")  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_linear_reads_the_first_token_or_the_last_of_a_causal_model(kind: str, p
     model, tokenizer = make(kind, "linear", SINGLE, causal=position < 0)
     x = batch(tokenizer, TEXTS)
     got = model(x, 0)
-    assert torch.equal(got, model(x, torch.zeros(len(x), dtype=torch.int64)))  # a number, or one for each row
+    assert torch.equal(got, model(x, torch.zeros(len(x), dtype=torch.int64)))  # one task label, or one for each row
     for row, text in zip(got, TEXTS, strict=True):
         hidden = model.backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state
         close(row, model.readouts[0](hidden[0, position]))
@@ -120,7 +120,7 @@ def test_a_head_whose_logits_the_model_caps_is_read_with_the_cap() -> None:
 
 @torch.no_grad()
 def test_padding_changes_no_logits_of_an_empty_text() -> None:
-    """GPT-2 pads with the same token that stands for an empty text."""
+    """GPT-2 uses the same token for padding and for an empty text."""
     model, tokenizer = make("gpt2", "linear", SINGLE, causal=True)
     alone = torch.tensor([[tokenizer.eos_token_id]])
     wide = torch.full((2, 6), tokenizer.eos_token_id)

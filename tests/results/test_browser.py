@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS, SCHEMES = (360, 800, 1200), ("light", "dark")
 
-#: Text whose contrast with what lies behind it is too low (WCAG 2, AA), as [text, ratio].
+#: A script that counts the texts, and lists those with too little contrast (WCAG 2, AA), as [text, ratio].
 CONTRAST = """() => {
   // A mixed colour is written as color(srgb 0.5 0.5 0.5), others as rgb(127, 127, 127).
   const channels = (colour) => colour.match(/[\\d.]+/g).map((each) => each * (colour.startsWith("color(") ? 255 : 1));
@@ -61,7 +61,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Reports, as the command writes them: of a small run of which a unit failed, and of fifty tasks."""
+    """Return reports written by the command: of a small run with a failed unit, and of a run with fifty tasks."""
     made = {}
     short = ("qnli", "ag_news", "a task whose name is rather long")
     failed = [{"strategy": "ewc", "seed": 2, "error": "The loss became nan."}]
@@ -76,7 +76,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def opened(browser: Any, path: Path, width: int, scheme: str) -> Any:
-    """The page, on which nothing is said on the console, and for which nothing is fetched."""
+    """Return the opened page, with its console messages and its HTTP requests in ``said``."""
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -96,7 +96,7 @@ def test_it_is_legible_at_every_width_in_both_schemes(
     page = opened(browser, pages[name], width, scheme)
     page.screenshot(path=pages[name].with_name(f"{width}-{scheme}.png"), full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    if width == 1200:  # all of the figure and of the tables is seen
+    if width == 1200:  # the figure and the tables are visible as a whole
         cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
         assert page.evaluate(cut) == []
     seen, low = page.evaluate(CONTRAST)
@@ -123,11 +123,11 @@ def test_everything_has_a_name(browser: Any, pages: dict[str, Path]) -> None:
 
 
 def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) -> None:
-    """Bytes as numbers: 27,000 before 40,000,000; and a dash last, both ways."""
+    """Bytes sort as numbers, 27,000 before 40,000,000; a dash is last in both directions."""
     page = opened(browser, pages["small"], 1200, "light")
 
     def after_a_click(table: str, column: str) -> tuple[str, list[str]]:
-        # By the whole title: two titles have the words "after the last task".
+        # The whole title must match: two titles have the words "after the last task".
         found = page.get_by_role("table", name=table, exact=True)
         found.get_by_role("button", name=column).click()
         [way] = found.locator("[aria-sort]").evaluate_all("them => them.map((each) => each.ariaSort)")
@@ -146,7 +146,7 @@ def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_scores_of_a_learning_matrix_are_tinted(browser: Any, pages: dict[str, Path], scheme: str) -> None:
-    """The less is left of a task, the less colour has its cell, in the dark scheme, too."""
+    """The lower a score is, the weaker is the tint of its cell, in the dark scheme, too."""
     page = opened(browser, pages["small"], 1200, scheme)
     column = page.get_by_role("table", name="Learning matrix of continual-ft (in %, mean over 2 seeds)").locator(
         "td:nth-child(2)"
@@ -161,7 +161,7 @@ def test_scores_of_a_learning_matrix_are_tinted(browser: Any, pages: dict[str, P
 
 
 def test_it_prints(browser: Any, pages: dict[str, Path]) -> None:
-    """On white, whatever the screen's scheme, without what can only be clicked."""
+    """The page is printed on white in any colour scheme, with enough contrast."""
     page = opened(browser, pages["small"], 800, "dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"

@@ -1,4 +1,4 @@
-"""Intervals and differences: against slow references, known truths and hand-worked numbers."""
+"""Intervals and differences, compared with slow references, known truths and hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forgetfree.results.table import Results, load_results
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:
-    """Answers of two labels that are right where ``right`` says so."""
+    """Return answers of two labels that are right where ``right`` is true."""
     predicted = np.where(right, labels, 1 - labels)
     return LabelAnswers(np.eye(2, dtype=np.float32)[predicted], labels)
 
@@ -41,14 +41,14 @@ def evidence_of(answers: dict[str, dict[int, dict[str, LabelAnswers]]], metric: 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "ece"])
 def test_what_a_row_adds_is_what_the_score_moves_by_when_it_counts_more(metric: str) -> None:
-    """The influence of a row is the derivative of the score by its weight: a slow difference quotient."""
+    """A row's influence is the derivative of the score by the row's weight; the reference is a slow difference quotient."""
     answers = some(37, 0.7, 1)
     if metric == "ece":
         answers = LabelAnswers(np.random.default_rng(0).standard_normal((37, 2)), answers.labels)
     found = RowScore.of_answers(answers, metric)
     exact = answers.ece if metric == "ece" else answers.score(metric)
     assert found.value == pytest.approx(exact) and found.influence is not None
-    many = 1000  # each row so often, and one of them once more
+    many = 1000  # the number of copies of each row; one row gets another copy
     for row in range(0, 37, 9):
         chosen = np.append(np.repeat(np.arange(37), many), row)
         again = LabelAnswers(answers.logits[chosen], answers.labels[chosen])
@@ -59,7 +59,7 @@ def test_what_a_row_adds_is_what_the_score_moves_by_when_it_counts_more(metric: 
 @pytest.mark.parametrize("metric", ["accuracy", "ece"])
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 def test_scores_alone_bound_what_rows_add(metric: str, spread: float) -> None:
-    """Also where all answers are right and confidence varies."""
+    """The bound also holds where all answers are right and confidence varies."""
     for seed in range(21):
         answers = some(300, 0.5 + 0.025 * seed, seed)
         sure = 2 + spread * np.random.default_rng(seed).random((300, 1))
@@ -71,7 +71,7 @@ def test_scores_alone_bound_what_rows_add(metric: str, spread: float) -> None:
 
 @pytest.mark.parametrize("metric", ["f1", "bleu", "perplexity"])
 def test_of_scores_that_bound_nothing_nothing_is_said_of_rows(metric: str) -> None:
-    """With 2 % of rows of label 1, F1 has rows of a variance far above that of any mean of shares."""
+    """With label 1 in 2 % of rows, F1 has a row variance far above that of any mean of shares, so there is no bound."""
     labels = (np.arange(1000) % 50 == 0).astype(np.int64)
     rare = RowScore.of_answers(answering(np.arange(1000) % 80 != 0, labels), "f1")
     assert rare.variance > 1
@@ -79,7 +79,7 @@ def test_of_scores_that_bound_nothing_nothing_is_said_of_rows(metric: str) -> No
 
 
 def test_the_accuracy_of_a_task_with_another_metric_is_not_known() -> None:
-    """F1 of 0 is no accuracy of 0: the ECE of such answers varies with the rows."""
+    """An F1 of 0 is not an accuracy of 0: the ECE of such answers varies with the rows."""
     run = run_of("continual-ft", 0, [0.0, 0.0])
     rows = {"fingerprints": {}, "test_rows": {"qnli": 40, "mrpc": 40}}
     found = together([results_of(run, data=rows)]).evidence("ece").scores["continual-ft"][0]
@@ -93,7 +93,7 @@ def test_an_interval_is_worked_by_hand() -> None:
     assert both.high - both.value == pytest.approx((0.0004 * 12.7062 + 0.0004 * 1.95996) / 0.0008**0.5, rel=1e-4)
     assert both.p(both.high) == pytest.approx(0.05, rel=1e-3) and both.p(both.value) == 1 and both.p(9.0) < 0.01
     assert alone.p(alone.low) == pytest.approx(0.05, rel=1e-3)
-    for nothing in (interval([0.05, 0.05]), interval([0.1 + 0.2, 0.3])):  # seeds that agree are not certainty
+    for nothing in (interval([0.05, 0.05]), interval([0.1 + 0.2, 0.3])):  # equal seeds do not give certainty
         assert np.isnan([nothing.low, nothing.high, nothing.p(0.0)]).all() and nothing.verdict == "undecided"
     assert interval([0.05, 0.05], 0.0004).low == pytest.approx(0.05 - 1.95996 * 0.02, rel=1e-4)
     one = interval([0.8], 0.0004)
@@ -101,7 +101,7 @@ def test_an_interval_is_worked_by_hand() -> None:
 
 
 def test_no_interval_goes_beyond_what_a_score_can_be() -> None:
-    """Seeds that are 0.5 apart: of two, Student's interval is ± 12.7 · 0.25."""
+    """Two seeds are 0.5 apart, so Student's interval would be ± 12.7 · 0.25; it is cut at the bounds of the score."""
 
     def scores(first: float, second: float, metric: str = "accuracy") -> dict[int, dict[str, RowScore]]:
         both = [RowScore.of_value(value, metric, 0) for value in (first, second)]
@@ -120,9 +120,9 @@ def test_no_interval_goes_beyond_what_a_score_can_be() -> None:
 
 
 def test_the_interval_of_forgetting_is_worked_by_hand() -> None:
-    """Two seeds lose 0.2 and 0.1 on average: s²/2 = 0.0025. Of 100 rows a task, those of a add (0.8·0.2 + 0.6·0.4) / 100.
+    """Two seeds lose 0.2 and 0.1 on average: s²/2 = 0.0025. The 100 rows of task a add (0.8·0.2 + 0.6·0.4) / 100.
 
-    Those of b add (0.9·0.1 + 0.7·0.3) / 100 with one seed and 2·0.9·0.1 / 100 with the other. The mean of both tasks has a
+    The rows of b add (0.9·0.1 + 0.7·0.3) / 100 with one seed and 2·0.9·0.1 / 100 with the other. The mean of both tasks has a
     quarter of the sum: 0.0016.
     """
 
@@ -136,7 +136,7 @@ def test_the_interval_of_forgetting_is_worked_by_hand() -> None:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_an_interval_holds_the_truth_as_often_as_it_says(seeds: int, world: str) -> None:
-    """And those that count seeds alone hold it less often, where rows are what matters."""
+    """Intervals from seeds alone hold it less often where the rows cause most of the variance."""
     found = coverage(seeds, WORLDS[world], worlds=200)
     ours = [share for kind, share in found.items() if "ours" in kind]
     assert len(ours) == 4 and min(ours) >= 0.9
@@ -145,7 +145,7 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(seeds: int, world: str)
 
 
 def test_the_interval_of_a_ratio_is_fieller_s() -> None:
-    """Its ends are the r at which the interval of n̄ − r·d̄ begins to hold 0; nothing is above a denominator that may be 0."""
+    """Its ends are the r at which the interval of n̄ − r·d̄ begins to hold 0; a denominator that may be 0 gives no ratio."""
     random = np.random.default_rng(4)
     above, below = 0.6 + 0.02 * random.standard_normal(5), 0.7 + 0.02 * random.standard_normal(5)
     rows = np.array([[2e-4, 1e-4], [1e-4, 3e-4]])
@@ -161,7 +161,7 @@ def test_the_interval_of_a_ratio_is_fieller_s() -> None:
 
 
 def test_what_seeds_share_of_rows_is_their_covariance() -> None:
-    """Against a slow mean over all pairs of different seeds."""
+    """The reference is the mean covariance over all pairs of different seeds."""
     random = np.random.default_rng(1)
     shared = random.standard_normal(50)
     rows = [[shared + random.standard_normal(50) for _ in range(4)] for _ in range(2)]
@@ -172,7 +172,7 @@ def test_what_seeds_share_of_rows_is_their_covariance() -> None:
 
 
 def test_a_difference_is_one_of_equal_rows() -> None:
-    """One that is right on every row where the other is, and on 5 of 100 more, is higher for certain."""
+    """A strategy that is right wherever the other is, and on every 20th row, is certainly higher."""
     random = np.random.default_rng(0)
     labels = random.integers(2, size=400)
     right = random.random(400) < 0.6
@@ -190,12 +190,12 @@ def test_a_difference_is_one_of_equal_rows() -> None:
     back = evidence.difference("less", "more")
     assert back is not None and back.verdict == "lower"
     widths = [each.high - each.low for each in (found, evidence.average("more"))]
-    assert widths[0] < widths[1] / 2  # rows that are hard for both do not count
+    assert widths[0] < widths[1] / 2  # rows that are hard for both cancel out
     same = evidence.difference("same", "less")
     assert same is not None and same.value == 0 and np.isnan(same.low) and same.verdict == "undecided"
     assert evidence.difference("elsewhere", "less") is None
     itself = evidence.difference("less", "less")
-    assert itself is not None and itself.value == 0 and np.isnan(itself.low)  # it has the same rows
+    assert itself is not None and itself.value == 0 and np.isnan(itself.low)  # both have the same answers
 
 
 def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
@@ -220,7 +220,7 @@ def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
     assert evidence.retention("half", "half", 0.9, "hard") is None  # a reference that learned nothing
     one = evidence_of(
         {name: {0: of_seeds[0]} for name, of_seeds in answers.items()}
-    )  # fine-tuning has 80 % of the hard task
+    )  # fine-tuning has 80 % on the hard task
     known = [one.retention("half", "fine-tune", floor, "hard") for floor in (0.769, 0.771)]  # 3.1 and 2.9 points below
     assert known[0] is not None and known[1] is None
     same = evidence.retention("fine-tune", "fine-tune", 0.4025, "hard")
@@ -231,7 +231,7 @@ def test_what_is_kept_is_counted_above_the_floor_of_its_task() -> None:
 
 
 def rows_of(results: Results, title: str) -> dict[str, tuple[str, ...]]:
-    """The rows of a table of the report, by their names; its header is that of the corner."""
+    """Return the rows of a report's table, with its header, by their first cells."""
     (table,) = [each for each in lay_out(results).tables if each.title.startswith(title)]
     return {cells[0]: cells[1:] for cells in (table.header, *table.rows)}
 
@@ -242,7 +242,7 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path) -> None:
     found = rows_of(results, "Averages with their 95 % intervals")
     assert found.pop("strategy") == ("average", "forgetting", "minus fine-tune", "minus continual-ft")
     assert list(found) == list(loss) and found["fine-tune"][1] == "0.0" and "[" in found["continual-ft"][1]
-    assert found["fine-tune"][2] == "—" and found["fine-tune"][3].endswith("undecided")  # of two seeds
+    assert found["fine-tune"][2] == "—" and found["fine-tune"][3].endswith("undecided")  # there are only two seeds
     found = rows_of(results, "Kept above the best baseline")
     assert found.pop("strategy") == ("a", "b", "c", "average")
     assert list(found) == ["the best baseline", *loss] and found["fine-tune"][3] == "100.0"
@@ -253,7 +253,7 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path) -> None:
 
 
 def test_the_best_floor_of_each_task_counts(tmp_path: Path) -> None:
-    """A bag of words that scores more than a constant answer is the floor, and takes away from what was kept."""
+    """A bag of words that scores above a constant answer is the floor, and lowers the kept share."""
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
     edit_about(out, floors={"constant": [0.5, 0.4]})
     bags, probes = [{"a": 0.56, "b": 0.2}, {"a": 0.54, "b": 0.4}], [{"b": 0.62}, {"a": 0.9, "b": 0.58}]

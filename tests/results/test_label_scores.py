@@ -1,4 +1,4 @@
-"""Scores of labels and confusion tables: worked by hand, and from Python."""
+"""Scores per label and confusion tables: worked by hand, and from runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from forgetfree.results.answers import LabelAnswers, confusion, label_scores
 
 
 def test_scores_of_labels_are_worked_by_hand() -> None:
-    """Labels a, b, c are numbered from 1, as where an earlier task has label 0, with which one row is answered."""
+    """Labels a, b, c are numbered from 1, after label 0 of an earlier task; one row is answered with label 0."""
     answers = LabelAnswers(np.eye(4)[[1, 1, 2, 0, 2, 1]], np.array([1, 1, 1, 1, 2, 2]))
     names = {1: "a", 2: "b", 3: "c"}
     scores, counts = label_scores(answers, names), confusion(answers, names)
     assert list(scores.index) == ["a", "b", "c", "macro average"]
     assert counts.to_numpy().tolist() == [[2, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
     assert list(counts.columns) == ["a", "b", "c", "another task's"] and scores["rows"].tolist() == [4, 2, 0, 6]
-    # The last is the mean over a and b, which rows have.
+    # The last value is the mean over a and b; no row has label c.
     assert scores["precision"].tolist() == pytest.approx([2 / 3, 1 / 2, 0, 7 / 12])
     assert scores["recall"].tolist() == pytest.approx([1 / 2, 1 / 2, 0, 1 / 2])
     assert scores["f1"].tolist() == pytest.approx([4 / 7, 1 / 2, 0, (4 / 7 + 1 / 2) / 2])

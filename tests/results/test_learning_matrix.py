@@ -1,4 +1,4 @@
-"""Metrics of the learning matrix, and what a trainer measured, against numbers worked by hand in each docstring."""
+"""Metrics of the learning matrix, of runs and of a custom trainer, against the hand-worked numbers in each docstring."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE_TASK = [[0.5], [0.9]]
 
 
 def test_the_numbers_are_worked_by_hand() -> None:
-    """Average: (0.60 + 0.65 + 0.85) / 3. Forgetting: max(0.80, 0.90) − 0.60 = 0.30 and 0.70 − 0.65, nothing of the last task.
+    """Average: (0.60 + 0.65 + 0.85) / 3. Forgetting: max(0.80, 0.90) − 0.60 = 0.30 and 0.70 − 0.65, and 0 for the last task.
 
     Backward transfer compares with the row of learning: ((0.60 − 0.80) + (0.65 − 0.70)) / 2. Forward transfer compares it with
     fine-tuning, without the first task: ((0.70 − 0.75) + (0.85 − 0.82)) / 2. Zero-shot: ((0.30 − 0.25) + (0.50 − 0.40)) / 2.
@@ -42,13 +42,13 @@ def test_the_numbers_are_worked_by_hand() -> None:
 
 
 def test_forgetting_ignores_the_rows_before_learning_and_is_negative_where_a_task_got_better() -> None:
-    """0.80 − 0.75, although row 0 had 0.99; 0.70 − 0.75."""
+    """The values are 0.80 − 0.75, although row 0 has 0.99, and 0.70 − 0.75."""
     for first, learned, expected in ((0.99, 0.80, 0.05), (0.5, 0.70, -0.05)):
         assert metrics.forgetting_per_task([[first, 0.5], [learned, 0.5], [0.75, 0.9]]) == pytest.approx([expected, 0])
 
 
 def test_one_task_neither_transfers_nor_forgets() -> None:
-    """Average 0.9, and zeros."""
+    """The average is 0.9, and the other metrics are 0."""
     assert metrics.forgetting_per_task(ONE_TASK) == [0.0]
     assert metrics.summarize(ONE_TASK, [0.95]) == pytest.approx(
         {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "zero_shot_gain": 0.0}
@@ -95,14 +95,14 @@ OWN = {
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics of a package."""
+    """Register the metrics of a package."""
     known = registry.metric
     monkeypatch.setattr(registry, "metric", lambda name: OWN.get(name) or known(name))
 
 
 @pytest.mark.usefixtures("registered")
 def test_where_lower_is_better_to_forget_is_above_zero() -> None:
-    """Errors 0.3, 0.2, 0.1 of the second task: it gains 0.1 before it is learned, and more than fine-tuning; by hand."""
+    """The second task's errors are 0.3, 0.2, 0.1: it gains 0.1 before it is learned, and ends 0.3 below fine-tuning."""
     found = metrics.summarize([[4, 0.3], [1, 0.2], [3, 0.1]], [2, 0.4], ["error", "error"])
     assert found == pytest.approx(
         {
@@ -115,7 +115,7 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     )
 
 
-# -- Scores of a trainer of one's own --------------------------------------------------------------------
+# -- Scores of a custom trainer --------------------------------------------------------------------------
 
 
 def measured() -> LearningMatrix:
@@ -171,7 +171,7 @@ def test_what_is_missing_or_wrong_is_told() -> None:
         LearningMatrix("acuracy")
 
 
-# -- What was not measured before it was learned ----------------------------------------------------------
+# -- Missing scores before learning -----------------------------------------------------------------------
 
 LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
 WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
@@ -208,7 +208,7 @@ def test_results_go_through_files_tables_and_reports(tmp_path: Path) -> None:
 
 
 def test_answers_without_probabilities_have_no_calibration(tmp_path: Path) -> None:
-    """ECE is null then, and no table shows it."""
+    """The ECE is then null, and no table shows it."""
     results = results_with([[None] * 3] * 4)
     for table in (together([results]), load_results(write(tmp_path / "all", results))):
         titles = [each.title for each in lay_out(table).tables]
@@ -221,7 +221,7 @@ def test_answers_without_probabilities_have_no_calibration(tmp_path: Path) -> No
 
 
 def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_learned() -> None:
-    ece = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first has no probabilities
+    ece = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first task has no probabilities
     assert together([results_with(ece)]).matrix("grafting-continual", metric="ece").iloc[:, 0].isna().all()
     ece[2][1] = None
     with pytest.raises(RunError, match=r"ece of b are missing after a task"):

@@ -1,4 +1,4 @@
-"""Metrics against numbers worked by hand; the arithmetic stands in each docstring."""
+"""Metrics against hand-worked numbers; each docstring has the arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_accuracy_is_the_share_of_right_predictions() -> None:
 
 
 def binary(predictions: list[int]) -> np.ndarray:
-    """Logits that predict `predictions`, shape (n, 2)."""
+    """Return logits of shape (n, 2) that predict `predictions`."""
     return np.eye(2)[predictions]
 
 
@@ -44,20 +44,20 @@ def test_f1_is_for_two_labels_only() -> None:
 
 
 def test_macro_f1_is_the_mean_over_labels_that_rows_have() -> None:
-    """Of labels 0, 0, 1 answered 0, 2, 1: F1 of 0 is 2/3 and of 1 is 1; label 2, of another task, has no row."""
+    """Labels 0, 0, 1 are answered 0, 2, 1: F1 is 2/3 for label 0 and 1 for label 1; label 2, of another task, has no row."""
     assert metrics.macro_f1(np.eye(3)[[0, 2, 1]], [0, 0, 1]) == pytest.approx((2 / 3 + 1) / 2)
     assert answers([0, 0, 0, 1]).constant_score("macro_f1") == pytest.approx(6 / 7 / 2)
 
 
 def answers(labels: Any) -> LabelAnswers:
-    """Some answers to rows with these labels."""
+    """Return some answers to rows with these labels."""
     return LabelAnswers(np.zeros((len(labels), 2)), np.asarray(labels))
 
 
 @pytest.mark.parametrize(
     ("labels", "accuracy", "f1"),
     [
-        ([0, 0, 0, 1], 0.75, 0.4),  # always 1: precision 1/4, recall 1
+        ([0, 0, 0, 1], 0.75, 0.4),  # always label 1: precision 1/4, recall 1
         ([1, 1, 0], 2 / 3, 0.8),
         ([0, 0], 1.0, 0.0),
         ([2, 2, 2, 1, 0, 0], 0.5, 2 / 7),
@@ -69,17 +69,17 @@ def test_a_constant_answer_worked_by_hand(labels: list[int], accuracy: float, f1
 
 
 def test_one_constant_answer_for_all_tasks_worked_by_hand() -> None:
-    """Three tasks, their labels numbered through: 2 is right on 3 of 4 rows of the second, and nowhere else."""
+    """Three tasks have consecutive labels: 2 is right on 3 of 4 rows of the second task, and nowhere else."""
     labels = [answers(each) for each in ([0, 1, 0, 1], [2, 2, 2, 3], [4, 5])]
     assert constant_scores(labels, ["accuracy"] * 3) == [0.5, 0.75, 0.5]
     assert constant_scores(labels, ["accuracy"] * 3, task_known=False) == [0.0, 0.75, 0.0]
-    # The tasks share their labels: 1 has 0.25 + F1 0.8, 0 has 0.75 + 0.
+    # The tasks share their labels: label 1 has 0.25 + F1 0.8, label 0 has 0.75 + 0.
     shared = [answers(each) for each in ([0, 0, 0, 1], [1, 1, 0])]
     assert constant_scores(shared, ["accuracy", "f1"], task_known=False) == pytest.approx([0.25, 0.8])
 
 
 def test_one_constant_answer_for_all_tasks_whose_words_are_labelled() -> None:
-    """B-X throughout finds both entities of the first task among 4 words, 2·2 / (4 + 2), and none of the second."""
+    """B-X for all words finds both entities of the first task among 4 words, 2·2 / (4 + 2), and none of the second."""
     words = [
         TagAnswers(np.zeros((4, 3)), np.array(labels), ("O", "B-X", "I-X"), np.array([2, 2]))
         for labels in ([0, 1, 1, 0], [1, 2, 0, 0])
@@ -89,13 +89,13 @@ def test_one_constant_answer_for_all_tasks_whose_words_are_labelled() -> None:
 
 
 def test_agreement_is_the_share_of_equal_predictions() -> None:
-    """Predictions 0, 1, 1, 0 and 0, 1, 0, 1: 2 of 4, whatever the labels are."""
+    """Predictions 0, 1, 1, 0 and 0, 1, 0, 1 agree on 2 of 4 rows, whatever the labels are."""
     assert metrics.agreement(binary([0, 1, 1, 0]), 7.0 * binary([0, 1, 0, 1])) == 0.5
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed: int) -> None:
-    """To the bit but for calibration, whose sums have another order; no confidence lies at an edge of a bin."""
+    """Scores are equal to the bit, except for calibration, whose sums have another order; no confidence is at a bin's edge."""
     draw = np.random.default_rng(seed)
     logits, labels = 3 * draw.normal(size=(200, 2)), draw.integers(0, 2, 200)
     predictions = logits.argmax(axis=1)
@@ -135,7 +135,7 @@ def test_wrong_predictions_are_refused(logits: Any, labels: Any, message: str) -
 
 
 def logits_of(probabilities: list[list[float]]) -> np.ndarray:
-    """Logits whose softmax is `probabilities`."""
+    """Return logits whose softmax is `probabilities`."""
     return np.log(np.array(probabilities))
 
 
@@ -153,7 +153,7 @@ def test_ece_worked_by_hand() -> None:
 def test_a_confidence_at_an_edge_belongs_to_the_bin_below() -> None:
     """Two bins, (0, 0.5] and (0.5, 1]; confidences exactly 0.5 (wrong) and 0.75 (right).
 
-    Apart: |0 − 0.5| / 2 + |1 − 0.75| / 2 = 0.375. Together it would be |1 − 1.25| / 2 = 0.125.
+    In separate bins: |0 − 0.5| / 2 + |1 − 0.75| / 2 = 0.375. In one bin, it would be |1 − 1.25| / 2 = 0.125.
     """
     logits = [[0.0, 0.0], [np.log(3.0), 0.0]]
     assert metrics.expected_calibration_error(logits, [1, 0], bins=2) == pytest.approx(0.375)
@@ -165,6 +165,6 @@ def test_the_last_bin_holds_a_confidence_of_one() -> None:
 
 
 def test_calibration_is_computed_in_float64() -> None:
-    """Of 1 / (1 + e^−20), 1 − p ≈ 2.061e-9 is lost in float32, where p rounds to 1."""
+    """For p = 1 / (1 + e^−20), 1 − p ≈ 2.061e-9 is lost in float32, where p rounds to 1."""
     logits = np.array([[20.0, 0.0]], dtype=np.float32)
     assert metrics.expected_calibration_error(logits, [0]) == pytest.approx(2.0611536e-9, rel=1e-6)

@@ -1,4 +1,4 @@
-"""The page of a run without a browser: its sentence, its figures, its tables, and what is said where something is missing."""
+"""The page of a run, without a browser: its sentence, its figures and its tables, also where results are missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_sentence_says_what_each_lost_and_how_sure_that_is() -> None:
 
 
 def test_the_sentence_says_where_nothing_was_learned() -> None:
-    """Right after learning both have 80 on the first task, and 70 and 80 on the second."""
+    """Right after learning, both have 80 on the first task, and 70 and 80 on the second; the floors are 80 and 75."""
     runs = [run_of("continual-ft", 0, [0.8, 0.7]), run_of("grafting-continual", 0, [0.8, 0.8])]
     text = headline(compared(*runs, floors={"constant": [0.8, 0.75]}))
     assert text.startswith(
@@ -91,7 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_has_its_figure_and_needs_nothing_else(whole: Path) -> None:
-    """And the same results make the same page."""
+    """The same results give the same page."""
     text, again = (render(load_results(whole), "html") for _ in range(2))
     assert text == again and text.count("<svg") == 1
     assert len(text) < 1_000_000

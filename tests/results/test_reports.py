@@ -1,4 +1,4 @@
-"""Reports on results made by hand: two strategies, two tasks, two seeds."""
+"""Reports on hand-made results: two strategies, two tasks, two seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def two_seeds() -> Results:
 
 
 def test_outcome_table_is_mean_and_deviation_over_seeds(two_seeds: Results) -> None:
-    """In %. A deviation of two values with n − 1 is their distance / √2.
+    """All values are in %. The deviation of two values with n − 1 is their distance / √2.
 
     qnli 60, 70: 65.0 (10/√2 = 7.1). mrpc 70, 90: 80.0 (14.1). Average 65, 80: 72.5 (15/√2 = 10.6).
     Forgetting 80 − 60 = 20 and 10: 15.0 (7.1); BWT is its negative. ECE (10 + 30) / 2 = 20 in both.
@@ -56,7 +56,7 @@ def test_outcome_table_is_mean_and_deviation_over_seeds(two_seeds: Results) -> N
 
 
 def test_updates_stand_beside_scores_where_they_are_known() -> None:
-    """300 + 100 = 400 for fine-tuning, twice that with a region; not for an older run, floors, or without those of a task."""
+    """Fine-tuning has 300 + 100 = 400, and a region twice that; older runs, floors, and runs that lack a task have none."""
     runs = [run_of("fine-tune", 0, [0.8, 0.7], updates=[300, 100])]
     runs += [run_of("grafting-continual", 0, [0.8, 0.7], updates=[600, 200]), run_of("ewc", 0, [0.8, 0.7])]
     runs += [run_of("lora", 0, [0.8, 0.7], updates=[300, None])]
@@ -69,9 +69,9 @@ def test_updates_stand_beside_scores_where_they_are_known() -> None:
 
 
 def test_the_final_union_has_a_row_of_its_own() -> None:
-    """Average (75 + 65) / 2 = 70, ECE (20 + 10) / 2 = 15; it has no history, so nothing else.
+    """The average is (75 + 65) / 2 = 70, and the ECE (20 + 10) / 2 = 15; the union has no history, so nothing else.
 
-    One seed has no deviation, and forgetting of 0.00001 is 0.0, its negative not -0.0.
+    One seed has no deviation; a forgetting of 0.00001 is shown as 0.0, and its negative not as -0.0.
     """
     run = run_of("grafting-continual", 0, [0.8 - 1e-7, 0.7], union_accuracy=[0.75, 0.65], union_ece=[0.2, 0.1])
     table = table_of(page_of(run), "After the last task")
@@ -82,11 +82,11 @@ def test_the_final_union_has_a_row_of_its_own() -> None:
 
 
 def test_a_constant_answer_has_the_last_row() -> None:
-    """Average (62 + 80) / 2 = 71. It forgets nothing, for it learns nothing: dashes."""
+    """The average is (62 + 80) / 2 = 71. It learns and forgets nothing, so the other cells are dashes."""
     run, floors = run_of("continual-ft", 0, [0.8, 0.7]), {"constant": [0.62, 0.8]}
     table = table_of(page_of(run, floors=floors), "After the last task")
     assert table.rows[1:] == (("a constant answer", "62.0", "80.0", "71.0", "—", "—", "—"),)
-    older = results_of(run_of("ewc", 0, [0.8, 0.7]))  # of a version that did not say it
+    older = results_of(run_of("ewc", 0, [0.8, 0.7]))  # from a version without floors
     merged = lay_out(together([older, results_of(run, floors=floors)]))
     assert [row[0] for row in table_of(merged, "After the last task").rows] == [
         "ewc",
@@ -96,7 +96,7 @@ def test_a_constant_answer_has_the_last_row() -> None:
 
 
 def test_transfer_table(two_seeds: Results) -> None:
-    """Zero-shot: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: FWT is unknown, and has no column."""
+    """Zero-shot gain: just before learning, mrpc has 0.5 − 0.5 = 0. Without a reference, FWT is unknown and has no column."""
     page = lay_out(two_seeds)
     table = table_of(page, "Transfer")
     assert table.header == ("strategy", "zero-shot gain")
@@ -105,7 +105,7 @@ def test_transfer_table(two_seeds: Results) -> None:
 
 
 def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
-    """Without scores before training there are none without learning, without a model of each task alone no FWT."""
+    """Without scores before training there is no zero-shot gain, and without a model of each task alone no FWT."""
     run = run_of("continual-ft", 0, [0.6, 0.7])
     run["matrix"] = [[None, None], [0.8, None], [0.6, 0.7]]
     page = page_of(run)
@@ -115,7 +115,7 @@ def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
 
 
 def test_cost_table_has_every_phase_and_what_is_kept() -> None:
-    """12,000 bytes over two tasks: 6,000 a task."""
+    """12,000 bytes over two tasks are 6,000 per task."""
     kept = [7000, 12000]
     page = page_of(
         run_of("fine-tune", 0, [0.8, 0.7]),
@@ -135,11 +135,11 @@ def test_cost_table_has_every_phase_and_what_is_kept() -> None:
         ("grafting-continual", "—", "—", "1,234.6", "12,000", "6,000"),
     )
     titles = [table.title for table in page_of(run_of("fine-tune", 0, [0.8, 0.7], seconds={})).tables]
-    assert not any(title.startswith("Time") for title in titles)  # where nothing is known
+    assert not any(title.startswith("Time") for title in titles)  # there is no table without known times
 
 
 def test_error_and_agreement_of_each_task_stand_beside_the_scores() -> None:
-    """ECE of the last row is 0.1 and 0.3; agreement 0.8 and 0.9 is shown where a run has it."""
+    """The last row's ECE is 0.1 and 0.3; agreement, 0.8 and 0.9, is shown where a run has it."""
     page = page_of(run_of("g", 0, [0.8, 0.7], agreement=[0.8, 0.9]), run_of("h", 0, [0.8, 0.7]))
     table = table_of(page, "Other metrics after the last task (in %)")
     assert table.header == ("strategy", "ECE qnli", "ECE mrpc", "agreement qnli", "agreement mrpc")
@@ -147,7 +147,7 @@ def test_error_and_agreement_of_each_task_stand_beside_the_scores() -> None:
 
 
 def test_learning_matrix_is_the_mean_over_seeds(two_seeds: Results) -> None:
-    """Last row: (60 + 70) / 2 and (70 + 90) / 2."""
+    """The last row is (60 + 70) / 2 and (70 + 90) / 2."""
     table = table_of(lay_out(two_seeds), "Learning matrix of continual-ft (in %, mean over 2 seeds)")
     assert table.header == ("stage", "qnli", "mrpc (F1)")
     assert table.rows == (
@@ -207,7 +207,7 @@ def test_a_stream_of_one_task_and_results_without_runs_are_reported() -> None:
 
 
 def test_the_same_run_twice_counts_once() -> None:
-    """Time aside, which no repetition reproduces."""
+    """Times may differ, since no repetition reproduces them."""
     again = run_of("a", 0, [0.6, 0.7], seconds={"train": 9.0})
     merged = together([results_of(run_of("a", 0, [0.6, 0.7])), results_of(again)])
     assert [len(runs) for runs in merged.units.values()] == [1]
@@ -254,7 +254,7 @@ def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) 
     ],
 )
 def test_models_stand_side_by_side_on_the_same_rows(one: Json, other: Json, labels: list[str]) -> None:
-    """Told apart by name, or where names are equal by the first digits of fingerprints, or by what may be grafted."""
+    """Labels show the model's name or, if names are equal, the first digits of fingerprints, or the graftable entries."""
     common = {"name": "m", "fingerprint": "f", "readout": "prompt"}
     merged = together(
         [results_of(run_of("a", 0, [0.6, 0.7]), model=common | model, source=str(model)) for model in (one, other)]
@@ -263,7 +263,7 @@ def test_models_stand_side_by_side_on_the_same_rows(one: Json, other: Json, labe
 
 
 def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
-    """Named by what differs only: `steps` is the same in all."""
+    """Labels show only the options that differ: `steps` is the same in all."""
     runs = [
         run_of("a", 0, [0.6, 0.7], options={"sparsity": 0.01, "steps": 9}),
         run_of("b", 0, [0.6, 0.7], options={"sparsity": 0.01}),
@@ -281,9 +281,9 @@ def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
 
 
 def test_forward_transfer_is_that_against_fine_tuned_models_of_another_directory() -> None:
-    """They know 0.7 of the second task once learned, the others 0.6: −0.1. The first has nothing to transfer from.
+    """They score 0.7 on the second task right after learning, and g scores 0.6: −0.1. Nothing transfers to the first task.
 
-    Those with other seeds, options or shots are no reference.
+    Models with other seeds, options or shots are no reference.
     """
     own = {"learning_rate": 0.1, "composition": "alone"}
     tuned = results_of(run_of("fine-tune", 0, [0.8, 0.7], options={"learning_rate": 0.1}), source="a")
@@ -301,7 +301,7 @@ def test_forward_transfer_is_that_against_fine_tuned_models_of_another_directory
 
 
 def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> None:
-    """Every row says what differs between directories; what they share stands above."""
+    """The label of each row shows the settings that differ between directories; common settings are above the table."""
 
     def directory(shots: int, steps: int, *names: str, **options: float) -> Json:
         data = {"fingerprints": {"qnli": "q1", "mrpc": "p1"}, "shots": shots, "steps": steps}
@@ -326,7 +326,7 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
 
 
 def test_the_set_up_is_told_as_it_was_typed() -> None:
-    """An option that is set to nothing goes without saying."""
+    """An option that is None is left out."""
     typed = {"learning_rate": "0.001", "dropout": False, "mask_batch_size": "512"}
     page = page_of(run_of("a", 0, [0.6, 0.7]), set=typed)
     assert page.notes[0] == (
@@ -355,7 +355,7 @@ HOSTILE = r"a & <b>|[red]_\{x}"
 
 @pytest.fixture
 def hostile() -> Results:
-    """A strategy whose name means something in every format; BWT is −20.0, and of a constant answer unknown."""
+    """A strategy whose name has special characters of every format; BWT is −20.0, and unknown for a constant answer."""
     return together([results_of(run_of(HOSTILE, 0, [0.6, 0.7]), floors={"constant": [0.5, 0.5]})])
 
 
@@ -393,7 +393,7 @@ def test_rich_shows_names_as_they_are(hostile: Results, monkeypatch: pytest.Monk
 
 
 def test_rich_breaks_cells_to_fit_the_terminal(two_seeds: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of the first table becomes two lines; only under the wide word "forgetting" one is enough."""
+    """A row of the first table takes two lines; only the wide column "forgetting" needs one."""
     monkeypatch.setenv("COLUMNS", "72")
     lines = render(two_seeds, "rich").splitlines()
     assert max(map(len, lines)) <= 72
@@ -407,7 +407,7 @@ def test_markdown_tables_are_proper(hostile: Results) -> None:
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(blocks) == 5
     for block in blocks:
-        # A pipe that is not escaped separates cells: every line must have as many.
+        # An unescaped pipe separates cells: every line must have the same number.
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1
         assert re.fullmatch(r"\| ---( \| ---:)+ \|", block[1])
     assert r"| a \& \<b\>\|\[red\]\_\\{x} | 60.0 | 70.0 | 65.0 | 20.0 | -20.0 | 20.0 |" in blocks[0]
@@ -420,7 +420,7 @@ def test_latex_tables_are_proper(hostile: Results) -> None:
     tables = re.findall(r"\\toprule\n(.*?)\n\\bottomrule", text, flags=re.S)
     assert len(tables) == 5 == text.count(r"\caption{") and r"\caption{After the last task (in \%)}" in text
     for table in tables:
-        # An ampersand that is not escaped separates cells: every line must have as many.
+        # An unescaped ampersand separates cells: every line must have the same number.
         lines = [line for line in table.splitlines() if line != r"\midrule"]
         assert len({len(re.findall(r"(?<!\\)&", line)) for line in lines}) == 1
     name = r"a \& \textless{}b\textgreater{}\textbar{}[red]\_\textbackslash{}\{x\}"

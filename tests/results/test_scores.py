@@ -1,4 +1,4 @@
-"""The table of scores: what is written comes back to the bit."""
+"""The table of scores: written scores are read back to the bit."""
 
 from __future__ import annotations
 

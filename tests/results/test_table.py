@@ -1,4 +1,4 @@
-"""The table of scores from Python: matrices, summaries and comparisons against numbers worked by hand; what it is read from."""
+"""The table of scores from Python: matrices, summaries and comparisons against hand-worked numbers, and its sources."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def four_runs(tmp_path: Path) -> Path:
-    """Two strategies with two seeds each; all knew 0.8 of qnli when it was learned."""
+    """Two strategies with two seeds each; all scored 0.8 on qnli right after learning it."""
     ends = {"fine-tune": ([0.8, 0.7], [0.8, 0.9]), "ewc": ([0.6, 0.7], [0.7, 0.9])}
     runs = [run_of(name, seed, end) for name, both in ends.items() for seed, end in enumerate(both)]
     return write(tmp_path / "runs", results_of(*runs))
 
 
-# -- What it tells ---------------------------------------------------------------------------------------
+# -- Results ---------------------------------------------------------------------------------------------
 
 
 def test_scores_are_one_number_a_row(four_runs: Path) -> None:
-    """4 runs, 3 stages, 2 tasks, a score and an ECE each."""
+    """Each of 4 runs, 3 stages and 2 tasks has a score and an ECE."""
     scores = forgetfree.load_results(four_runs).scores
     assert list(scores.columns) == ["strategy", "seed", "task", "after", "metric", "value", "rows"]
     assert len(scores) == 4 * 3 * 2 * 2
@@ -60,14 +60,14 @@ def test_a_matrix_has_a_row_before_training_and_one_after_each_task(four_runs: P
 
 
 def test_a_summary_is_mean_and_deviation_over_seeds(four_runs: Path) -> None:
-    """ewc: averages 0.65 and 0.8; it forgot 0.2 and 0.1 of qnli. It learned as much as fine-tune."""
+    """ewc has averages 0.65 and 0.8, forgets 0.2 and 0.1 on qnli, and learns as much as fine-tune."""
     summary = forgetfree.load_results(four_runs).summary()
     assert list(summary.index) == ["fine-tune", "ewc"]
     columns = ["average", "forgetting", "bwt", "fwt", "zero_shot_gain", "ece"]
     assert list(summary.columns) == [(name, part) for name in columns for part in ("mean", "std")]
     means, stds = summary.loc["ewc"].xs("mean", level=1), summary.loc["ewc"].xs("std", level=1)
     assert means.tolist() == pytest.approx([0.725, 0.15, -0.15, 0.0, 0.0, 0.2])
-    half = np.sqrt(0.5)  # of two values, the deviation is their distance / √2
+    half = np.sqrt(0.5)  # the deviation of two values is their distance / √2
     assert stds.tolist() == pytest.approx([0.15 * half, 0.1 * half, 0.1 * half, 0.0, 0.0, 0.0])
 
 
@@ -88,7 +88,7 @@ def test_a_comparison_is_paired_with_its_interval(four_runs: Path) -> None:
 
 
 def test_a_difference_is_decided_where_its_interval_leaves_zero_out(tmp_path: Path) -> None:
-    """Of three seeds, 0.20, 0.21 and 0.19: half of the interval is 4.303 · 0.01 / √3 = 0.025; of all tasks, half of it."""
+    """Three seeds differ by 0.20, 0.21 and 0.19: half the interval is 4.303 · 0.01 / √3 = 0.025; for all tasks, half of it."""
     ends = {"a": (0.80, 0.82, 0.79), "b": (0.60, 0.61, 0.60)}
     runs = [run_of(name, seed, [end, 0.7]) for name, each in ends.items() for seed, end in enumerate(each)]
     results = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs)))
@@ -106,7 +106,7 @@ def test_a_plot_has_a_panel_for_each_task_and_a_line_for_each_strategy(four_runs
     assert lines[:2] == [pytest.approx([50, 80, 80]), pytest.approx([50, 80, 65])]
 
 
-# -- What is refused -------------------------------------------------------------------------------------
+# -- Refusals --------------------------------------------------------------------------------------------
 
 
 def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
         forgetfree.load_results(out)
     assert [run.strategy for run in RunReader(out, running=True).read().runs] == [
         "lora"
-    ]  # as a run that goes on has it
+    ]  # a run that goes on skips the damaged unit
     edit(out, "lora", kept_bytes=[1])
     (folder / "unit.json").unlink()
     with pytest.raises(RunError, match=r"lora with seed 0: kept_bytes must be 2 numbers, got \[1\]"):
@@ -175,7 +175,7 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_cut_short_has_what_has_ended(tmp_path: Path) -> None:
-    """And its report is made anew at any time, by what the units say."""
+    """Its report can be written again at any time, from the records of the units."""
     out = make_run(tmp_path / "run", ["a", "b"], {"ewc": 0.1, "lora": 0.0}, seeds=(0,))
     whole = forgetfree.load_results(out).scores
     (out / "ewc" / "seed-0" / "unit.json").unlink()
@@ -188,10 +188,10 @@ def test_a_run_that_was_cut_short_has_what_has_ended(tmp_path: Path) -> None:
 
 
 def test_each_unit_is_read_once_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of n units that end one after another, n records, n outcomes and n tables are read, not n² of them."""
+    """If n units end one after another, n records, n outcomes and n tables are read, and not n²."""
     out = make_run(tmp_path / "run", ["a", "b"], {"ewc": 0.1, "lora": 0.0}, seeds=(0, 1, 2))
     records = {path: path.read_bytes() for path in sorted(out.rglob("unit.json"))}
-    for path in [*records, *out.rglob("history.jsonl")]:  # none has begun
+    for path in [*records, *out.rglob("history.jsonl")]:  # no unit has begun
         path.unlink()
     read, read_bounded, read_scores = Counter[str](), json_file.read_bounded, runs.read_scores
     monkeypatch.setattr(json_file, "read_bounded", lambda path: (read.update([path.name]), read_bounded(path))[1])
@@ -206,7 +206,7 @@ def test_each_unit_is_read_once_while_a_run_goes_on(tmp_path: Path, monkeypatch:
 
 
 def test_one_csv_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its table is the frame, to the bit, and what is read of it is written alike."""
+    """Its table equals the frame to the bit, and it is written again without a change."""
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "ewc": 0.1})
     assert main(["report", str(out), "--format", "csv"]) == 0
     text = capsys.readouterr().out
@@ -270,4 +270,4 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
         forgetfree.load_results(file)
     said = str(caught.value)
     assert said.startswith(str(file)) and said.count(str(file)) == 1
-    assert not any(each in said for each in ("\n", "np.", "--resume"))  # no run is there to go on with
+    assert not any(each in said for each in ("\n", "np.", "--resume"))  # there is no run to resume

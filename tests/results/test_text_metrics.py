@@ -1,4 +1,4 @@
-"""Texts are scored as the libraries and the published scripts score them, and as can be worked by hand."""
+"""Text metrics are those of the libraries and the published scripts, and agree with hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = "the a cat cats sat sitting on mat, mats. Running ran 12 x-ray It's down
 
 
 def sentences(seed: int, rows: int = 40) -> tuple[list[str], list[list[str]]]:
-    """Texts in Latin letters, some of them empty, and one to three right ones for each."""
+    """Return texts in Latin letters, some of them empty, and one to three right texts for each."""
     draw, words = random.Random(seed), WORDS.split()
     texts = [" ".join(draw.choices(words, k=draw.randrange(8))) for _ in range(rows)]
     return texts, [
@@ -47,7 +47,7 @@ def test_exact_match_leaves_out_case_articles_and_punctuation() -> None:
 
 
 def test_token_f1_counts_words_as_often_as_both_have_them() -> None:
-    # "big cat cat" has 3 words and "cat sat" 2, of which they share one: 2·1 / (3 + 2).
+    # "big cat cat" has 3 words and "cat sat" has 2; they share one: 2·1 / (3 + 2).
     found = token_f1(["A big cat cat", "dog", "", "?", "x"], [["The cat sat."], ["cat"], ["cat"], ["!"], [""]])
     assert found.tolist() == [0.4, 0, 0, 1, 0]
 
@@ -95,7 +95,7 @@ def test_squad_metrics_are_those_of_torchmetrics(seed: int) -> None:
     exact, f1 = exact_match(texts, right), token_f1(texts, right)
     for row, (text, answers) in enumerate(zip(texts, right, strict=True)):
         if not normalized(text) or not all(map(normalized, answers)):
-            continue  # torchmetrics keeps to SQuAD 1.1, which has no empty answers
+            continue  # torchmetrics follows SQuAD 1.1, which has no empty answers
         found = torchmetrics.functional.text.squad(
             [{"prediction_text": text, "id": "0"}],
             [{"answers": {"answer_start": [0] * len(answers), "text": answers}, "id": "0"}],
@@ -106,7 +106,7 @@ def test_squad_metrics_are_those_of_torchmetrics(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rouge_and_bleu_are_those_of_their_libraries(seed: int) -> None:
-    """ROUGE-L as Super-NaturalInstructions uses it, with a stemmer."""
+    """ROUGE-L uses a stemmer, as in Super-NaturalInstructions."""
     texts, right = sentences(seed)
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     expected = [
@@ -150,9 +150,9 @@ def test_the_same_text_is_right_in_any_script(name: str, text: str) -> None:
 
 
 def test_rouge_of_other_scripts_by_their_words() -> None:
-    # Four characters each, of which three are shared in order.
+    # Both have four characters, and share three in order.
     assert rouge_l(["我喜欢你"], [["我喜爱你"]]) == pytest.approx([3 / 4])
-    # The library would see the number alone, and call these equal.
+    # The library would see only the number, and score these as equal.
     assert rouge_l(["цена 5000"], [["вес 5000"]]) == pytest.approx([1 / 2])
 
 
@@ -176,7 +176,7 @@ def test_bleu_of_chinese_is_that_of_sacrebleus_tokenizer() -> None:
     assert bleu(texts, right) == expected > 0.4
 
 
-# -- What is given ---------------------------------------------------------------------------------------
+# -- Arguments -------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_table_of_texts_is_refused() -> None:
@@ -187,6 +187,6 @@ def test_what_is_no_table_of_texts_is_refused() -> None:
 
 
 def test_an_article_that_is_the_answer_is_no_empty_text() -> None:
-    """As the letter A of five."""
+    """An example is the answer A among five letters."""
     assert exact_match(["A", "a.", "", "the", "B"], [["A"]] * 5).tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert token_f1([""], [["A"]]).tolist() == [0.0]

@@ -1,4 +1,4 @@
-"""Rows of texts in a report, and what their scores say of other rows."""
+"""Texts of rows in a report, and the influence of rows on their scores."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_texts_are_kept_with_their_prompts() -> None:
 
 
 def test_the_ece_of_closed_answers_is_one_of_single_rows() -> None:
-    """Both are known of them: texts, which are scored, and probabilities."""
+    """Closed answers have texts, which are scored, and probabilities."""
     closed = {"logits": np.eye(4, 3, dtype=np.float32), "labels": np.array([0, 1, 0, 2])}
     run = run_with(replace(unit("red", "|", "red", "b").texts["colours"], **closed))
     (answers,) = run.probabilities.values()

@@ -1,4 +1,4 @@
-"""Finished runs on tiny models, made once: of each model, one with strategies of all kinds of keeping."""
+"""Finished runs on tiny models, made once per session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeRun = Callable[..., Path]
 def finished_run(
     model_directory: Callable[[str], Path], data_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> MakeRun:
-    """``finished_run(kind, *strategies, stream=…, more=…)``: what ``forgetfree run`` wrote."""
+    """Return a cached run by ``forgetfree run``: ``finished_run(kind, *strategies, stream=…, more=…)``."""
     made: dict[tuple[object, ...], Path] = {}
 
     def make(kind: str, *strategies: str, stream: str = "qnli,ag_news,sst2", more: tuple[str, ...] = ()) -> Path:
@@ -30,7 +30,7 @@ def finished_run(
             flags = [word for name in strategies for word in ("--strategy", name)]
             places = ["--data", str(data_directory), "--model", str(model_directory(kind)), "--out", str(out)]
             own = GRAFTING if "grafting-continual" in strategies else ()
-            with redirect_stdout(io.StringIO()):  # what the run says is not what the test reads
+            with redirect_stdout(io.StringIO()):  # tests do not need the run's output
                 assert cli.main(["run", stream, *places, *flags, *FEW, *own, *more]) == 0
             made[key] = out
         return made[key]

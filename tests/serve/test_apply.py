@@ -1,4 +1,4 @@
-"""A graft put into its base model for good: what is written, how it answers, and what is refused."""
+"""Grafts applied to their base model permanently: the written files, their predictions, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forgetfree.training.training_options import TrainingOptions
 
 ModelDirectory = Callable[[str], Path]
 
-#: Of any length: beyond what the tiny models read, empty, with spaces, punctuation, capitals, and special tokens as text.
+#: Texts that are longer than the models read, empty, with spaces, punctuation, capitals, and special tokens as text.
 TEXTS = (
     "a lovely film .",
     "",
@@ -38,7 +38,7 @@ TEXTS = (
     "the film " * 40,
     "[SEP] a [MASK] film </s> <mask>",
 )
-#: Model, readout, task; what is written and what loads it.
+#: Model, readout, task; the architecture that is written and the class that loads it.
 CASES = [
     ("bert-pooler", "linear", "qnli", "BertForSequenceClassification", "AutoModelForSequenceClassification"),
     ("roberta-mlm", "linear", "sst2", "RobertaForSequenceClassification", "AutoModelForSequenceClassification"),
@@ -50,7 +50,7 @@ CASES = [
 
 
 class Made:
-    """A graft on a tiny model, from its file; what our own model answers; and what `apply_graft` made of it."""
+    """A graft on a tiny model, loaded from its file; our own model's logits; and the model written by `apply_graft`."""
 
     def __init__(self, root: Path, model: Path, data: Path, readout: str, task: str) -> None:
         self.root, self.model = root, model
@@ -73,7 +73,7 @@ class Made:
         return Rows(TEXTS, TEXTS[::-1] if self.pair else (), (0,) * len(TEXTS))
 
     def logits(self) -> Tensor:
-        """Of our own model, grafted by eq. 1, one row at a time."""
+        """Return the logits of our own model, grafted by eq. 1, one row at a time."""
         state = self.single.grafted(self.fine_tuned, self.graft.region)
         return torch.from_numpy(self.single.answers(state, self.single.encode(self.rows()), ONE_BY_ONE).logits)
 
@@ -97,7 +97,7 @@ def made(
     return make
 
 
-# -- What is written -------------------------------------------------------------------------------------
+# -- Written files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(share=0.25)
@@ -105,7 +105,7 @@ def made(
 def test_the_model_is_the_grafted_one_bit_for_bit(
     made: Callable[..., Made], kind: str, readout: str, task: str, architecture: str, loader: str
 ) -> None:
-    """All tensors of the body, under its own head and without one; the pooler, where the base model has it, included."""
+    """All tensors of the body are equal, loaded with its head and without; BERT's pooler may hold the readout instead."""
     own = made(kind, readout, task)
     written = own.apply()
     usual = "ForSequence" in architecture
@@ -121,7 +121,7 @@ def test_the_model_is_the_grafted_one_bit_for_bit(
         same = {
             name for name, tensor in expected.state_dict().items() if name in got and torch.equal(tensor, got[name])
         }
-        # BERT's pooler is the inner layer of its classifier's head, and then holds the readout.
+        # BERT's pooler is the inner layer of the classifier's head, and may hold the readout.
         assert same >= {name for name in expected.state_dict() if "pooler" not in name}
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
@@ -161,7 +161,7 @@ def test_the_model_card_says_what_it_is(made: Callable[..., Made]) -> None:
     assert sorted(path.name for path in own.written.directory.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
-    assert len({path.stat().st_mode for path in own.written.directory.iterdir()}) == 1  # who may read one may read all
+    assert len({path.stat().st_mode for path in own.written.directory.iterdir()}) == 1  # all have the same permissions
 
 
 def test_an_architecture_without_a_sequence_classifier_gets_its_readout_as_a_file(
@@ -180,7 +180,7 @@ def test_an_architecture_without_a_sequence_classifier_gets_its_readout_as_a_fil
     assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
-# -- What is refused -------------------------------------------------------------------------------------
+# -- Refusals --------------------------------------------------------------------------------------------
 
 
 def refused(graft: Graft, model: Path | str, out: Path, kind: type[Exception], match: str) -> None:
@@ -188,7 +188,7 @@ def refused(graft: Graft, model: Path | str, out: Path, kind: type[Exception], m
     with pytest.raises(kind, match=match) as caught:
         apply_graft(graft, str(model), out)
     assert "\n" not in str(caught.value)
-    assert sorted(out.parent.iterdir()) == beside  # nothing is half-written
+    assert sorted(out.parent.iterdir()) == beside  # no partial files are left
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_written(

@@ -1,4 +1,4 @@
-"""Tasks beside quantised weights in use: the saved ledger answers as `answering` does, by everything that answers."""
+"""Tasks beside quantised weights: a saved ledger gives the same predictions as `answering`, by every command and class."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from forgetfree.serve.apply import export_task
 from forgetfree.testing.tiny import pre_trained
 from forgetfree.trainers.learning import answering, learning
 
-pytestmark = pytest.mark.filterwarnings("default")  # of libraries that call one another
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of libraries about each other
 LABELS = {"colour": ["red", "blue"], "mood": ["bad", "good"]}
 TEXTS = ["it was great", "the film was terrible", "great and terrible and great again"]
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
 
 
 def base(kind: Any, place: Path, **options: Any) -> tuple[Any, Any]:
-    """A model in 4 bits that was saved as users do, with its tokenizer."""
+    """Return a model in 4 bits, saved as users save it, with its tokenizer."""
     tokenizer: Any = tiny.byte_level(causal=True)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -80,7 +80,7 @@ def test_classifiers_answer_from_the_file(
     place, model, tokenizer, seen = classifiers
     ledger, directory = Ledger.load(place / "skills.safetensors"), str(place / "base")
     predictor = Predictor.of_ledger(ledger, directory)
-    monkeypatch.setattr(mixed_batch, "_MOST", 1)  # of the entries of a model: this one has few
+    monkeypatch.setattr(mixed_batch, "_MOST", 1)  # this share must allow corrections here: the model has few entries
     assert is_quantised(predictor.loaded.model.backbone)
     switch = TaskSwitch(ledger, model)
     assert not torch.equal(seen["colour"], seen["mood"])
@@ -92,7 +92,7 @@ def test_classifiers_answer_from_the_file(
     for task, text, answer in zip(["mood", "colour", "mood"], TEXTS, mixed, strict=True):
         assert answer.task == task
         assert predictor.answer(task, [text])[0].probability == pytest.approx(answer.probability, abs=1e-4)
-    assert predictor._mixed is not None and predictor._mixed._proven  # they were corrected, and not answered one by one
+    assert predictor._mixed is not None and predictor._mixed._proven  # the rows were answered in one corrected batch
     file = str(place / "skills.safetensors")
     assert cli.main(["ledger", "verify", file, "--model", directory]) == 0
     assert cli.main(["ledger", "show", file]) == 0
@@ -106,7 +106,7 @@ def test_classifiers_answer_from_the_file(
 
 
 def test_exports(classifiers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The base with the ledger answers to the bit; a plain model up to rounding."""
+    """The base with the ledger has the same logits to the bit; a plain model has them up to rounding."""
     place, _, tokenizer, seen = classifiers
     texts = tokenizer(TEXTS, padding=True, return_tensors="pt")
     where = [str(place / "skills.safetensors"), "--model", str(place / "base"), "--task", "mood"]
@@ -115,10 +115,10 @@ def test_exports(classifiers: Any, tmp_path: Path, capsys: pytest.CaptureFixture
     card = (tmp_path / "beside" / "README.md").read_text()
     code = card.partition("```python\n")[2].partition("```")[0].replace("DIRECTORY", str(tmp_path / "beside"))
     names: dict[str, Any] = {"texts": texts}
-    exec(code.replace("...", "found = model.eval()(**texts).logits.detach()"), names)  # what the card says
+    exec(code.replace("...", "found = model.eval()(**texts).logits.detach()"), names)  # the code of the model card
     again = Predictor.of_ledger(Ledger.load(tmp_path / "beside" / "ledger.safetensors"), str(tmp_path / "beside"))
     assert torch.equal(again.logits("mood", TEXTS), seen["mood"]) and "bitsandbytes" in card
-    directory = [str(tmp_path / "beside"), "--task", "mood"]  # which says all
+    directory = [str(tmp_path / "beside"), "--task", "mood"]  # the directory has everything that predict needs
     assert cli.main(["predict", *directory, TEXTS[0]]) == 0
     assert cli.main(["export", *directory, "--out", str(tmp_path / "plain"), "--merge"]) == 0
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain").eval()
@@ -150,7 +150,7 @@ def test_texts_are_written_from_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [{"load_in_4bit": True}, {"load_in_8bit": True}])
 def test_a_pooler_is_of_the_head(bits: Any, tmp_path: Path) -> None:
-    """A BERT that is kept by labels= keeps its pooler: quantised, it cannot be."""
+    """With labels=, the ledger keeps BERT's trained pooler, so the pooler must not be quantised."""
     tokenizer: Any = tiny.wordpiece()
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = BertConfig(vocab_size=len(tokenizer), **sizes)

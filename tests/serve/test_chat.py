@@ -1,4 +1,4 @@
-"""Texts over HTTP: what clients of OpenAI's API ask for."""
+"""Tasks of texts over HTTP, by requests of OpenAI's API."""
 
 from __future__ import annotations
 

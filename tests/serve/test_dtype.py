@@ -1,4 +1,4 @@
-"""Weights in bfloat16: what a run keeps answers as the run did, to the bit, and weights in float32 do not take their place."""
+"""Weights in bfloat16: saved files give the run's predictions to the bit, and weights in float32 are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRATEGIES = ("grafting-continual", "continual-ft", "lora")
 
 @pytest.fixture(scope="module")
 def run(finished_run: MakeRun) -> Path:
-    """A causal model's, whose label words need no readout that would be in float32."""
+    """Return a run of a causal model; its label words need no readout, which would be in float32."""
     more = ("--set", "dtype=bfloat16", "--set", "region_from=gradient")
     return finished_run("gpt2-lm", *STRATEGIES, stream="qnli,sst2", more=more)
 
@@ -63,7 +63,7 @@ def test_a_ledger_alone_reads_the_model_in_bfloat16_and_refuses_it_in_float32(
 def test_exported_models_and_applied_grafts_have_the_bits_of_the_run(
     run: Path, ledger: Ledger, model_directory: ModelDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Transformers reads them in the dtype that they are written in."""
+    """Transformers loads the models in the dtype in which they were written."""
     assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "sst2")]) == 0
     assert "note" not in capsys.readouterr().out
     file = str(tmp_path / "qnli.safetensors")

@@ -1,4 +1,4 @@
-"""Texts in use: what a run wrote is written again, byte for byte, by whatever answers from it."""
+"""Tasks of texts in use: predict and exported models write the run's texts again, byte for byte."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a decoder with a template for chats."""
+    """Return a run of a decoder with a chat template."""
     place = tmp_path_factory.mktemp("llama")
     return prompted.run(data, prompted.write_model("Llama", place / "model", chats=True), place / "run", *STRATEGIES)
 
 
 @pytest.fixture(scope="module")
 def apart(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an encoder-decoder."""
+    """Return a run of an encoder-decoder."""
     place = tmp_path_factory.mktemp("t5")
     return prompted.run(data, prompted.write_model("T5", place / "model"), place / "run", "grafting-continual")
 
 
 def asked(data: Path, task: str) -> list[str]:
-    """The prompts of the test rows."""
+    """Return the prompts of the test rows."""
     return list(load_tasks(task, str(data))[0].test.first)
 
 
-# -- What a run wrote -------------------------------------------------------------------------------------
+# -- Texts of a run ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("run-grafting-continual", share=0.25)
@@ -58,7 +58,7 @@ def asked(data: Path, task: str) -> list[str]:
     ("source", "strategy"), [*(("run", name) for name in STRATEGIES), ("apart", "grafting-continual")]
 )
 def test_the_run_s_texts_are_written_again(source: str, strategy: str, data: Path, request: Any) -> None:
-    """For any size of batch, in any order of tasks and beside any other rows."""
+    """This holds for any batch size, in any order of tasks and beside any other rows."""
     run = request.getfixturevalue(source)
     predictor, expected = Predictor.of_run(run, strategy=strategy), prompted.answers_of_run(run, strategy)
     for task, size in (("last", 3), ("first", 64), ("chat", 1), ("first", 2), ("chat", 5)):
@@ -96,7 +96,7 @@ TURN = [{"role": "user", "content": "hello"}]
         ("hello", TURN),
         (json.dumps(TURN), TURN),
         (TURN, TURN),
-        ([{"from": "human", "value": "hello"}, {"from": "gpt", "value": "…"}], TURN),  # its answer is what is asked for
+        ([{"from": "human", "value": "hello"}, {"from": "gpt", "value": "…"}], TURN),  # the model writes the last turn
         ("[sic] hello", [{"role": "user", "content": "[sic] hello"}]),
         ('["hello"]', [{"role": "user", "content": '["hello"]'}]),
     ],
@@ -164,9 +164,9 @@ def test_a_run_whose_tasks_are_withheld_is_answered_from(data: Path, tmp_path: P
         assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
 
 
-# -- A model of its own -----------------------------------------------------------------------------------
+# -- Exported models --------------------------------------------------------------------------------------
 
-#: Each with a strategy and the task that is written.
+#: A run, a strategy of it, and the exported task.
 EXPORTS = [
     ("run", "grafting-continual", "chat"),
     ("run", "lora", "last"),
@@ -179,7 +179,7 @@ EXPORTS = [
 
 @pytest.fixture(scope="module")
 def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a decoder without a template for chats."""
+    """Return a run of a decoder without a chat template."""
     place = tmp_path_factory.mktemp("gpt2")
     return prompted.run(data, prompted.write_model("GPT2", place / "model"), place / "run", "grafting-continual")
 
@@ -188,7 +188,7 @@ def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_exported_model_writes_the_texts_of_predict(
     source: str, strategy: str, task: str, tmp_path: Path, request: Any, capsys: Any
 ) -> None:
-    """By ``pipeline("text-generation")``, or ``generate`` of an encoder-decoder."""
+    """The texts are written by ``pipeline("text-generation")``, or by ``generate`` of an encoder-decoder."""
     run, out = request.getfixturevalue(source), tmp_path / "model"
     assert cli.main(["export", str(run), "--strategy", strategy, "--task", task, "--out", str(out)]) == 0
     assert ("text-generation" in capsys.readouterr().out) == (source != "apart")
@@ -196,7 +196,7 @@ def test_an_exported_model_writes_the_texts_of_predict(
     predictor = Predictor.of_run(run, strategy=strategy)
     written = predictor.answer(task, prompts)
     assert any(each.text for each in written)
-    assert not any(each.cut_tokens for each in written)  # transformers cuts nothing
+    assert not any(each.cut_tokens for each in written)  # transformers cuts no prompts
     assert written_texts(out, prompts, predictor.definition(task).stop) == [each.text for each in written]
     card = (out / "README.md").read_text()
     assert f"of {len(predictor.loaded.model.space()):,} parameters that training may move" in card

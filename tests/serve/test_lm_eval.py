@@ -1,4 +1,4 @@
-"""lm-eval measures an exported task of texts, on a task of lm-eval's own that needs no hub."""
+"""lm-eval evaluates an exported task of texts, on a local task of its own that needs no hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from forgetfree import Predictor, cli
 
 PROMPTS = ["great film", "terrible movie film", "film", "great movie"]
-#: A line break is meant where it stands in double quotes.
+#: A local task; YAML reads a line break only in double quotes.
 TASK = """
 task: own
 dataset_path: json
@@ -27,7 +27,7 @@ metric_list: [{metric: exact_match}]
 
 @pytest.mark.slow
 @pytest.mark.sampled("Llama", share=0.15)
-@pytest.mark.filterwarnings("ignore")  # of lm-eval and what it imports
+@pytest.mark.filterwarnings("ignore")  # warnings of lm-eval and its imports
 @pytest.mark.parametrize("family", ["Llama", "T5"])
 def test_an_exported_model_answers_lm_eval_as_predict(family: str, tmp_path: Path) -> None:
     lm_eval = pytest.importorskip("lm_eval", reason="not installed: pip install 'forgetfree[lm-eval]'")

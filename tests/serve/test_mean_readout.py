@@ -1,4 +1,4 @@
-"""``--readout mean``: a linear layer on the mean of a row's tokens, in training, answers, exported models and grafts."""
+"""``--readout mean``: a linear layer on the mean of a row's tokens, in training, predictions, exported models and grafts."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_run_is_answered_from_exported_and_switched(
     predictor = Predictor.of_run(run / "grafting-continual/seed-0/ledger.safetensors", model=str(model_directory(kind)))
     for task in ("qnli", "sst2"):
         expected = run_logits(run, "grafting-continual", task)
-        assert torch.equal(predictor.logits(task, rows[task].texts), expected)  # the ledger alone knows how it is read
+        assert torch.equal(predictor.logits(task, rows[task].texts), expected)  # the ledger knows the readout
         out = tmp_path / task
         assert cli.main(["export", str(run), "--task", task, "--out", str(out)]) == 0
         readout = load_file(out / "readout.safetensors")
         assert all(torch.equal(readout[each], tensor) for each, tensor in predictor.readout(task).items())
         assert "on the mean of all tokens" in (out / "README.md").read_text()
-        with pytest.raises(Exception):  # noqa: B017  # transformers' own: there is no head that it could answer by
+        with pytest.raises(Exception):  # noqa: B017  # transformers' own: the model has no head
             transformers.pipeline("text-classification", model=str(out))(["a"])
 
     model = transformers.AutoModel.from_pretrained(model_directory(kind)).eval()

@@ -1,4 +1,4 @@
-"""The same answer whatever is asked beside it: to the bit with ``deterministic``, else within a bound that is measured here."""
+"""A row's logits in any batch: equal to the bit with ``deterministic``, else within a bound that is measured here."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.long
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
 SIZES = (1, 2, 3, 8, 17, 64)
-#: How far a logit may be from that of its row alone, at a logit of 1 or less and beyond in proportion.
+#: The largest difference of a logit from that of its row alone; relative for logits above 1.
 BATCHED = 1e-5
 WORDS = ["the", "lovely", "awful", "film", "story", "river", "city", "moon", "was", "is", "dull", "goal", "war", "bank"]
-#: Tiny models with the kind of readout that they are read by.
+#: Tiny models, one for each kind of readout.
 MODELS = ("bert", "bert-mlm", "gpt2-lm")
 
 
@@ -51,7 +51,7 @@ def batched(order: Sequence[int], size: int) -> list[list[int]]:
 
 
 def rows_of(predictor: Predictor, task: str) -> Rows:
-    """Rows of 1 to 30 words of the tiny vocabulary, or pairs of them: of one task enough for the largest batch."""
+    """Return rows of 1 to 30 words of the tiny vocabulary, or pairs; sst2 gets enough rows for the largest batch."""
     draw, count = random.Random(task), 66 if task == "sst2" else 9
     columns = [
         tuple(" ".join(draw.choices(WORDS, k=draw.randint(1, 30))) for _ in range(count))
@@ -65,23 +65,23 @@ def texts_of(rows: Rows) -> list[tuple[str, ...]]:
 
 
 def in_order(predictor: Predictor, task: str, rows: Rows, order: Sequence[int], size: int) -> Tensor:
-    """The logits of the rows of these numbers, so many at a time."""
+    """Return the logits of the rows with these numbers, in batches of ``size``."""
     return torch.cat([predictor.logits(task, rows.take(part).texts, batch_size=size) for part in batched(order, size)])
 
 
 def in_batches(predictor: Predictor, task: str, rows: Rows, order: Sequence[int], size: int) -> Tensor:
-    """The logits of all rows, asked in another order, so many at a time."""
+    """Return the logits of all rows, read in another order in batches of ``size``."""
     logits = in_order(predictor, task, rows, order, size)
     return logits[torch.tensor(order).argsort()]
 
 
 def apart(logits: Tensor, alone: Tensor) -> float:
-    """The largest difference, as a share of the logit where that is above 1."""
+    """Return the largest difference, relative for logits above 1."""
     return float(((logits - alone).abs() / alone.abs().clamp(min=1)).max())
 
 
 def check_labels(logits: Tensor, alone: Tensor, bound: float) -> None:
-    """Labels may differ only where two logits are nearer to each other than twice the bound."""
+    """Check that labels differ only where the two largest logits are closer to each other than twice the bound."""
     best = alone.topk(2).values
     clear = best[:, 0] - best[:, 1] > 2 * bound * alone.abs().max(1).values.clamp(min=1)
     assert clear.float().mean() > 0.9
@@ -93,13 +93,13 @@ def check_labels(logits: Tensor, alone: Tensor, bound: float) -> None:
 
 @pytest.mark.sampled("gpt2-lm-2")
 def test_a_row_has_the_same_bits_in_any_company(run: Path, threads: int) -> None:
-    """Batches of 1 to 64, rows in another order, and tasks side by side."""
+    """Batches have 1 to 64 rows in another order, or mix tasks."""
     predictor = Predictor.of_run(run, deterministic=True)
     rows = {task: rows_of(predictor, task) for task in TASKS}
     alone = {task: in_batches(predictor, task, rows[task], range(len(rows[task])), 1) for task in TASKS}
     for number, task in enumerate(TASKS):
         for size in SIZES[1:]:
-            order = shuffled(len(rows[task]), size + number)[: size + 2]  # a whole batch, and what is left
+            order = shuffled(len(rows[task]), size + number)[: size + 2]  # a whole batch, and the rest
             assert torch.equal(in_order(predictor, task, rows[task], order, size), alone[task][order])
     asked = [(task, text) for task in TASKS for text in texts_of(rows[task])]
     expected = [answer for task in TASKS for text in texts_of(rows[task]) for answer in predictor.answer(task, [text])]
@@ -115,7 +115,7 @@ def test_a_row_has_the_same_bits_in_any_company(run: Path, threads: int) -> None
 def test_a_run_and_what_answers_from_it_have_the_same_bits(
     finished_run: MakeRun, kind: str, data_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For every way to keep what was learned; predict and serve take the option of the run."""
+    """This holds for each way of storing tasks; predict and serve use the option of the run."""
     strategies, tasks = ("grafting-continual", "continual-ft", "lora"), ("qnli", "sst2")
     one = finished_run(kind, *strategies, stream=",".join(tasks), more=("--set", "evaluation_batch_size=1"))
     for strategy in strategies:
@@ -130,7 +130,7 @@ def test_a_run_and_what_answers_from_it_have_the_same_bits(
 
 
 def test_the_label_is_that_of_the_largest_logit_where_shares_are_equal() -> None:
-    """A run counts by logits, and what answers from it must not say another label."""
+    """A run scores by logits, and its saved files must not predict another label."""
     low = torch.tensor(0.01)
     logits = torch.stack([low, torch.nextafter(low, torch.tensor(1.0))])
     assert logits.softmax(0).unique().numel() == 1 and logits.argmax() == 1
@@ -140,7 +140,7 @@ def test_the_label_is_that_of_the_largest_logit_where_shares_are_equal() -> None
 
 
 def test_the_flag_of_predict(finished_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A text has the same probabilities alone and in a file, whatever stands beside it."""
+    """A text has the same probabilities alone and in a file with other texts."""
     run = finished_run("bert", "grafting-continual")
     texts = ["the lovely film", "dull", "the story was awful and " * 6 + "dull", "moon"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))

@@ -1,4 +1,4 @@
-"""``forgetfree serve``: a server in a process of its own, asked by real clients; what it refuses."""
+"""``forgetfree serve``: a server in its own process, with requests by real clients, and its refusals."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ WORDS = ["the", "lovely", "awful", "film", "story", "river", "city", "moon", "wa
 
 
 class Server:
-    """A running server, as a client sees it."""
+    """A running server, from the view of a client."""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self.process, self.address = process, address
 
     def ask(self, path: str, content: Any = None, **headers: str) -> tuple[int, Any]:
-        """Return status and JSON, or a text that is none; a content is posted."""
+        """Return the status and the JSON of the response, or its text; a content is posted."""
         data = content if isinstance(content, bytes | None) else json.dumps(content).encode()
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json", **headers})
         try:
@@ -46,7 +46,7 @@ class Server:
             return error.code, json.loads(said) if said.startswith("{") else said
 
     def end(self, by: signal.Signals) -> tuple[int, str]:
-        """Return its exit code, and what it said on stderr."""
+        """Stop the server by a signal; return its exit code and its stderr."""
         self.process.send_signal(by)
         _, said = self.process.communicate(timeout=30)
         return self.process.returncode, said
@@ -86,15 +86,15 @@ def test_it_says_what_it_is(server: Server) -> None:
     for path, code in (("/", 404), ("/nothing", 404), ("/predict", 405)):
         got, said = server.ask(path)
         assert (got, said["error"]["message"]) == (code, f"There is no GET {path}. See /docs.")
-        assert said["error"]["code"] is None  # which is of a model that is not found
+        assert said["error"]["code"] is None  # a code is only for unknown models
 
 
 def test_clients_at_once_get_what_predict_says(server: Server, run: Path) -> None:
-    """Of all tasks, to the bit."""
+    """Simultaneous clients ask for all tasks, and get the predictions to the bit."""
     draw, predictor = random.Random(0), Predictor.of_run(run)
 
     def text() -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randint(1, 80)))  # some longer than the 48 tokens that are read
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, 80)))  # some exceed the maximum of 48 tokens
 
     questions = list[dict[str, Any]]()
     for number in range(24):
@@ -135,7 +135,7 @@ def test_clients_at_once_get_what_predict_says(server: Server, run: Path) -> Non
 def test_wrong_requests_are_refused(server: Server, content: Any, code: int, message: str) -> None:
     got, said = server.ask("/predict", content)
     assert got == code and message in said["error"]["message"]
-    assert server.ask("/predict", {"task": "sst2", "texts": ["a"]})[0] == 200  # it goes on
+    assert server.ask("/predict", {"task": "sst2", "texts": ["a"]})[0] == 200  # the server still answers
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_wrong_requests_are_refused(server: Server, content: Any, code: int, mes
     ],
 )
 def test_a_body_is_refused_before_it_is_read(server: Server, header: str, code: int, message: str) -> None:
-    """It is never sent: a client that is still sending may find the line closed."""
+    """The test never sends a body, because the server may close the connection while a client sends."""
     host, _, port = server.address.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as line:
         line.sendall(f"POST /predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n\r\n".encode())

@@ -1,4 +1,4 @@
-"""What answers in a run's directory, what is known of it before a model is read, and that nothing of another run answers."""
+"""The file that answers in a run's directory, its description before a model is loaded, and refusals of other runs' files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.serve.source import Source, saved_file
 
 MakeRun = Callable[..., Path]
-#: What each strategy keeps in the folder of a unit.
+#: The file of each strategy in the folder of a unit.
 KEPT = {
     "grafting-continual": "ledger.safetensors",
     "lora": "adapters.safetensors",
@@ -27,12 +27,12 @@ each = pytest.mark.parametrize("strategy", KEPT)
 
 @pytest.fixture
 def run(finished_run: MakeRun, tmp_path: Path) -> Path:
-    """A copy, which a test may change."""
+    """Return a copy of a run, which a test may change."""
     made = finished_run("bert", *KEPT, stream="qnli,sst2", more=("--seed", "0", "--seed", "1"))
     return Path(shutil.copytree(made, tmp_path / "run"))
 
 
-# -- Which file, and what is said of it ------------------------------------------------------------------
+# -- The file and its description ------------------------------------------------------------------------
 
 
 def test_the_run_chooses_grafting_then_a_ledger(run: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_source_says_what_its_run_says(run: Path, model_directory: Callable[[s
     source = Source.of(run)
     assert (source.file, source.strategy, source.is_ledger) == (saved_file(run), "grafting-continual", True)
     assert source.model == str(model_directory("bert"))
-    assert (source.tasks, source.task_inference) == ((), "last")  # a ledger says them itself
+    assert (source.tasks, source.task_inference) == ((), "last")  # a ledger contains them itself
     moved = Source.of(run, strategy="continual-ft", model="elsewhere")
     assert (moved.model, moved.is_ledger) == ("elsewhere", False)
     assert [task.name for task in moved.tasks] == ["qnli", "sst2"]
@@ -78,12 +78,12 @@ def test_a_unit_must_say_what_its_answers_depend_on(run: Path) -> None:
         Source.of(run, strategy="lora")
 
 
-# -- What binds answers ----------------------------------------------------------------------------------
+# -- Labels and models ----------------------------------------------------------------------------------
 
 
 @each
 def test_what_answers_says_itself_what_its_labels_are(run: Path, strategy: str) -> None:
-    """A ledger, or the unit.json of another file; config.json is not asked a second time."""
+    """Labels come from the ledger, or from the unit.json of another file; config.json does not decide them."""
     expected = Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"])
     change_config(run, lambda config: config["tasks"][1]["labels"].reverse())
     change_config(run, lambda config: config["tasks"].reverse())
@@ -155,7 +155,7 @@ def test_a_ledger_of_another_seed_is_refused_wherever_it_is_read(
         TaskSwitch(path, object())
     with pytest.raises(RunError, match="its unit wrote"):
         load_results(run).ledger("grafting-continual", 0)
-    assert cli.main(["ledger", "show", alone]) == 0  # which was taken out of its run
+    assert cli.main(["ledger", "show", alone]) == 0  # a ledger outside of its run is accepted
 
 
 def test_the_folder_of_another_seed_or_a_damaged_record_answers_nothing(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""From a run to answers, models and switches: all equal to what the run itself answered on its test rows."""
+"""Predictions, exported models and switches of a run: all equal to the run's own predictions on its test rows."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ pytestmark = pytest.mark.long
 
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
-#: What each strategy keeps: ledgers by what tasks stand on, of a merged model, adapters apart, together, one model, one a task.
+#: Strategies for each way of storing tasks: ledgers of three compositions, adapters, one model, a model a task, a merged model.
 MERGED = ("merge-task-arithmetic", "merge-ties", "merge-stitch")
 STRATEGIES = ("grafting-continual", "wsn", "bitfit", "lora", "o-lora", "continual-ft", "fine-tune", *MERGED)
-#: Model, and strategies of a run with it: all with a linear readout, some by label words.
+#: Models, and the strategies of a run with each; one has a linear readout, two read label words.
 RUNS = {
     "bert": STRATEGIES,
     "roberta-mlm": ("grafting-continual", "lora"),
@@ -77,7 +77,7 @@ def test_every_strategy_is_answered_from_bit_for_bit(
     run = run_of(finished_run, kind)
     predictor = Predictor.of_run(run, strategy=strategy)
     assert tuple(predictor.tasks) == TASKS
-    for task in (*TASKS[::-1], *TASKS):  # in any order, there and back
+    for task in (*TASKS[::-1], *TASKS):  # in any order, forwards and backwards
         assert torch.equal(predictor.logits(task, rows[task].texts), run_logits(run, strategy, task))
     answer = predictor.answer("ag_news", ["a lovely film"])[0]
     assert list(answer.probabilities) == ["World", "Sports", "Business", "Sci/Tech"]
@@ -99,7 +99,7 @@ def test_another_base_model_is_refused(
         assert "other weights" in capsys.readouterr().err
 
 
-# -- The task is not known -------------------------------------------------------------------------------
+# -- Unknown tasks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("bitfit-lda", "bitfit-router", "fine-tune-router")
@@ -108,9 +108,9 @@ def test_another_base_model_is_refused(
 def test_the_router_of_the_run_finds_the_task(
     finished_run: MakeRun, rows: dict[str, Rows], strategy: str, inference: str, capsys: Any
 ) -> None:
-    """scenario=class: the run's own answers are labels among those of all tasks."""
+    """With scenario=class, the run's own predictions are among the labels of all tasks."""
     more = ("--set", "scenario=class", "--set", f"task_inference={inference}")
-    more += ("--set", "readout_learning_rate=0.02")  # at a larger one, one of the tasks is the surest of every row
+    more += ("--set", "readout_learning_rate=0.02")  # at a larger rate, one task would be chosen for every row
     run = finished_run("bert", "lora", "fine-tune", "bitfit", more=more)
     predictor = Predictor.of_run(run, strategy=strategy)
     labels = [(task, label) for task, each in predictor.tasks.items() for label in each.labels]
@@ -155,7 +155,7 @@ def test_without_a_router_the_task_must_be_named(finished_run: MakeRun, capsys: 
 def test_an_exported_task_answers_as_the_run_did(
     finished_run: MakeRun, rows: dict[str, Rows], tmp_path: Path, kind: str, strategy: str
 ) -> None:
-    """By the call on its card, where it has one; the body's hidden states bit for bit."""
+    """The call on the model card, if there is one, gives the same probabilities; the hidden states are equal to the bit."""
     run = run_of(finished_run, kind)
     for task in ("qnli", "sst2"):
         out = tmp_path / task
@@ -176,7 +176,7 @@ def test_an_exported_task_answers_as_the_run_did(
     with torch.no_grad(), predictor.weights.answering("sst2"):
         ours = body_of(predictor.loaded.model)(input_ids=ids).last_hidden_state
         theirs = model(input_ids=ids).last_hidden_state
-    if "lora" in strategy:  # W x + B A x, and (W + B A) x
+    if "lora" in strategy:  # W x + B A x against (W + B A) x
         assert torch.allclose(ours, theirs, atol=1e-5)
     else:
         assert torch.equal(ours, theirs)
@@ -186,7 +186,7 @@ def test_the_card_of_an_exported_model_says_what_it_is(finished_run: MakeRun, tm
     run = run_of(finished_run, "bert")
     assert cli.main(["export", str(run), "--strategy", "bitfit", "--task", "sst2", "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
-    biases = 2 * (4 * 16 + 32 + 16 + 2 * 16)  # of two layers: attention, feed-forward, LayerNorms
+    biases = 2 * (4 * 16 + 32 + 16 + 2 * 16)  # two layers: attention, feed-forward, LayerNorms
     assert "| learned by | `bitfit` |" in card and "Written by `forgetfree export`" in card and "grafted" not in card
     (moved,) = (line for line in card.splitlines() if "parameters that training may move" in line)
     assert 0 < int(moved.split()[0].replace(",", "")) <= biases
@@ -216,7 +216,7 @@ def test_the_card_names_the_licence_of_the_base_model(
 def test_a_ledger_alone_is_exported_and_its_graft_is_applied(
     finished_run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path, kind: str, capsys: Any
 ) -> None:
-    """From the run, from the ledger's file, and from its graft as a file: the same weights."""
+    """The run, the ledger's file and a file of its graft give the same weights."""
     run, model = run_of(finished_run, kind), str(model_directory(kind))
     ledger = run / "grafting-continual" / "seed-0" / "ledger.safetensors"
     Ledger.load(ledger).graft("ag_news").save(tmp_path / "graft.safetensors")
@@ -255,7 +255,7 @@ def test_a_graft_of_a_ledger_has_the_tasks_own_rows_and_knows_its_model(
         Graft.load(tmp_path / "graft").apply_(other)
 
 
-# -- In a model of one's own -----------------------------------------------------------------------------
+# -- In a model of the user ------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(share=0.25)
@@ -299,7 +299,7 @@ def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
 def test_a_ledger_of_a_model_with_a_head_is_refused_and_one_of_its_body_is_taken(
     model_directory: Callable[[str], Path],
 ) -> None:
-    """By both switches and a predictor."""
+    """Both switches and a predictor check this."""
     place = model_directory("bert")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(place)
     space, region = ParameterSpace.of(model), Region.of([3, 50])
@@ -398,13 +398,13 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
         assert cli.main(["predict", str(run), *flags]) == 0
         said = json.loads(capsys.readouterr().out)
         assert (said["text_a"], said["text_b"]) == ("who", "it was")
-    (tmp_path / "e.csv").write_text("review,sentiment\nwho,joyful\n")  # a label is no second text
+    (tmp_path / "e.csv").write_text("review,sentiment\nwho,joyful\n")  # a column of labels is no second text
     assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / "e.csv")]) == 1
     assert "has the columns 'review', 'sentiment', but the task reads text_a and text_b" in capsys.readouterr().err
 
 
 def test_a_stream_is_answered_line_by_line(finished_run: MakeRun, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer is out before the next line is read."""
+    """Each prediction is printed before the next line is read."""
     said: list[str] = []
 
     class Lines(io.StringIO):

@@ -1,6 +1,6 @@
-"""What every baseline made of Avalanche's code must do in our loop, and each mend of docs/baselines.md.
+"""Requirements on every baseline with Avalanche's code in our loop, and each correction in docs/baselines.md.
 
-That they compute what Avalanche's own do is in test_differential.py.
+test_differential.py checks that they compute the same as Avalanche's own strategies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MakeStream = Callable[..., Any]
 FILES = ("forgetfree.strategies.avalanche_baselines", "forgetfree.strategies.gem")
 BASELINES = [name for name, entry in registry.STRATEGIES.items() if entry.target.partition(":")[0] in FILES]
 STEPS, BATCH = 7, 4
-#: Small enough for models whose weights are drawn: their Fisher information is large.
+#: Small penalties: models with random weights have large Fisher information.
 STEADY = {"ewc": {"ewc_lambda": 1e-3}, "online-ewc": {"ewc_lambda": 1e-3}, "mas": {"lambda_reg": 1e-3}}
 
 
@@ -41,7 +41,7 @@ def make(name: str, stream: Any, *, seed: int = 0, extra: Any = None, **options:
 
 
 def memory_of(strategy: Any) -> Any:
-    """The rows that it remembers."""
+    """Return the rows in the strategy's memory."""
     return getattr(strategy, "avalanche_plugin", strategy).storage_policy.buffer
 
 
@@ -50,7 +50,7 @@ def weights(strategy: Any) -> Tensor:
 
 
 class Updates(SupervisedPlugin):
-    """Counts updates by task, and the task labels of the rows of each."""
+    """Counts updates by task, and the task labels of their rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Updates(SupervisedPlugin):
 
 
 class Warns(SupervisedPlugin):
-    """A user's plugin that has a deprecation warning of its own, once a task."""
+    """A user's plugin that raises its own deprecation warning once a task."""
 
     def after_training_exp(self, strategy: Any, **_: Any) -> None:
         warnings.warn("mine", DeprecationWarning, stacklevel=1)
@@ -76,7 +76,7 @@ class Warns(SupervisedPlugin):
 @pytest.mark.sampled("agem", "gdumb", "replay")
 @pytest.mark.parametrize("name", BASELINES)
 def test_runs_for_as_many_steps_as_told_silently_and_without_dropout(tiny_stream: MakeStream, name: str) -> None:
-    """A-GEM, GEM and MAS set training mode themselves before passes of their own."""
+    """A-GEM, GEM and MAS set training mode themselves before their own passes."""
     stream, updates, modes = tiny_stream("bert", "linear"), Updates(), list[bool]()
     strategy = make(name, stream, extra=[updates, Warns()], dropout=False)
     hook = strategy.model.backbone.register_forward_hook(lambda module, *_: modes.append(module.training))
@@ -118,17 +118,17 @@ def test_refuses_what_avalanches_code_cannot_do(
 
 
 def test_object_bytes_by_hand() -> None:
-    """float32 is 4 bytes a number, int64 8."""
+    """A float32 takes 4 bytes, an int64 8."""
     three, six = torch.zeros(3), ParamData("six", (2, 3))
     assert object_bytes(three) == 12
-    assert object_bytes([three, three, {"again": three}]) == 12  # once
+    assert object_bytes([three, three, {"again": three}]) == 12  # counted once
     assert object_bytes(six) == 24
     assert object_bytes({"a": six, "b": ParamData("view", (2, 3), init_tensor=six.data)}) == 24
     assert object_bytes((three, six, torch.zeros(2, dtype=torch.int64), "text", 5, None)) == 12 + 24 + 16
     linear = nn.Linear(2, 1)
     assert object_bytes(linear) == 12
     assert object_bytes(nn.ModuleList([linear, linear])) == 12
-    assert object_bytes(SimpleNamespace(tensor=three)) == 0  # not Avalanche's
+    assert object_bytes(SimpleNamespace(tensor=three)) == 0  # not a class of Avalanche
 
 
 def _row_bytes(stream: Any, tasks: int) -> int:
@@ -139,18 +139,18 @@ def _row_bytes(stream: Any, tasks: int) -> int:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        # As large as all rows, so all are remembered.
+        # Memories as large as all rows, so that all rows are kept.
         ("replay", {"mem_size": 500}, lambda s, n: _row_bytes(s, n)),
         ("gdumb", {"mem_size": 500}, lambda s, n: _row_bytes(s, n)),
         ("cumulative", {}, lambda s, n: _row_bytes(s, n)),
         ("joint", {}, lambda s, n: _row_bytes(s, 3)),
-        # Each row with 4 logits of 4 bytes: the widest task has 4 labels.
+        # Each row has 4 logits of 4 bytes: the widest task has 4 labels.
         ("der", {"mem_size": 500}, lambda s, n: _row_bytes(s, n) + 24 * n * 16),
-        # Weights and importances of every parameter: by task, or once.
+        # Weights and importances of every parameter, for each task or once.
         ("ewc", {}, lambda s, n: n * 2 * 4 * _parameters(s)),
         ("online-ewc", {}, lambda s, n: 2 * 4 * _parameters(s)),
         ("mas", {}, lambda s, n: 2 * 4 * _parameters(s)),
-        # The last model.
+        # The teacher is the last model.
         ("lwf", {}, lambda s, n: sum(t.numel() * t.element_size() for t in s.model.state_dict().values())),
     ],
 )
@@ -161,7 +161,7 @@ def test_bytes_kept_by_hand(
     strategy = make(name, stream, **options)
     assert strategy.bytes_kept() == 0
     model = ModelState.of(stream.model).size_in_bytes
-    # Reservoirs keep a random weight of 4 bytes beside each row.
+    # Reservoirs store a random weight of 4 bytes with each row.
     weight = 4 if name in ("replay", "gdumb", "der") else 0
     for count, experience in enumerate(stream.benchmark.train_stream, 1):
         strategy.train(experience)
@@ -173,7 +173,7 @@ def _parameters(stream: Any) -> int:
 
 
 class Constraint(SupervisedPlugin):
-    """Notes, of each update on a later task, the least cosine between what it descends and a gradient on remembered rows."""
+    """Records, for each update on a later task, the least cosine between the step and a gradient on remembered rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,9 +208,9 @@ PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
 def test_no_update_goes_against_a_gradient_on_remembered_rows(
     tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, name: str, how: dict[str, Any]
 ) -> None:
-    """Whatever the optimiser makes of the gradient. 0 is up to a rounding, and to 1e-3 that GEM's solver adds to a diagonal.
+    """This holds for any optimiser. The bound of 0 has a margin for rounding, and for the 1e-3 that GEM's solver adds to a
 
-    That diagonal is of squared lengths of gradients, so it counts the more, the shorter these are.
+    diagonal. The diagonal has squared norms of gradients, so the 1e-3 matters more for small gradients.
     """
     if name == "gem":
         pytest.importorskip("quadprog")
@@ -225,11 +225,11 @@ def test_no_update_goes_against_a_gradient_on_remembered_rows(
     assert projected > nearly
     if how != PLAIN:
         monkeypatch.setattr(gem, "_descends_plainly", lambda options: True)
-        assert least() < min(2 * nearly, 3 * projected)  # a projected gradient is not enough
+        assert least() < min(2 * nearly, 3 * projected)  # projecting the gradient is not enough
 
 
 def test_gdumb_passes_over_its_memory_as_often_as_told(tiny_stream: MakeStream) -> None:
-    """24 rows a task, a memory of 60, of which rare labels leave a part: the passes are over the rows that are there."""
+    """The memory of 60 is partly empty, because rare labels have few rows: the passes count only the rows in it."""
     stream, updates = tiny_stream("bert", "linear"), Updates()
     held = len(memory_of(learn(make("gdumb", stream, extra=[updates], mem_size=60, passes=3))))
     assert len(updates.tasks[0]) == 3 * 24 // BATCH
@@ -257,7 +257,7 @@ def test_an_update_that_moves_nothing_stays_so() -> None:
 @pytest.mark.sampled("der")
 @pytest.mark.parametrize("name", ["gdumb", "der"])
 def test_memories_are_balanced_over_the_labels_of_all_tasks(tiny_stream: MakeStream, name: str) -> None:
-    """16 rows for 2 + 4 + 2 labels; Avalanche's own would share them out over the numbers 0 to 3."""
+    """There are 16 rows for 2 + 4 + 2 labels; Avalanche's own memory would use only the numbers 0 to 3."""
     strategy = learn(make(name, tiny_stream("bert", "linear"), mem_size=16))
     rows = memory_of(strategy)
     counts = Counter((row[2], row[1]) for row in (rows[i] for i in range(len(rows))))
@@ -302,7 +302,7 @@ def test_gem_says_what_to_install(tiny_stream: MakeStream, monkeypatch: pytest.M
 
 
 def test_si_drives_no_weight_away(tiny_stream: MakeStream) -> None:
-    """Momentum and decay move some weights against their gradients: Avalanche's importances are below 0 there."""
+    """Momentum and decay move some weights against their gradients: there, Avalanche's importances would be below 0."""
     plugin = learn(make("si", tiny_stream("bert", "linear"), optimizer="momentum")).avalanche_plugin
     importances, climbed = (
         torch.cat([each.data for each in tensors.values()])
@@ -355,14 +355,14 @@ def test_importances_are_taken_from_as_many_rows_as_told(
     seen: list[int] = []
 
     class Count(SupervisedPlugin):
-        """After the last step, the model is called for importances only."""
+        """Counts rows after the last step, when the model is called for importances only."""
 
         def after_training_epoch(self, strategy: Any, **_: Any) -> None:
             self.hook = strategy.model.register_forward_hook(lambda model, inputs, _: seen.append(len(inputs[0])))
 
         def after_training_exp(self, strategy: Any, **_: Any) -> None:
             self.hook.remove()
-            assert len(strategy.experience.dataset) == 24  # others see all rows
+            assert len(strategy.experience.dataset) == 24  # other plugins see all rows
 
     learn(make(name, tiny_stream("bert", "linear"), importance_rows=rows, extra=[Count()]))
     assert sum(seen) == 3 * expected

@@ -1,10 +1,10 @@
-"""Every baseline against Avalanche's own code, bit for bit: same data, batches and seeds, same weights after three tasks.
+"""Every baseline is compared with Avalanche's own code: the same data, batches and seeds give the same weights to the bit.
 
-The reference is Avalanche's strategy in Avalanche's loop, with one optimiser for all tasks. Its subclass here does two
-things only: it takes the planned batches, for Avalanche shuffles by the global generator, and it seeds the generators where
-ours does. The model has no dropout: Avalanche's own is on or off as its plugins leave it.
+The reference is Avalanche's strategy in Avalanche's loop, with one optimiser for all tasks. Its subclass here changes two
+things only: it uses the planned batches, because Avalanche shuffles by the global generator, and it seeds the generators
+where ours does. The model has no dropout, because Avalanche's plugins switch it on or off.
 
-Where Avalanche's own code is wrong (docs/baselines.md), the reference runs where it is not: ``SETUPS`` says how.
+Where Avalanche's own code is wrong (docs/baselines.md), the comparison avoids the wrong part: see ``SETUPS``.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 
-#: Two rounds over the 24 training rows of a task, so that a plugin's own loader starts again, too.
+#: Two epochs over the 24 training rows of a task, so that a plugin's own loader starts again, too.
 ROUNDS, STEPS, BATCH, RATE = 2, 12, 4, 0.05
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A baseline, and how Avalanche makes the same.
+    """A baseline, and the equivalent strategy of Avalanche.
 
     Attributes:
-        name: ours.
-        reference: Avalanche's strategy, or a plugin for its plain one.
-        options: ours and its, by name.
-        ours, theirs: what only one of both is told.
-        scenario: of the stream; in ``class``, all tasks share one readout, and labels have numbers of their own.
+        name: the name of ours.
+        reference: Avalanche's strategy, or a plugin for its plain strategy.
+        options: the options of both, by name.
+        ours, theirs: options of only one of them.
+        scenario: the scenario of the stream; in ``class``, all tasks share one readout, and no two labels have one number.
         untasked: the reference's model takes no task labels.
-        copies: the reference's ``.cpu()`` copies.
+        copies: let ``.cpu()`` copy a tensor in the reference.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Setup:
 ALL_ROWS = {"importance_rows": None}
 SETUPS = [
     Setup("replay", plugins.ReplayPlugin, {"mem_size": 10, "batch_size_mem": 3}),
-    # Avalanche leaves readouts without a gradient out of what it projects, though not out of the constraint.
+    # Avalanche does not project readouts without a gradient, but has them in the constraint.
     Setup(
         "agem", supervised.AGEM, {"sample_size": 6}, {"patterns_per_experience": 8}, {"patterns_per_exp": 8}, "class"
     ),
@@ -77,9 +77,9 @@ SETUPS = [
         {"patterns_per_exp": 6},
         "class",
     ),
-    # Avalanche takes labels of one number for one label, whatever their tasks.
+    # Avalanche takes labels with one number for one label, even of different tasks.
     Setup("gdumb", supervised.GDumb, {"mem_size": 18}, scenario="class"),
-    # The same; and it calls the model without task labels, and stacks logits, which must be of one width.
+    # As above; Avalanche also calls the model without task labels, and stacks logits, which must have one width.
     Setup(
         "der",
         supervised.DER,
@@ -89,10 +89,10 @@ SETUPS = [
     ),
     Setup("ewc", supervised.EWC, {"ewc_lambda": 0.05}, ALL_ROWS, {"mode": "separate"}),
     Setup("online-ewc", supervised.EWC, {"ewc_lambda": 0.05, "decay_factor": 0.8}, ALL_ROWS, {"mode": "online"}),
-    # Where .cpu() does not copy, which is on a CPU, Avalanche's penalty is always 0.
+    # If .cpu() does not copy, as on a CPU, Avalanche's penalty is always 0.
     Setup("si", supervised.SynapticIntelligence, {"si_lambda": 1000.0, "eps": 1e-6}, copies=True),
     Setup("mas", supervised.MAS, {"lambda_reg": 0.1, "alpha": 0.4}, ALL_ROWS),
-    # With fewer steps than delta_t, all is NaN.
+    # With fewer steps than delta_t, all values are NaN.
     Setup("rwalk", plugins.RWalkPlugin, {"ewc_lambda": 0.2, "ewc_alpha": 0.8, "delta_t": 5}),
     Setup("lwf", supervised.LwF, {"alpha": 0.8, "temperature": 3.0}),
     Setup("cumulative", supervised.Cumulative),
@@ -101,7 +101,7 @@ SETUPS = [
 
 
 class Untasked(nn.Module):
-    """A model of one readout, as one that takes no task labels."""
+    """Wraps a model with one readout, so that it takes no task labels."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Untasked(nn.Module):
 
 
 class Rounds:
-    """A data loader of all batches, cut into the epochs that Avalanche counts."""
+    """A data loader of all batches, split into the epochs that Avalanche counts."""
 
     def __init__(self, loader: DataLoader[Any], batches: int) -> None:
         self._batches, self._size = iter(loader), batches // ROUNDS
@@ -123,7 +123,7 @@ class Rounds:
 
 
 class Planned:
-    """Mixin of Avalanche's strategies: planned batches, and the generators seeded as ours are."""
+    """Mixin for Avalanche's strategies: it uses the planned batches, and seeds the generators as ours are."""
 
     def _before_training_exp(self: Any, **kwargs: Any) -> None:
         self.task = self.tasks[self.experience.current_experience]
@@ -136,7 +136,7 @@ class Planned:
 
     def make_train_dataloader(self: Any, **kwargs: Any) -> None:
         data, rows = self.adapted_dataset, self.task.train
-        pad = rows.pad  # no token of these texts
+        pad = rows.pad  # a token that does not occur in these texts
         own = data is self.experience.dataset
         lengths = rows.lengths if own else [int((data[i][0] != pad).nonzero().max()) + 1 for i in range(len(data))]
         steps = STEPS * len(self.tasks) if isinstance(self, supervised.JointTraining) else STEPS
@@ -146,7 +146,7 @@ class Planned:
 
 
 def fresh(tiny_stream: MakeStream, scenario: str) -> Any:
-    """A stream whose model has no dropout, and wants gradients only where ours does."""
+    """Return a stream whose model has no dropout, and requires gradients only where ours does."""
     stream = tiny_stream("bert", "linear", scenario=scenario)
     model = stream.model
     for module in model.modules():
@@ -160,12 +160,12 @@ def fresh(tiny_stream: MakeStream, scenario: str) -> Any:
 
 
 def by_avalanche(tiny_stream: MakeStream, setup: Setup) -> dict[str, Tensor]:
-    """The weights that Avalanche's own strategy ends in."""
+    """Return the final weights of Avalanche's own strategy."""
     stream = fresh(tiny_stream, setup.scenario)
     model = Untasked(stream.model) if setup.untasked else stream.model
     arguments = setup.options | setup.theirs
     kind = setup.reference
-    with warnings.catch_warnings(), mock.patch.object(_annotations, "warnings"):  # those of Avalanche's @deprecated
+    with warnings.catch_warnings(), mock.patch.object(_annotations, "warnings"):  # warnings of Avalanche's @deprecated
         warnings.simplefilter("ignore")
         base: dict[str, Any] = {
             "model": model,
@@ -189,7 +189,7 @@ def by_avalanche(tiny_stream: MakeStream, setup: Setup) -> dict[str, Tensor]:
 
 
 def by_us(tiny_stream: MakeStream, setup: Setup) -> dict[str, Tensor]:
-    """The weights that our strategy of that name ends in."""
+    """Return the final weights of our strategy."""
     stream = fresh(tiny_stream, setup.scenario)
     cls = registry.strategy(setup.name)
     plain = {"steps": STEPS, "batch_size": BATCH, "learning_rate": RATE, "weight_decay": 0.0, "schedule": "constant"}
@@ -216,7 +216,7 @@ def test_ours_is_avalanches(tiny_stream: MakeStream, setup: Setup, monkeypatch: 
     differing = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
     assert differing == []
     assert all(bool(tensor.isfinite().all()) for tensor in ours.values())
-    # And it is the method that is compared, not plain training.
+    # The method has an effect: plain training gives other weights.
     naive = Setup(setup.name, supervised.Naive, scenario=setup.scenario)
     assert not same(ours, by_avalanche(tiny_stream, naive))
 

@@ -18,8 +18,8 @@ def make(directory: Path, **more: Any) -> FineTune:
 
 
 def test_what_it_keeps_is_counted_without_reading_any_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It used to read all of them from disk after each task."""
-    for directory in (tmp_path, tmp_path):  # made, and then found in the store
+    """The count once read all models from disk after each task."""
+    for directory in (tmp_path, tmp_path):  # first made, then found in the store
         strategy = make(directory)
         kept = [strategy.bytes_kept()]
         for experience in strategy.stream.benchmark.train_stream:
@@ -36,7 +36,7 @@ def test_what_it_keeps_is_counted_without_reading_any_model(tmp_path: Path, monk
 
 
 def test_what_is_saved_takes_the_place_of_what_was_saved_there_before(tmp_path: Path) -> None:
-    """Of strategies with stores of their own, whose models have the names of their tasks."""
+    """Two strategies with different stores save models under the same task name; the later one is loaded."""
     for rate in (0.05, 0.5):
         options = TrainingOptions(steps=2, learning_rate=rate)
         strategy = FineTune(stream=tiny_stream(("sst2",)), options=options)

@@ -1,7 +1,7 @@
-"""What strategies promise (docs: forget-free, exact restoration, disjoint ownership), each promise for many of them.
+"""Promises of strategies (docs: forget-free, exact restoration, disjoint ownership), each tested for many of them.
 
-Nothing here is compared with a tolerance. `forgetfree.testing.check_strategy` has more, for every strategy that is registered:
-seeds, evaluation in the midst of training, loading, a fresh start on a used stream.
+Nothing here is compared with a tolerance. `forgetfree.testing.check_strategy` tests more, for every registered strategy:
+seeds, evaluation during training, loading, a fresh start on a used stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from forgetfree.training.monitor import Monitor
 from forgetfree.training.step import fine_tune
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
-#: Strategies on a ledger, by what a task stands on: the one before it, nothing, or what it selects.
+#: Strategies with a ledger: each task stands on the one before it, on θ_pre, or on the entries that it selects.
 LEDGERS = {
     "grafting-continual": "union",
     "packnet": "union",
@@ -59,7 +59,7 @@ MakeStream = Callable[..., Any]
 @pytest.mark.parametrize("name", LEDGERS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting: str, name: str) -> None:
-    """Earlier logits stay; only a task's own entries and readout move; θ_pre comes back; regions are disjoint; files go on."""
+    """Earlier logits stay; only a task's own entries and readout move; θ_pre is restored; regions are disjoint; files load."""
     kind, readout, how = SETTINGS[setting]
     stream, watch = tiny_stream(kind, readout), Watch()
     before = everything(stream.model)
@@ -75,12 +75,12 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
         strategy.train(experience)
         rows.append(logits(strategy))
         record, moved = strategy.ledger.records[-1], Region.from_mask(watch.moved)
-        # Nothing else moves, at any update: WSN's mask wanders while it is learned, over weight matrices alone.
+        # Only owned entries move, at any update; WSN's mask changes during training, but only over weight matrices.
         assert len(moved) > 0 and len(record.owned.region) > 0
         assert len(Region.from_mask(watch.moved & ~matrices) if name == "wsn" else moved - record.owned.region) == 0
         own = {f"readouts.{label}.layer.{name}" for name in ("weight", "bias")} if readout == "linear" else set()
         assert watch.moved_tensors(strategy) == own
-        # Who owns what.
+        # Owners of entries.
         if LEDGERS[name] == "alone":
             assert record.owned.region == record.region
         else:
@@ -95,11 +95,11 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
     assert ledger.composition == ("selection" if LEDGERS[name] == "selection" else "parents")
     before_it = ["", *ledger.tasks[:-1]] if LEDGERS[name] == "union" else [""] * 3
     assert [record.parent for record in ledger.records] == before_it
-    if name in ("grafting-continual", "wsn"):  # regions do meet, or the test would be empty
+    if name in ("grafting-continual", "wsn"):  # regions must meet, else the test would be empty
         assert any(len(record.owned.region) < len(record.region) for record in ledger.records)
     for position, task in enumerate(stream.tasks):
         learned = rows[position + 1][task.name]
-        assert not torch.equal(rows[position][task.name], learned)  # else it would hold of doing nothing
+        assert not torch.equal(rows[position][task.name], learned)  # else it would hold trivially
         assert all(torch.equal(learned, later[task.name]) for later in rows[position + 2 :])
         assert all(bool(torch.isfinite(row[task.name]).all()) for row in rows)
 
@@ -107,7 +107,7 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
     after = everything(stream.model)
     assert_same(*({k: v for k, v in each.items() if not k.startswith("readouts.")} for each in (after, before)))
 
-    # Beside plugins, gradients are taken in another way: so there is one here, too.
+    # With plugins, gradients are computed in another way: so there is a plugin here, too.
     resumed = make(name, tiny_stream(kind, readout), plugins=[Watch()], **how)
     resumed.load(tmp_path / "broken")
     assert_same(logits(resumed), rows[2])
@@ -115,11 +115,11 @@ def test_what_a_ledger_promises(tiny_stream: MakeStream, tmp_path: Path, setting
     assert_same(logits(resumed), rows[-1])
 
 
-# -- What does not come to its end -----------------------------------------------------------------------
+# -- Interrupts and errors ------------------------------------------------------------------------------
 
 
 class Stop(Monitor):
-    """Raises in one phase of a task, once armed: as Ctrl-C does at its second update, or in an evaluation of ``qnli``."""
+    """When armed, raises KeyboardInterrupt in one phase of a task: at its second update, or in an evaluation of ``qnli``."""
 
     def __init__(self, at: str) -> None:
         self.at, self.armed = at, False
@@ -138,7 +138,7 @@ class Stop(Monitor):
 
 
 class Burst(SupervisedPlugin):
-    """Makes the loss of a second step NaN, once armed."""
+    """When armed, makes the loss of the second step NaN."""
 
     armed = False
 
@@ -164,18 +164,18 @@ BROKEN = [
 def test_a_task_broken_off_leaves_the_learned_ones_as_they_were(
     tiny_stream: MakeStream, name: str, scenario: str, how: str
 ) -> None:
-    """And it can be trained after all, to the same bits as without."""
+    """The task can then be trained, to the same bits as without the interruption."""
     stream, twin = (tiny_stream("bert", "linear", stream="qnli,sst2", scenario=scenario) for _ in range(2))
     stop, burst = Stop(how), Burst()
     within = {"eval_every": 2, "peval_mode": "iteration"} if how == "evaluate" else {}
-    plugins = [burst] if how == "nan" else []  # beside plugins, gradients are taken in another way
+    plugins = [burst] if how == "nan" else []  # with plugins, gradients are computed in another way
     strategy = make(name, stream, monitor=stop, plugins=plugins, **within)
     first, second = stream.benchmark.train_stream
     strategy.train(first, eval_streams=[])
     before, tensors = logits(strategy), everything(stream.model)
     stop.armed = burst.armed = True
     begin = strategy.begin
-    if how == "begin":  # at its end
+    if how == "begin":  # at the end of begin()
         strategy.begin = lambda task: (begin(task), stop.interrupt())
     error = (
         pytest.raises(TrainingError, match="became nan at step 2") if how == "nan" else pytest.raises(KeyboardInterrupt)
@@ -204,7 +204,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
 
 @pytest.mark.parametrize("name", ["grafting-continual", "lora"])
 def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeStream, name: str) -> None:
-    """Weights and answers are those of an undisturbed run, dropout included, and learned tasks are answered as ever."""
+    """Weights and predictions are those of an undisturbed run, dropout included; learned tasks keep their predictions."""
 
     def run(**periodic: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         stream = tiny_stream("bert", "linear", stream="qnli,sst2")
@@ -238,7 +238,7 @@ def test_evaluating_between_parts_of_a_batch_changes_nothing(tiny_stream: MakeSt
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop, `forgetfree.training.step.fine_tune` and step 1 of grafting end in the same bits."""
+    """Avalanche's loop, `forgetfree.training.step.fine_tune` and step 1 of grafting give the same bits."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("fine-tune", stream, **changes)
     for experience in stream.benchmark.train_stream:
@@ -266,7 +266,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop and `forgetfree.training.step.fine_tune`, by gradients of the region's entries alone."""
+    """Avalanche's loop and `forgetfree.training.step.fine_tune` both use only the gradients of the region's entries."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("graft-retrain", stream, sparsity=0.05, **changes)
     strategy.train(stream.benchmark.train_stream[0])
@@ -297,7 +297,7 @@ def _assert_same_state(one: ModelState, other: ModelState, task: str) -> None:
 
 
 def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny_stream: MakeStream) -> None:
-    """And nothing pulls a region back to where it began."""
+    """The L1 penalty, which would pull a region back to its start, is off."""
     adamw = {"optimizer": "adamw", "learning_rate": 1e-3, "l1": 0.5}
     strategy = make("grafting-continual", tiny_stream(), sparsity=0.01, **adamw)
     task = strategy.stream.tasks[0]
@@ -345,11 +345,11 @@ def test_the_final_union_is_the_last_tasks_model_for_all(tiny_stream: MakeStream
     assert_same(logits(strategy), before)
 
 
-# -- Avalanche around it ---------------------------------------------------------------------------------
+# -- Avalanche's plugins --------------------------------------------------------------------------------
 
 
 class Count(SupervisedPlugin):
-    """Counts every callback it hears of."""
+    """Counts the calls of every callback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ class Count(SupervisedPlugin):
 
 
 class Gradients(SupervisedPlugin):
-    """Notes which matrices have gradients, and sets all gradients to zero if asked to."""
+    """Counts matrices with gradients, and sets all gradients to zero if ``zero``."""
 
     def __init__(self, zero: bool) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class Gradients(SupervisedPlugin):
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> None:
-    """They find each tensor's gradient in its place, and what they leave there is what moves a region."""
+    """Plugins find each tensor's gradient in ``grad``, and a region moves by the gradients that they leave there."""
     stream = tiny_stream("bert", "linear")
     gradients, watch = Gradients(zero), Watch()
     how = {"optimizer": "sgd", "weight_decay": 0.0}
@@ -391,7 +391,7 @@ def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> No
 
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual"])
 def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None:
-    """Per task: one experience, one epoch, a forward pass for each of the 2 parts of a batch, an update a batch."""
+    """A task has one experience, one epoch, a forward pass for each of the 2 parts of a batch, and an update a batch."""
     count = Count()
     stream = tiny_stream("bert", "linear")
     strategy = make(name, stream, plugins=[count], accumulation=2, evaluation_batch_size=8)

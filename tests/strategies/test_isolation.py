@@ -1,6 +1,6 @@
-"""Strategies that isolate tasks in a ledger: each the method it is named after.
+"""Strategies that isolate tasks in a ledger: each implements the method of its name.
 
-Nothing is compared with a tolerance but a gradient with that of its slow reference.
+Only a gradient and its slow reference are compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_a_share_is_rounded_down_but_never_to_nothing(count: int, keep: float, k
 
 
 def thetas_of_training(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What the first phase of each task leaves, of those that are learned from now on."""
+    """Return a list that collects θ after the first phase of each task from now on."""
     thetas: list[Tensor] = []
     train = strategy.training_result
 
@@ -60,7 +60,7 @@ def thetas_of_training(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> list[T
 def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
     tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    """By a sort of |θ − θ_pre| as the first phase left it, tensor by tensor, over entries that no task owned."""
+    """The reference sorts |θ − θ_pre| after the first phase, tensor by tensor, over entries that no task owns."""
     strategy = make("packnet", tiny_stream(), keep=0.3, **OPTIMIZERS[optimizer])
     dense = thetas_of_training(strategy, monkeypatch)
     learn(strategy)
@@ -68,7 +68,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
     owned: set[int] = set()
     values = pre.clone()
     for theta, record in zip(dense, strategy.ledger.records, strict=True):
-        assert torch.equal(theta[sorted(owned)], values[sorted(owned)])  # frozen bit for bit in the first phase
+        assert torch.equal(theta[sorted(owned)], values[sorted(owned)])  # the first phase does not move owned entries
         expected: set[int] = set()
         for spec in space.tensors:
             entries = range(spec.offset, spec.offset + spec.size)
@@ -86,7 +86,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
 def test_packnet_retrains_what_it_keeps_from_where_it_was(
     tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without retraining, the task keeps the values of the first phase, and the others go back to θ_pre."""
+    """Without retraining, the task keeps the values of the first phase, and all other entries return to θ_pre."""
     strategy = make("packnet", tiny_stream(), region_steps=0)
     thetas = thetas_of_training(strategy, monkeypatch)
     learn(strategy, 1)
@@ -122,7 +122,7 @@ def test_packnet_trains_the_readout_alone_where_nothing_is_free(tiny_stream: Mak
 
 
 class Two(nn.Module):
-    """Two matrices and their biases."""
+    """A network with two weight matrices and their biases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Two(nn.Module):
 
 
 class _Top(torch.autograd.Function):
-    """h(s): 1 where s is in the top k; its gradient passes straight through (eq. 5)."""
+    """h(s): 1 where s is in the top k; its gradient is passed straight through (eq. 5)."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, k: int) -> Tensor:
@@ -147,12 +147,12 @@ class _Top(torch.autograd.Function):
 
 
 def test_wsn_gradients_are_those_of_the_straight_through_estimator() -> None:
-    """Against autograd through θ(m) = θ_pre + h(s) ⊙ (θ − θ_pre), after some free and some owned entries have moved."""
+    """The reference is autograd through θ(m) = θ_pre + h(s) ⊙ (θ − θ_pre), after changes of free and owned entries."""
     torch.manual_seed(0)
     model, x, y = Two().double(), torch.randn(7, 5).double(), torch.randint(3, (7,))
     space = ParameterSpace.of(model)
     pre = space.flatten(model)
-    owned = Region.of([0, 3, 11, 24, 27])  # of a.weight 0–19 and b.weight 24–35
+    owned = Region.of([0, 3, 11, 24, 27])  # in a.weight 0–19 and b.weight 24–35
     values = pre[owned.indices] + 0.5
     winning = WinningSubnetwork(model, space, Graft(owned, values), capacity=0.4, mask_every=1, seed=0)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_wsn_gradients_are_those_of_the_straight_through_estimator() -> None:
             parameter += 0.3 * torch.randn(parameter.shape)
     winning.write()
     theta = winning._theta.clone()
-    assert torch.equal(theta[owned.indices], values)  # they did not follow
+    assert torch.equal(theta[owned.indices], values)  # owned entries keep their values
     scores = winning._scores.clone()
 
     named: dict[str, Tensor] = {}
@@ -172,7 +172,7 @@ def test_wsn_gradients_are_those_of_the_straight_through_estimator() -> None:
             continue
         w, s = w.clone().requires_grad_(), s.clone().requires_grad_()
         mask = _Top.apply(s, int(0.4 * spec.size))
-        # The product gives s its gradient through h; that of θ is 1 inside of the mask and outside, see the strategy.
+        # The product gives s its gradient through h; the gradient of θ is 1 inside and outside the mask, see the strategy.
         named[spec.name] = p + mask * (w.detach() - p) + (w - w.detach())
         leaves.append((w, s))
     reference = torch.func.functional_call(model, named, (x,))
@@ -190,16 +190,16 @@ def test_wsn_gradients_are_those_of_the_straight_through_estimator() -> None:
     nn.functional.cross_entropy(model(x), y).backward()
     winning.collect()
     matrices = [space.tensors[i] for i in weight_matrices(space)]
-    for position, parameter in enumerate(winning.parameters):  # θ and s of one matrix, then of the next
+    for position, parameter in enumerate(winning.parameters):  # θ and s of one matrix, then of the next one
         spec = matrices[position // 2]
         wanted = expected[position % 2, spec.offset : spec.offset + spec.size].view(spec.shape)
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-10, atol=1e-14)
     assert all(tensor.grad is None for tensor in winning.touched)
-    assert bool((expected[1, owned.indices] != 0).all())  # owned entries do win scores
+    assert bool((expected[1, owned.indices] != 0).all())  # owned entries do get gradients of their scores
 
 
 def test_wsn_chooses_the_top_share_of_each_tensor_and_shows_the_others_as_they_were() -> None:
-    """Scores 0, 1, 2 … of 20 and 12 entries: at a quarter the last 5 and the last 3."""
+    """Scores are 0, 1, 2 … for 20 and 12 entries: a capacity of a quarter takes the last 5 and the last 3."""
     model = Two()
     space = ParameterSpace.of(model)
     pre = space.flatten(model)
@@ -211,7 +211,7 @@ def test_wsn_chooses_the_top_share_of_each_tensor_and_shows_the_others_as_they_w
     winning._scores.copy_(torch.arange(float(len(space))))
     drawn = winning.region()
     winning.write()
-    assert winning.region() == drawn  # chosen at every second update
+    assert winning.region() == drawn  # a mask is chosen at every second update
     winning.write()
     chosen = [15, 16, 17, 18, 19, 33, 34, 35]  # a.bias is 20–23
     assert winning.region().indices.tolist() == chosen
@@ -220,14 +220,14 @@ def test_wsn_chooses_the_top_share_of_each_tensor_and_shows_the_others_as_they_w
     assert torch.equal(space.flatten(model), expected)
     winning._theta[17] = pre[17]
     winning._scores.zero_()
-    assert 17 not in winning.region().indices  # it did not move
+    assert 17 not in winning.region().indices  # entry 17 did not move
     winning.write()
     winning.write()
-    assert len(winning.region()) == 0  # ties never make a mask too large
+    assert len(winning.region()) == 0  # ties never make a mask larger than the capacity
 
 
 def test_wsn_learns_a_mask_that_is_not_the_one_it_drew(tiny_stream: MakeStream) -> None:
-    """Were gradients of θ cut off outside of the mask, the first mask would be the last."""
+    """If gradients of θ were cut off outside the mask, the first mask would be the last."""
 
     class First(SupervisedPlugin):
         def before_training_exp(self, strategy: Any, **_: Any) -> None:
@@ -265,11 +265,11 @@ def test_graft_retrain_starts_from_the_pre_trained_values(tiny_stream: MakeStrea
         assert bool(same.all()) == (start == "pre-trained")
 
 
-# -- Rates and what cannot be ----------------------------------------------------------------------------
+# -- Rates and refusals ----------------------------------------------------------------------------------
 
 
 class Rate(SupervisedPlugin):
-    """The learning rates at the first update."""
+    """Records the training options, with their learning rates, before the first update."""
 
     def before_training_exp(self, strategy: Any, **_: Any) -> None:
         self.options = strategy.training.options
@@ -278,7 +278,7 @@ class Rate(SupervisedPlugin):
 @pytest.mark.sampled("packnet")
 @pytest.mark.parametrize("name", ISOLATING)
 def test_the_rate_of_adamw_follows_the_size_of_the_region(tiny_stream: MakeStream, name: str) -> None:
-    """√(N/s) for s of N entries trained; PackNet goes on at the rate of its first phase."""
+    """The rate grows by √(N/s) if s of N entries are trained; PackNet keeps the rate of its first phase."""
     rate = Rate()
     strategy = learn(make(name, tiny_stream(), plugins=[rate], optimizer="adamw", learning_rate=1e-3), 1)
     n = len(strategy.space)

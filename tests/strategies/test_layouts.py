@@ -1,4 +1,4 @@
-"""What the forget-free strategies promise, on models whose tensors differ: in dtype, in layout, or not at all (tied ones)."""
+"""Promises of forget-free strategies on models whose tensors differ in dtype or memory layout, or are tied."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bert(change: Any) -> Stream:
 
 
 def to_mixed(backbone: nn.Module) -> None:
-    """bfloat16, but for normalisations: as large models are often kept."""
+    """Convert to bfloat16 except for normalisations, as large models are often stored."""
     backbone.bfloat16()
     for module in backbone.modules():
         if isinstance(module, (nn.LayerNorm, nn.BatchNorm1d)):
@@ -59,23 +59,23 @@ STREAMS = {
 }
 
 
-#: LoRA adapts linear layers, of which the convolutional network has none.
+#: Strategies and streams; LoRA adapts linear layers, and the convolutional network has none to adapt.
 PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind) != ("lora", "channels-last")]
 
 
 @pytest.mark.sampled("bitfit-mixed", "bitfit-channels-last", "grafting-continual-channels-last", "packnet-mixed")
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_earlier_tasks_keep_their_logits_and_the_model_is_restored(name: str, kind: str, tmp_path: Path) -> None:
-    """Bit for bit after every later task, and once more when loaded into a new strategy; θ_pre is copied back."""
+    """Logits are equal to the bit after every later task, and in a new strategy after loading; θ_pre is copied back."""
     learner = make(name, STREAMS[kind]())
     _, *rows = learned_rows(learner)
     tasks = [task.name for task in learner.stream.tasks]
     for i, task in enumerate(tasks):
         assert all(torch.equal(rows[i][task], later[task]) for later in rows[i:])
-        assert i == 0 or not torch.equal(rows[i][task], rows[i - 1][task])  # it did learn something
+        assert i == 0 or not torch.equal(rows[i][task], rows[i - 1][task])  # the task changed its own logits
     learner.save(tmp_path)
     again = make(name, STREAMS[kind]())
-    if name == "fine-tune":  # it keeps its models in its own store
+    if name == "fine-tune":  # its models are in its own store
         again.models._store = learner.models._store
     again.load(tmp_path)
     assert different(rows[-1], logits(again)) == []
@@ -84,7 +84,7 @@ def test_earlier_tasks_keep_their_logits_and_the_model_is_restored(name: str, ki
 
 
 def assert_restored(learner: Any, fresh: nn.Module) -> None:
-    """After every switch, whatever dtype a tensor has; what no task owns never moved."""
+    """Check the weights after every switch, in any dtype; entries without an owner never move."""
     stream, ledger = learner.stream, learner.ledger
     stream.pre_trained.load_(stream.model)
     backbone = stream.model.backbone
@@ -109,12 +109,12 @@ def test_scores_and_regions_in_training_are_float32() -> None:
     space, task = stream.model.space(), stream.tasks[0]
     found = learner.bench(task).localized(learner.fine_tuned(task), learner.options)
     assert found.scores.dtype == torch.float32
-    assert len(found.scores.unique()) > 100  # steps of all sizes, not those of an 8-bit mantissa
+    assert len(found.scores.unique()) > 100  # steps of many sizes, more than an 8-bit mantissa could show
     assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == torch.float32
 
 
 def test_steps_too_small_for_bfloat16_add_up() -> None:
-    """An entry near 1 holds no step of 1e-4 in bfloat16, and fifty of them only because the vector is float32."""
+    """A bfloat16 entry near 1 cannot hold a step of 1e-4; fifty steps add up because the vector is float32."""
     layer = nn.Linear(35, 1, bias=False).bfloat16()
     with torch.no_grad():
         layer.weight.fill_(1.0)
@@ -132,7 +132,7 @@ def test_steps_too_small_for_bfloat16_add_up() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_whole_tensors_take_small_steps_in_half_precision(dtype: torch.dtype) -> None:
-    """AdamW moves an entry by about its rate: in float16 its own squares would vanish, and steps be far too long."""
+    """AdamW moves an entry by about its rate; in float16 the squares of gradients would vanish, and steps be far too long."""
     layer = nn.Linear(35, 1).to(dtype)
     with torch.no_grad():
         layer.weight.fill_(1.0)
@@ -156,14 +156,14 @@ def test_what_runs_avalanches_code_refuses_weights_in_half_precision() -> None:
 
 
 def test_buffers_are_right_after_the_model_has_moved() -> None:
-    """To move a model to another device puts new tensors in the place of its buffers."""
+    """Moving a model to another device replaces its buffers by new tensors."""
     learner = learn(make("grafting-continual", channels_last()))
     ledger, model = learner.ledger, learner.stream.model
     learner.stream.pre_trained.load_(model)
     switch = LedgerSwitch(ledger, model.backbone)
     before = everything(model.backbone)
     there = dict(model.backbone.named_buffers())
-    model.backbone._apply(torch.clone)  # what `to` does, where there is one device
+    model.backbone._apply(torch.clone)  # the same as `to` with a single device
     assert all(buffer is not there[name] for name, buffer in model.backbone.named_buffers())
     for record in ledger.records:
         with switch.task(record.task):

@@ -1,4 +1,4 @@
-"""LoRA and O-LoRA: what adapters add, what they leave alone, and what comes back from their file."""
+"""LoRA and O-LoRA: the effect of adapters on a model, their training, and their file."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ BOTH = ["lora", "o-lora"]
 MakeStream = Callable[..., Any]
 
 
-# -- What adapters add -------------------------------------------------------------------------------------
+# -- The effect of adapters --------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("gpt2-lm-o-lora")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
 def test_adapters_add_their_scaled_products_to_the_weight(tiny_stream: MakeStream, kind: str, name: str) -> None:
-    """W_pre + (α/r)·B·A, written into a plain model by hand (transposed in GPT-2), answers as the strategy does.
+    """W_pre + (α/r)·B·A, written into a plain model by hand (transposed in GPT-2), gives the strategy's logits.
 
-    Of the task's own adapters for LoRA, of all three tasks' for O-LoRA.
+    The sum has the task's own adapters for LoRA, and those of all three tasks for O-LoRA.
     """
     stream, plain = (tiny_stream(kind, MODELS[kind]) for _ in range(2))
     strategy = make(name, stream, rank=2, lora_alpha=6)
@@ -64,7 +64,7 @@ def test_the_layers_to_adapt_can_be_named(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("roberta-mlm", "prompt")
     backbone, space = stream.model.backbone, stream.model.space()
     everywhere = targets(backbone, space, ".")
-    assert len(everywhere) == 12  # query, key, value, output, and two feed-forward in two layers; nothing of the head
+    assert len(everywhere) == 12  # query, key, value, output, and two feed-forward in two layers; none in the head
     assert all(".encoder.layer." in f".{name}" for name in everywhere)
     assert targets(backbone, space, r"layer\.1.*key") == ["roberta.encoder.layer.1.attention.self.key"]
     backbone.config.model_type = "an architecture that PEFT does not know"
@@ -83,7 +83,7 @@ def test_adapters_share_every_tensor_with_the_backbone(tiny_stream: MakeStream) 
 
 
 def test_torchs_own_encoder_layers_are_not_adapted() -> None:
-    """In evaluation they read their layers' weights past any adapter."""
+    """In evaluation, these layers read their weights directly and would skip an adapter."""
     from forgetfree.core.parameters import ParameterSpace
 
     encoder = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
@@ -103,7 +103,7 @@ def test_adapters_learn_at_ten_times_the_rate_unless_told_otherwise(tiny_stream:
 def test_adapters_may_start_from_those_of_the_task_before(
     tiny_stream: MakeStream, start: str, alike: list[tuple[int, int]]
 ) -> None:
-    """At a rate of nearly nothing, A is that of the other task; PEFT draws one by the task's name."""
+    """With a rate of nearly 0, A stays that of the previous task, or the random one that PEFT draws by the task's name."""
     strategy = make("lora", tiny_stream("bert", "linear"), adapter_start=start, lora_learning_rate=1e-30)
     for experience in strategy.stream.benchmark.train_stream:
         strategy.train(experience)
@@ -118,7 +118,7 @@ def test_adapters_may_start_from_those_of_the_task_before(
 
 
 def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> None:
-    """λ·Σ_i over both earlier tasks, at the first step of the third."""
+    """The penalty is λ·Σ_i over both earlier tasks, measured at the first step of the third."""
     seen: list[float] = []
 
     class Watch(SupervisedPlugin):
@@ -148,7 +148,7 @@ def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> 
 def test_a_strategy_with_other_options_answers_and_learns_on(
     tiny_stream: MakeStream, name: str, tmp_path: Path
 ) -> None:
-    """The file's own options count for its tasks, and those of the strategy for the next."""
+    """Tasks in the file keep the options of the file, and the next task uses those of the strategy."""
     strategy = make(name, tiny_stream(), lora_dropout=0.1)
     for experience in list(strategy.stream.benchmark.train_stream)[:2]:
         strategy.train(experience)
@@ -166,7 +166,7 @@ def test_a_strategy_with_other_options_answers_and_learns_on(
 
 
 def test_what_is_kept_is_adapters_and_readouts(tiny_stream: MakeStream, tmp_path: Path) -> None:
-    """Rank 4, width 16, two layers, query and value: 4·4·(16 + 16) numbers a task; readouts 17·(2 + 4 + 2)."""
+    """Rank 4, width 16, two layers, query and value: 4·4·(16 + 16) numbers a task; readouts have 17·(2 + 4 + 2)."""
     strategy = make("lora", tiny_stream("bert", "linear"))
     assert strategy.bytes_kept() == 0
     learned_rows(strategy)
@@ -231,7 +231,7 @@ def test_a_file_of_something_else_is_refused(tiny_stream: MakeStream, saved: Pat
 
 
 def _benchmark() -> Any:
-    """Two tasks of two classes each, told apart by their label; rows are 8 numbers."""
+    """Return two tasks of two classes each, with task labels; rows have 8 numbers."""
     generator = torch.Generator().manual_seed(0)
     tensors = []
     for task in range(2):
@@ -242,7 +242,7 @@ def _benchmark() -> Any:
 
 @pytest.mark.parametrize("name", BOTH)
 def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str, tmp_path: Path) -> None:
-    """BatchNorm's running statistics move in every forward pass of training."""
+    """BatchNorm's running statistics change in every forward pass of training."""
 
     def stream() -> Any:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""LoTTO: masks of the entries that moved most among those that no earlier task moved, trained from where the model was."""
+"""LoTTO: a mask has the entries that moved most, without those of earlier tasks, and is trained from the current model."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_masks_are_sparse_and_no_later_task_touches_an_earlier_one(tiny_stream: 
     moves = [after != before for before, after in pairwise(thetas)]
     count = int(0.02 * len(thetas[0]))
     assert [int(moved.sum()) for moved in moves] == [count] * 3
-    assert int(torch.stack(moves).sum(0).max()) == 1  # mutually sparse
+    assert int(torch.stack(moves).sum(0).max()) == 1  # the masks are disjoint
     assert set(strategy.evaluate()) == {task.name for task in strategy.stream.tasks}
 
 
 def test_a_mask_is_what_moves_most_among_free_entries(tiny_stream: MakeStream) -> None:
-    """By a slow reference: the second task is trained on the model that the first one left, whose entries are put back."""
+    """The reference trains the second task on the model after the first one, with the first one's entries frozen."""
     strategy = make(tiny_stream("bert", "linear"), region_steps=2)
     first, second, _ = strategy.stream.benchmark.train_stream
     strategy.train(first)
@@ -68,7 +68,7 @@ def test_a_readout_is_trained_from_where_calibration_left_it(tiny_stream: MakeSt
 
 
 def test_it_goes_on_from_what_was_saved(tiny_stream: MakeStream, tmp_path: Any) -> None:
-    """Which entries are taken is read off the model itself."""
+    """The entries of earlier tasks are recognised in the loaded model itself."""
     strategy = make(tiny_stream("bert", "linear"))
     tasks = list(strategy.stream.benchmark.train_stream)
     strategy.train(tasks[0])

@@ -1,4 +1,4 @@
-"""Merging: grafts entry by entry; as strategies, what is merged, what answers, what is kept."""
+"""Merging: grafts entry by entry; as strategies, the merged weights, their predictions, the stored files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learned(name: str) -> Any:
 @pytest.mark.sampled("merge-task-arithmetic")
 @pytest.mark.parametrize("name", MERGING)
 def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: str) -> None:
-    """θ_t is what fine-tune makes of the same task with the same seed; the merge is by hand, whole vector by whole vector."""
+    """θ_t is that of fine-tune with the same task and seed; the reference merges whole vectors."""
     reference = make("fine-tune", tiny_stream(TASKS))
     thetas = []
     for experience in reference.stream.benchmark.train_stream:
@@ -53,12 +53,12 @@ def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: 
     else:
         change = (vectors * gammas).sum(0) / gammas.sum(0).clamp(min=1)
         assert max(map(len, regions)) <= 0.4 * len(pre)
-        assert int((gammas.sum(0) > 1).sum()) > 0  # some overlap
+        assert int((gammas.sum(0) > 1).sum()) > 0  # some entries overlap
     with strategy.answering(strategy.learned[0]):
         theta = strategy.space.flatten(strategy.model.backbone)
     assert torch.allclose(theta, (pre.double() + change).float(), atol=1e-6)
     assert not torch.equal(theta, pre)
-    assert torch.equal(strategy.space.flatten(strategy.model.backbone), pre)  # at rest
+    assert torch.equal(strategy.space.flatten(strategy.model.backbone), pre)  # between evaluations
     for task, state in zip(strategy.learned, reference.learned, strict=True):
         ours, theirs = strategy.readouts[task.name], reference.readouts[state.name]
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
@@ -85,13 +85,13 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
             again.merged().values,
             merged_graft([each.owned for each in ledger.records], strategy.pre_trained.theta, strategy.rule).values,
         )
-    assert kept["merge-task-arithmetic"] > 3 * 2 * len(strategy.space)  # three changed models, as they are
+    assert kept["merge-task-arithmetic"] > 3 * 2 * len(strategy.space)  # three changed models, unsparsified
     assert kept["merge-ties"] < kept["merge-task-arithmetic"]
 
 
 # -- Grafts, by hand -------------------------------------------------------------------------------------
 
-#: θ_pre of six entries, and three grafts on it. Task vectors, 0 where a graft holds nothing:
+#: θ_pre of six entries, and three grafts on it. Task vectors, 0 where a graft has no entry:
 #:     entry       0     1     2     3     4     5
 #:     τ_1        +4    −1     ·    +2     ·     ·
 #:     τ_2        +2    +3     ·    −2     ·     ·
@@ -110,7 +110,7 @@ RULES: dict[str, Any] = {"task-arithmetic": task_arithmetic, "ties": ties, "stit
 def merge(
     grafts: list[Graft], pre: Tensor, rule: str, weight: float | None = None, density: float | None = None
 ) -> Graft:
-    """The grafts merged by a rule; for TIES each is trimmed first to the most moved entries."""
+    """Merge grafts by a rule; for TIES each is first trimmed to its most moved entries."""
     if density is not None:
         most = [most_moved(pre[each.region.indices], each.values, budget(len(pre), density)).indices for each in grafts]
         grafts = [Graft(Region(g.region.indices[at]), g.values[at]) for g, at in zip(grafts, most, strict=True)]
@@ -123,16 +123,16 @@ def merge(
         # The sums are 3, 2, 1 and −8.
         ("task-arithmetic", {"weight": 1.0}, [4.0, 4.0, 5.0, -3.0]),
         ("task-arithmetic", {"weight": 0.5}, [2.5, 3.0, 4.5, 1.0]),
-        # Elected are +, +, +, −: the means of {4, 2}, {3}, {2, 1} and {−8}.
+        # The elected signs are +, +, +, −: the means of {4, 2}, {3}, {2, 1} and {−8}.
         ("ties", {"density": 1.0, "weight": 1.0}, [4.0, 5.0, 5.5, -3.0]),
         ("ties", {"density": 1.0, "weight": 0.5}, [2.5, 3.5, 4.75, 1.0]),
-        # The two largest of six each: {+4, +2 at 3}, {+3, +2 at 0 before −2 at 3}, {−3, −8}. Sums: 3, 3, 2, −8.
+        # The two largest of each graft: {+4, +2 at 3}, {+3, +2 at 0 before −2 at 3}, {−3, −8}. Sums: 3, 3, 2, −8.
         ("ties", {"density": 0.34, "weight": 1.0}, [4.0, 5.0, 6.0, -3.0]),
         # Means of the values {5, 3, −2}, {1, 5}, {6, 2, 5} and {−3}.
         ("stitch", {}, [2.0, 3.0, 13 / 3, -3.0]),
     ],
 )
-@pytest.mark.parametrize("stretch", [2**20, 3])  # at once, and in pieces
+@pytest.mark.parametrize("stretch", [2**20, 3])  # the whole vector at once, and in pieces
 def test_by_hand(
     rule: Any, settings: dict[str, float], values: list[float], stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def test_an_elected_sign_without_a_majority_is_plus() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dtype: torch.dtype) -> None:
     pre, values = (PRE / 3).to(dtype), (GRAFTS[0].values / 7).to(dtype)
-    one = merge([Graft(GRAFTS[0].region, values)], pre, "stitch", density=1.0)  # without what did not move, in bfloat16
+    one = merge([Graft(GRAFTS[0].region, values)], pre, "stitch", density=1.0)  # drops entries unmoved in bfloat16
     empty = Graft(Region.empty(), values[:0])
     settings = {"weight": 1.0} if rule != "stitch" else {}
     settings |= {"density": 1.0} if rule == "ties" else {}

@@ -1,4 +1,4 @@
-"""A strategy owns the model of its stream: another on it starts from θ_pre, and the first is refused from then on."""
+"""A strategy owns the model of its stream: a second one on it starts from θ_pre, and the first is then refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forgetfree.continual.stream import make_stream
 from forgetfree.errors import RunError
 from forgetfree.testing.tiny import tiny_model, tiny_stream, tiny_task
 
-#: All of the model, a ledger, a model a task, adapters, a plugin, a template.
+#: Pairs of strategies that store one model, a ledger, a model a task or adapters, or use a plugin or a template.
 PAIRS = [("continual-ft", "grafting-continual"), ("grafting-continual", "fine-tune"), ("ewc", "o-lora"), ("der", "ewc")]
 
 
 @cache
 def alone(name: str) -> list[dict[str, Tensor]]:
-    """The answers of a strategy that has its stream to itself: before training, and after each task."""
+    """Return the logits of a strategy with a stream to itself: before training, and after each task."""
     return learned_rows(make(name, tiny_stream()))
 
 

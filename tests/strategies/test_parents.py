@@ -1,6 +1,6 @@
 """A task that stands on θ_pre or on an earlier one, in a strategy. Models are compared to the bit.
 
-The obvious reference of a task's model: θ_pre, the values of its ancestors from the first on, and then its own.
+The reference for a task's model is θ_pre, then the values of its ancestors from the first on, and then its own.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def made(stream: Any, parents: str = "", monitor: Monitor | None = None, **chang
 
 
 def line(task: str, tree: Mapping[str, str]) -> list[str]:
-    """The task's ancestors, the first of which stands on θ_pre, and itself."""
+    """Return the task's ancestors, from the one that stands on θ_pre, and the task."""
     return [*line(tree[task], tree), task] if task in tree else [task]
 
 
 def reference(strategy: Any, task: str, tree: Mapping[str, str]) -> Tensor:
-    """θ of a task's model."""
+    """Return θ of a task's model."""
     records = {record.task: record for record in strategy.ledger.records}
     theta: Tensor = strategy.pre_trained.theta.clone()
     for name in line(task, tree):
@@ -77,7 +77,7 @@ def assert_same_record(one: Record, other: Record) -> None:
 def test_a_task_is_answered_with_what_its_parent_is_answered_with_and_its_own(
     tiny_stream: MakeStream, tree: str, tmp_path: Path
 ) -> None:
-    """Later tasks change no bit of it; nor does the file, from which a strategy learns on as if it had learned all."""
+    """Later tasks change no bit of a task's model; a strategy loaded from the file continues as the original does."""
     strategy, answers, parents = made(tiny_stream(), tree), dict[str, Tensor](), tree_of(tree)
     for task, experience in zip(strategy.stream.tasks, strategy.stream.benchmark.train_stream, strict=True):
         if task.name == "sst2":
@@ -107,7 +107,7 @@ def load_buffers(model: Any, buffers: Mapping[str, Tensor]) -> None:
 @pytest.mark.sampled("mask")
 @pytest.mark.parametrize("source", ["mask", "movement", "gradient"])
 def test_a_task_with_a_parent_is_trained_as_one_on_a_model_of_the_parents_weights(source: str) -> None:
-    """θ_ft, γ and its values, with the parent's running statistics; what is no search chooses γ among free entries."""
+    """θ_ft, γ and its values are equal, with the parent's running statistics; only a mask search may choose owned entries."""
     strategy = compared.learn(made(tiny.tiny_stream(TASKS), LINE, region_from=source))
     first, parent, record = strategy.ledger.records
     options, taken = strategy.options, first.owned.region | parent.owned.region
@@ -134,7 +134,7 @@ def test_a_task_with_a_parent_is_trained_as_one_on_a_model_of_the_parents_weight
 
 
 def test_a_region_on_the_pre_trained_model_may_take_what_a_union_owns() -> None:
-    """By hand: the same rows move the same entries, so γ is the first task's own again, or has none of them."""
+    """The same rows move the same entries, so γ is the first task's region again, or has none of its entries."""
     first = tiny.tiny_task("sst2")
     twin = replace(first, task=replace(first.task, name="twin"))
     cls = registry.strategy("grafting-continual")
@@ -147,11 +147,11 @@ def test_a_region_on_the_pre_trained_model_may_take_what_a_union_owns() -> None:
     assert not len(strategy.localize(twin, replace(tuned, readouts={"twin": tuned.readouts["sst2"]})) & own)
 
 
-# -- What does not come to its end -----------------------------------------------------------------------
+# -- Interrupts ------------------------------------------------------------------------------------------
 
 
 class Stop(Monitor):
-    """Raises at the second step of one phase of ``sst2``, once armed."""
+    """While armed, raises KeyboardInterrupt at the second step of one phase of ``sst2``."""
 
     def __init__(self, at: str) -> None:
         self.at, self.armed = at, True
@@ -168,7 +168,7 @@ class Stop(Monitor):
 @pytest.mark.sampled("train", share=0.35)
 @pytest.mark.parametrize("phase", ["fine_tune", "localize", "train"])
 def test_a_task_broken_off_leaves_the_model_as_it_was(tiny_stream: MakeStream, phase: str) -> None:
-    """And it is learned after all, to the same bits."""
+    """The task can then be learned, to the same bits."""
     stop = Stop(phase)
     strategy, twin = (made(tiny_stream(stream="qnli,sst2"), "sst2=qnli", each) for each in (stop, None))
     first, second = strategy.stream.benchmark.train_stream
@@ -193,7 +193,7 @@ def test_a_run_that_is_cut_short_goes_on(
     phase: str,
     step: int,
 ) -> None:
-    """In the midst of a phase, and to the same parents and values; a phase that had ended is passed over."""
+    """The run is resumed in the middle of a phase, with the same parents and values; finished phases are skipped."""
     monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
     monkeypatch.setattr(checkpoints, "SHARE", float("inf"))
     cut, steps, log_step, after = ("sst2", phase, step), list[Any](), History.log_step, FileCheckpoint.after

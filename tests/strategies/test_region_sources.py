@@ -1,4 +1,4 @@
-"""By what a region is chosen, what it stands on, and from which values it is trained."""
+"""Regions: the criteria that choose them, the models that these need, and the values from which regions are trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
     **{"mask_steps": 1, "mask_batch_size": 1000, "dropout": False},
 }
 
-#: Regions that are trained, by dropout too.
+#: Options with training of regions, with dropout, too.
 TRAINED: dict[str, Any] = {"steps": 4, "sparsity": 0.05, "region_steps": None, "dropout": True} | {
     "mask_steps": 2,
     "mask_batch_size": 12,
@@ -36,7 +36,7 @@ TRAINED: dict[str, Any] = {"steps": 4, "sparsity": 0.05, "region_steps": None, "
 
 
 class Phases(Monitor):
-    """Notes phases and their steps."""
+    """Records phases and their numbers of steps."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, int]] = []
@@ -84,7 +84,7 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
     }
     expected = top(scores[source], count)
     assert len(chosen) == count
-    assert len(chosen & expected) >= count - 1  # two that nearly tie may change places by rounding
+    assert len(chosen & expected) >= count - 1  # two nearly equal scores may change places by rounding
     assert source != "movement" or chosen == most_moved(pre.theta, ft.theta, count)
 
 
@@ -93,7 +93,7 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
     [("grafting-continual", "random"), ("graft-retrain", "fisher")],
 )
 def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream, name: str, source: str) -> None:
-    """The readout alone is trained first; the region's values start at θ_pre, whatever region_start says."""
+    """The readout alone is trained first; the region's values start at θ_pre, for any region_start."""
     how = {"region_from": source, "region_start": "fine-tuned"}
     strategy = learn(tiny_stream("bert", "linear"), 1, name, **how)
     assert strategy.phases[:2] == [("fine_tune", READOUT_STEPS), ("localize", 1)]
@@ -136,7 +136,7 @@ def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: M
 
 
 class Modes(SupervisedPlugin):
-    """Whether the model dropped anything while regions were trained."""
+    """Records whether the model was in training mode, with dropout, while regions were trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,11 +157,11 @@ def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
         strategy.bench(strategy.stream.tasks[0]).key(strategy.options.model_copy(update={"dropout": each}))
         for each in (True, dropout)
     )
-    assert with_dropout == of_both  # one fine-tuned model serves both
+    assert with_dropout == of_both  # one fine-tuned model is used for both
 
 
 def test_a_region_may_be_sought_among_entries_that_no_earlier_task_owns(tiny_stream: MakeStream) -> None:
-    """The second task trains all of γ, where otherwise the first owns a part of it."""
+    """With among=free the second task trains all of γ; otherwise the first task owns a part of it."""
     how = {"region_from": "snip", "sparsity": 0.3}
     for among in ("all", "free"):
         first, second = learn(tiny_stream("bert", "linear"), 2, among=among, **how).ledger.records

@@ -1,4 +1,4 @@
-"""``warm_start``: θ_ft of a task begins with that of the task before. The reference trains a model on all tasks in turn."""
+"""``warm_start``: a task's θ_ft starts from that of the task before. The reference trains one model on all tasks in turn."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_a_region_is_what_training_on_all_tasks_in_turn_moved_most_of_what_is_fr
         largest = moved.topk(budget(len(space), 0.05)).indices.sort().values
         assert torch.equal(record.owned.region.indices, largest)
         owned = owned | record.owned.region if composition == "union" else owned
-    assert strategy.bytes_kept() == strategy.ledger.size_in_bytes + 4 * len(space)  # a BERT has no buffers
+    assert strategy.bytes_kept() == strategy.ledger.size_in_bytes + 4 * len(space)  # BERT has no buffers
 
 
 class Seen(Monitor):
-    """The tasks that are fine-tuned."""
+    """Records the tasks that are fine-tuned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Seen(Monitor):
 def test_a_loaded_strategy_learns_on_as_if_it_had_learned_all(
     tiny_stream: MakeStream, tmp_path: Path, stored: bool, scenario: str
 ) -> None:
-    """What the store has is not fine-tuned again; without a store, all earlier tasks are. A failure changes nothing."""
+    """Models in the store are not fine-tuned again; without a store, all earlier tasks are. A failure changes nothing."""
 
     def begun(monitor: Monitor | None = None) -> Any:
         how = {} if scenario == "task" else {"task_inference": "router"}

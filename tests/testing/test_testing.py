@@ -29,7 +29,7 @@ from forgetfree.testing import ConformanceError, check_strategy, check_stream, t
 from forgetfree.training.step import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
-#: What suits 24 rows and a model of width 16, for strategies that have such options.
+#: Options for 24 rows and a model of width 16, for strategies that have them.
 TINY = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "delta_t": 1}
 
 
@@ -95,17 +95,17 @@ def test_an_option_that_there_is_not_is_the_callers_error() -> None:
         check_strategy(ContinualFT, setps=3)
 
 
-# -- What a strategy does --------------------------------------------------------------------------------
+# -- Faults of a strategy --------------------------------------------------------------------------------
 
 QUERY = "backbone.encoder.layer.0.attention.self.query.weight"
 ALL = "the answers for qnli, ag_news, sst2"
 ANOTHER = "from the global generators, on a used stream, and with evaluations during training, got others, the answers for qnli"
-#: Each damage with what the check says of it.
+#: Each broken class with the messages of the check.
 DAMAGE: dict[type[ContinualStrategy], tuple[str, ...]] = {}
 
 
 def told(*messages: str) -> Callable[[Any], Any]:
-    """The damage of a class; each message is that of one fault, which no other check needs to find."""
+    """Register a broken class; each message must be in exactly one fault."""
 
     def note(cls: Any) -> Any:
         DAMAGE[cls] = messages
@@ -115,7 +115,7 @@ def told(*messages: str) -> Callable[[Any], Any]:
 
 
 class Around:
-    """What is trained, with something done before and after each update."""
+    """Trained parameters with functions that are called before and after each update."""
 
     def __init__(self, trained: Any, before: Any = lambda: None, after: Any = lambda: None) -> None:
         self.parameters, self.touched = trained.parameters, trained.touched
@@ -124,7 +124,7 @@ class Around:
 
 @told("got ZeroDivisionError: by nothing (test_testing.py:")
 class Raises(Plain):
-    """In the midst of it all."""
+    """Raises during training."""
 
     def begin(self, task: Any) -> Training:
         training = super().begin(task)
@@ -136,7 +136,7 @@ class Raises(Plain):
 
 @told(f"evaluate: expected to find the model as it was before, got {QUERY}")
 class MovesInEvaluation(Plain):
-    """Leaves a trace of every evaluation."""
+    """Changes the model in every evaluation."""
 
     @torch.no_grad()
     def answering(self, task: Any) -> Any:
@@ -145,7 +145,7 @@ class MovesInEvaluation(Plain):
 
 
 class Saying(ModelStorage):
-    """Keeps the model, and says another size."""
+    """Stores the model, and reports another size."""
 
     said: Any = 0
 
@@ -158,7 +158,7 @@ class Saying(ModelStorage):
     "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
 )
 class KeepsNothing(Plain):
-    """Says so, and answers otherwise than before."""
+    """Reports that it stores nothing, though learning changes its predictions."""
 
     def setup(self) -> None:
         self.storage = Saying(self)
@@ -198,7 +198,7 @@ class MovesWhatIsFrozen(Plain):
 
 @told("fresh start: expected the next strategy to find the pre-trained model, got backbone.embeddings.word_embeddings")
 class LeavesAnEmbedding(Plain):
-    """Moves what nobody puts back."""
+    """Moves an embedding that is never restored."""
 
     @torch.no_grad()
     def commit(self, task: Any, training: Training) -> None:
@@ -207,7 +207,7 @@ class LeavesAnEmbedding(Plain):
 
 @told("fresh start: expected the next strategy to answer as the pre-trained model does, got other logits for qnli")
 class LeavesAHook(Plain):
-    """Leaves code in the model."""
+    """Leaves a hook in the model."""
 
     def commit(self, task: Any, training: Training) -> None:
         if task.label == 1:
@@ -217,7 +217,7 @@ class LeavesAHook(Plain):
 
 @told("fresh start: expected parameters to ask for gradients again, got requires_grad = False for backbone.emb")
 class LeavesItFrozen(Plain):
-    """Freezes a layer for good."""
+    """Freezes a layer permanently."""
 
     def setup(self) -> None:
         embeddings(self).requires_grad_(False)
@@ -227,7 +227,7 @@ class LeavesItFrozen(Plain):
     "evaluate: expected logits (n, n_labels) by task, {'qnli': (16, 2), 'ag_news': (8, 2), 'sst2': (16, 2)}, got {'qnli'"
 )
 class WidensLogits(Plain):
-    """Answers for a label too many."""
+    """Returns logits with one label too many."""
 
     def answering(self, task: Any) -> Any:
         return nullcontext(lambda x, labels: torch.cat([logits := self.model(x, labels), logits[:, :1]], 1))
@@ -243,7 +243,7 @@ class NotFinite(Plain):
 
 @told("training: expected other answers by learning a task than before, got the very same for qnli, ag_news, sst2.")
 class LearnsNothing(Plain):
-    """Takes no step."""
+    """Takes no step of training."""
 
     def begin(self, task: Any) -> Training:
         return self.everything(task, steps=0)
@@ -253,7 +253,7 @@ class LearnsNothing(Plain):
     f"forget_free: claimed as True, but learning ag_news changed the answers for qnli (tensors that differ: {QUERY}, "
 )
 class ClaimsTooMuch(Plain):
-    """Forgets, and says that it does not."""
+    """Forgets, but claims not to."""
 
     forget_free: ClassVar[bool] = True
 
@@ -264,7 +264,7 @@ class ClaimsTooMuch(Plain):
     f"by learning sst2, got a list without qnli, ag_news, sst2, though it changed {ALL} (tensors that differ: {QUERY}, ",
 )
 class AllFresh(Plain):
-    """Says that no answer changes."""
+    """Claims that no prediction changes."""
 
     def changed_by(self, learned: Any) -> list[Any]:
         return []
@@ -272,7 +272,7 @@ class AllFresh(Plain):
 
 @told("that do not, in encoder.layer.0.attention.self.query.weight, encoder.layer.0.attention.self.query.bias, ")
 class EmptyLedger(Plain):
-    """Trains everything, and records nothing."""
+    """Trains everything, but records nothing in its ledger."""
 
     def setup(self) -> None:
         self.ledger = Ledger(self.space, self.stream.loaded.fingerprint)
@@ -282,7 +282,7 @@ class EmptyLedger(Plain):
     f"save and load: expected a new strategy to answer as the saved one did, got others, {ALL} (tensors that differ: "
 )
 class SavesNothing(Plain):
-    """Leaves nothing behind."""
+    """Saves no file."""
 
     class Storage(ModelStorage):
         def save(self, directory: Path) -> None:
@@ -297,7 +297,7 @@ class SavesNothing(Plain):
 
 @told("save and load: expected no error, got FileNotFoundError: elsewhere.pt (test_testing.py:")
 class CannotLoad(Plain):
-    """Looks for another file."""
+    """Loads a file that does not exist."""
 
     class Storage(ModelStorage):
         def load(self, directory: Path) -> None:
@@ -312,7 +312,7 @@ class CannotLoad(Plain):
     "qnli, ag_news (tensors that differ: readouts.0.layer.weight, readouts.0.layer.bias)."
 )
 class Forgetful(Plain):
-    """Its `load` does not say which tasks it can answer, so that their readouts are not found."""
+    """Its `load` does not restore the learned tasks, so that their readouts are not found."""
 
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
 
@@ -326,14 +326,14 @@ class Forgetful(Plain):
 
 
 def nudge(strategy: Any, size: float) -> None:
-    """Change what is learned."""
+    """Add a number to the first graftable tensor."""
     with torch.no_grad():
         strategy.space.parameters(strategy.model.backbone)[0].add_(size)
 
 
 @told(f"seeds: expected the same result from the same seed, also after other draws {ANOTHER}")
 class DrawsGlobally(Plain):
-    """By the global generator, before it is seeded."""
+    """Draws from the global generators before they are seeded."""
 
     def setup(self) -> None:
         self.drawn = float(torch.rand(1)) + np.random.random() + random.random()
@@ -345,7 +345,7 @@ class DrawsGlobally(Plain):
 
 @told(ANOTHER)
 class MarksTheStream(Plain):
-    """Leaves a note in the model for the next one."""
+    """Leaves a counter in the model that the next strategy reads."""
 
     def setup(self) -> None:
         self.model.uses = getattr(self.model, "uses", 0) + 1  # type: ignore[assignment]
@@ -357,7 +357,7 @@ class MarksTheStream(Plain):
 
 @told(ANOTHER)
 class DoesNotResume(Plain):
-    """Goes on from θ_pre after others were evaluated."""
+    """Loads θ_pre after an evaluation during training."""
 
     def answering(self, task: Any) -> Any:
         if self.training is not None:
@@ -370,7 +370,7 @@ class DoesNotResume(Plain):
     "sst2. Draw from generators seeded by self.phase_seed(…)"
 )
 class OneSeed(Plain):
-    """Does not listen to the seed."""
+    """Ignores the seed."""
 
     def setup(self) -> None:
         self.seed = 0
@@ -383,7 +383,7 @@ class OneSeed(Plain):
     f"answers for qnli, ag_news (tensors that differ: {QUERY}, ",
 )
 class ReadsLaterRows(Plain):
-    """A step on the next task's."""
+    """Takes a step on rows of the next task."""
 
     def begin(self, task: Any) -> Training:
         for later in self.stream.tasks[task.label + 1 : task.label + 2]:
@@ -393,7 +393,7 @@ class ReadsLaterRows(Plain):
 
 @told("of qnli to be the same with any test rows, got others, the answers for qnli (tensors")
 class CountsTestLabels(Plain):
-    """How many rows have the first."""
+    """Counts the test rows with the first label."""
 
     def commit(self, task: Any, training: Training) -> None:
         nudge(self, 1e-2 * float((task.test.labels == task.classes[0]).sum()))
@@ -404,7 +404,7 @@ class CountsTestLabels(Plain):
     "readouts.0.layer.weight, readouts.0.layer.bias moved. Look at begin(), commit() and answering()"
 )
 class MovesAnotherReadout(Plain):
-    """That of the first task, once it has learned the second."""
+    """Changes the readout of the first task when it learns the second."""
 
     @torch.no_grad()
     def commit(self, task: Any, training: Training) -> None:
@@ -415,7 +415,7 @@ class MovesAnotherReadout(Plain):
 
 @told("scenario=class: two tasks trained and evaluated: expected no error, got IndexError")
 class NeedsTheTask(Plain):
-    """Looks for a layer of each task's own, with its weight and bias."""
+    """Looks for a readout of each task's own, with its weight and bias."""
 
     def answering(self, task: Any) -> Any:
         _ = (tensors := self.model.learned_readouts()) and tensors[2 * task.label]
@@ -444,7 +444,7 @@ def test_a_broken_strategy_is_told_what_is_wrong(cls: Any) -> None:
 @pytest.mark.sampled(share=0.15)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_memory_of_few_rows_passes() -> None:
-    """A full memory may come to hold shorter rows: `bytes_kept` falls."""
+    """A full memory may get shorter rows, so `bytes_kept` may fall."""
     check_strategy(registry.strategy("gdumb"), mem_size=8)
 
 
@@ -455,7 +455,7 @@ def test_an_option_that_the_tiny_tasks_are_too_many_for_is_the_callers_error(nam
 
 
 class Selective(Plain):
-    """Trains readouts alone, and says which streams it is not made for."""
+    """Trains readouts alone, and refuses streams for which it is not made."""
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -467,7 +467,7 @@ class Selective(Plain):
 
 
 def test_a_stream_may_be_refused() -> None:
-    """And a strategy that forgets nothing need not say so: only the false claim is a fault."""
+    """A strategy that forgets nothing need not claim it: only a false claim is a fault."""
     check_strategy(Selective, dropout=False)
 
 
@@ -485,7 +485,7 @@ def test_named_streams_pass(data_directory: Path) -> None:
 
 
 def stream_with(**changes: Any) -> Stream:
-    """The tiny stream with another second task."""
+    """Return the tiny stream with a changed second task."""
     stream = tiny_stream()
     return replace(stream, tasks=(stream.tasks[0], replace(stream.tasks[1], **changes)))
 

@@ -1,4 +1,4 @@
-"""An answer depends on weights, ledger, task and row: not on the mode of the model, on threads, or on who asked before."""
+"""An answer depends on weights, ledger, task and row, but not on the model's mode, on threads, or on earlier questions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forgetfree.trainers.learning import answering, learning
 
 
 class Dropping(nn.Module):
-    """A network without text that has dropout and a norm of its batch."""
+    """A network on numbers that has dropout and a batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_answers_in_evaluation_mode_and_has_its_modes_again(name: str) -> None:
-    """As after trainer.train(), with a part that stays in evaluation mode, as a frozen norm."""
+    """The model is as after trainer.train(), with a part that stays in evaluation mode, such as a frozen norm."""
     make, batches = MODELS[name]
     torch.manual_seed(0)
     model: Any = make()
@@ -94,7 +94,7 @@ def test_a_model_answers_in_evaluation_mode_and_has_its_modes_again(name: str) -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_cannot_be_done_while_a_model_answers(name: str) -> None:
-    """It is told by name, and θ_pre is kept."""
+    """The error names the conflict, and θ_pre is kept."""
     make, batches = MODELS[name]
     torch.manual_seed(0)
     model: Any = make()
@@ -121,7 +121,7 @@ def test_what_cannot_be_done_while_a_model_answers(name: str) -> None:
         refused(written, LedgerError, "Something changed the weights", "'one'", "Load the model again")
     with answering(model, ledger, "one"):
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-        optimizer.step()  # of another model
+        optimizer.step()  # an optimiser of another model
         for action in (
             lambda: learning(model, ledger, "two", batches=batches).__enter__(),
             lambda: answering(model, ledger, "one").__enter__(),
@@ -141,7 +141,7 @@ WORDS = [f"it was {word}" for word in ("great", "terrible", "bad", "good")]
 
 @pytest.fixture(scope="module")
 def skills(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Ledger, str]:
-    """A classifier that has learned two tasks in a loop of one's own, its tokenizer, its ledger and its directory."""
+    """A classifier that has learned two tasks in a custom loop, its tokenizer, its ledger and its directory."""
     place = str(tiny.write_model("bert-pooler", tmp_path_factory.mktemp("bert")))
     tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     torch.manual_seed(0)
@@ -169,7 +169,7 @@ def test_a_pipeline_says_the_labels_of_the_task(skills: tuple[Any, Any, Ledger, 
 
 
 def test_a_switch_answers_in_evaluation_mode(skills: tuple[Any, Any, Ledger, str]) -> None:
-    """From one task to the next, too; the model is itself again at the end."""
+    """This holds from task to task; at the end, the model has its former modes."""
     _, tokenizer, ledger, place = skills
     body = transformers.AutoModel.from_pretrained(place, hidden_dropout_prob=0.5)
     inputs, switch = tokenizer(WORDS, padding=True, return_tensors="pt"), TaskSwitch(ledger, body)
@@ -188,7 +188,7 @@ def test_a_switch_answers_in_evaluation_mode(skills: tuple[Any, Any, Ledger, str
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Let threads take turns as often as they can."""
+    """Let threads switch as often as possible."""
     import sys
 
     before = sys.getswitchinterval()
@@ -200,7 +200,7 @@ def at_once() -> Iterator[None]:
 
 
 def test_threads_that_share_a_predictor_get_the_answers_of_one(skills: tuple[Any, Any, Ledger, str]) -> None:
-    """By `answer`, `answer_mixed`, `logits`; and of two that share a model."""
+    """This covers `answer`, `answer_mixed`, `logits`, and two predictors that share a model."""
     _, _, ledger, place = skills
     first = Predictor.of_ledger(ledger, place, device="cpu")
     second = Predictor(first.loaded, ledger)
@@ -249,7 +249,7 @@ def test_an_export_waits_for_answers(skills: tuple[Any, Any, Ledger, str], tmp_p
 
 
 def test_ten_answers_read_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error inside they are read once more. `learning` reads them before it trains, and after."""
+    """After an error in the block, they are read once more; `learning` reads them before and after training."""
     hashed, compute = list[int](), fingerprint._digest
     monkeypatch.setattr(fingerprint, "_digest", lambda *of: hashed.append(1) or compute(*of))
 
@@ -277,7 +277,7 @@ def test_ten_answers_read_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     counts = [counted(block) for block in (learn, answer, learn, fail, answer)]
     assert counts == [2, 0, 2, 0, 1]
-    other = classifier()  # another object
+    other = classifier()  # another model object
     with answering(other, ledger, "task 1"):
         pass
     assert len(hashed) == 2

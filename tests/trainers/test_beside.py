@@ -1,4 +1,4 @@
-"""Tasks beside the weights: bases in 8 and 4 bits learn in anybody's trainer, and no bit of base or earlier tasks moves."""
+"""Tasks beside the weights: 8-bit and 4-bit bases learn in any trainer, and base and earlier tasks stay bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BESIDE = {"effect": "beside"}
 
 
 def dense(model: Any, make: Callable[[], Any]) -> Any:
-    """The same model with its weights dequantised."""
+    """Return the same model with dequantised weights."""
     plain = pre_trained(make).eval()
     with torch.no_grad():
         for name, module in model.named_modules():
@@ -55,7 +55,7 @@ def random_region(space: Any, share: float = 0.02) -> Region:
 
 
 def gradients(model: Any, space: Any, region: Region) -> list[Tensor]:
-    """The entries of a region in the gradients of a plain model, tensor by tensor."""
+    """Return the region's entries of a plain model's gradients, tensor by tensor."""
     return [
         grad.reshape(-1)[local]
         for number, local, _ in space.split(region.indices)
@@ -63,13 +63,13 @@ def gradients(model: Any, space: Any, region: Region) -> list[Tensor]:
     ]
 
 
-# -- What is trained ---------------------------------------------------------------------------------------
+# -- Training ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["nf4", "torchao int8"])
 @pytest.mark.parametrize("make", [llama, qwen2])
 def test_gradients_are_those_of_the_dequantised_weights(quantised: Any, make: Any, how: str) -> None:
-    """Three descents on two batches: SGD moves the differences, and the same entries of the dense weights."""
+    """In three SGD steps on two batches, the differences move like the same entries of the dense weights."""
     model, plain = quantised(make, how).eval(), dense(quantised(make, how), make)
     ledger = Ledger.of_model(model)
     assert ledger.effect == "beside" and {spec.dtype for spec in ledger.space.tensors} == {torch.float32}
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_the_dequantised_weights(quantised: Any, make: An
 
 
 def test_the_gradient_of_a_layer_in_8_bits(quantised: Any) -> None:
-    """bitsandbytes rounds the inputs of such a layer, too, so a whole model has no dense one beside it; a layer has."""
+    """bitsandbytes also rounds the inputs of such a layer, so only a single layer can be compared with a dense one."""
     model = quantised(llama, "int8")
     layer, name = model.model.layers[0].mlp.up_proj, "layers.0.mlp.up_proj.weight"
     ledger = Ledger.of_model(model, graftable=name)
@@ -109,7 +109,7 @@ def test_the_gradient_of_a_layer_in_8_bits(quantised: Any) -> None:
 
 @pytest.mark.parametrize("make", [language_model, classifier])
 def test_beside_is_written_within_rounding(make: Callable[[], Any]) -> None:
-    """GPT-2, whose weights stand as (in, out), and BERT, in float32: the same entries, trained and answered in both ways."""
+    """GPT-2, with weights of shape (in, out), and BERT, in float32, train the same entries and answer in both ways."""
     models = {"written": make().eval(), "beside": make().eval()}
     ledgers = {effect: Ledger.of_model(model, effect=effect) for effect, model in models.items()}
     beside, written = ledgers["beside"].space, {spec.name: spec for spec in ledgers["written"].space.tensors}
@@ -136,7 +136,7 @@ def test_beside_is_written_within_rounding(make: Callable[[], Any]) -> None:
             moved = skill.values.detach() - start
         found[effect] = moved if effect == "beside" else torch.zeros_like(moved).index_copy_(0, order, moved)
     distance = (found["beside"] - found["written"]).norm() / found["written"].norm()
-    assert 0 < float(distance) < 1e-4  # another order of sums, and θ + δ rounds δ
+    assert 0 < float(distance) < 1e-4  # sums have another order, and θ + δ rounds δ
     answers = [logits(models[effect], ledgers[effect], "one", batches[0]) for effect in models]
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-5)
 
@@ -160,7 +160,7 @@ def test_gradient_checkpoints_and_accumulation(quantised: Any, reentrant: bool) 
 
 @pytest.mark.parametrize("source", ["gradient", "snip"])
 def test_the_region_is_that_of_the_dequantised_weights(quantised: Any, source: Any) -> None:
-    """On θ_pre by one backward pass, and by the sum over several batches; and on a task, with its differences."""
+    """The gradient is that of one batch, or the sum over two, on θ_pre and on a task with its differences."""
     model, plain = quantised(llama, "nf4"), dense(quantised(llama, "nf4"), llama)
     ledger, regions = Ledger.of_model(model), list[Region]()
     tensors = [body_of(plain).get_parameter(spec.name) for spec in ledger.space.tensors]
@@ -179,7 +179,7 @@ def test_the_region_is_that_of_the_dequantised_weights(quantised: Any, source: A
         plain.zero_grad()
         expected = scores.topk(len(region)).indices
         assert len(region) == len(ledger.space) // 100
-        assert len(region & Region(expected.sort().values)) >= len(region) - 3  # of which the last are nearly alike
+        assert len(region & Region(expected.sort().values)) >= len(region) - 3  # the last scores are nearly equal
         regions.append(region)
     assert len(regions[0] & regions[2]) < 0.5 * len(regions[0])
     drawn = begun(model, ledger, region_from="random", sparsity=0.01).region
@@ -187,7 +187,7 @@ def test_the_region_is_that_of_the_dequantised_weights(quantised: Any, source: A
 
 
 class Unknown(nn.Module):
-    """A quantised layer of a library that nobody knows: 8 bits a row, with its scale, and a bias."""
+    """A quantised layer from an unknown library: 8-bit codes with a scale per row, and a bias."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -230,11 +230,11 @@ def test_a_layer_of_any_library(tmp_path: Path) -> None:
 
 @pytest.mark.sampled("llama-nf4", share=0.1)
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of libraries that call one another
+@pytest.mark.filterwarnings("default")  # libraries warn about each other
 @pytest.mark.parametrize("how", QUANTISATIONS)
 @pytest.mark.parametrize("make", [llama, qwen2])
 def test_sft_on_a_quantised_base(quantised: Any, make: Any, how: str, tmp_path: Path) -> None:
-    """The loss falls as with LoRA of PEFT, which trains more values at the same rate; tasks keep their bits ever after."""
+    """The loss falls by at least 0.8 of the fall with PEFT's LoRA, which trains more values; tasks keep their bits."""
     from peft import LoraConfig
 
     rows = {task: counting(step) for step, task in ((1, "one"), (2, "two"), (3, "three"))}
@@ -281,13 +281,13 @@ def test_sft_on_a_quantised_base(quantised: Any, make: Any, how: str, tmp_path: 
 
 
 def _codes(model: Any) -> dict[str, Tensor]:
-    """The tensors of a model, of which a quantised one consists."""
+    """Return copies of a model's tensors; a quantised tensor is split into its parts."""
     from forgetfree.core.fingerprint import _plain
 
     return {name: tensor.clone() for name, tensor in _plain(model.state_dict())}
 
 
-# -- What is left behind, and what is refused ---------------------------------------------------------------
+# -- Cleanup, and refusals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -311,7 +311,7 @@ def test_an_exception_leaves_nothing_behind(quantised: Any, error: type[BaseExce
 
 
 def test_a_copy_of_a_model_answers_as_it_does() -> None:
-    """As DPO's reference is made; a copy of one in training is the base."""
+    """DPO makes its reference in this way; a copy made in training is the base."""
     model, x = language_model().eval(), texts(9)[0]
     ledger = Ledger.of_model(model, effect="beside")
     base = model(**x).logits
@@ -373,7 +373,7 @@ def test_frozen_layers_own_nothing_and_a_step_without_a_gradient_is_none() -> No
 
 
 class Inplace(nn.Module):
-    """Changes outputs of its layers in place, and calls one of them twice, by a keyword."""
+    """A model that changes its layers' outputs in place, and calls one layer twice, by a keyword."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ def test_outputs_that_the_model_changes_in_place() -> None:
 
 
 def test_values_that_lie_elsewhere_are_followed() -> None:
-    """As an optimiser of others may give a parameter other memory."""
+    """A third-party optimiser may give a parameter other memory."""
     model, x, losses = Inplace(), torch.randn(5, 6), []
     how: dict[str, Any] = {"batches": [x], "loss": mean_square, "sparsity": 0.5}
     with learning(model, Ledger.of_model(model, effect="beside"), "one", **how) as skill:
@@ -431,7 +431,7 @@ def test_second_derivatives_are_refused(of: str) -> None:
 
 
 def test_passes_of_other_gradients_are_forgotten() -> None:
-    """As for adversarial inputs: what they kept for the values is freed by the next pass."""
+    """Adversarial inputs need such passes; the tensors kept for the values are freed by the next pass."""
     model, x = Inplace(), torch.randn(5, 6, requires_grad=True)
     attached = AttachedRegion(model, model, (space := space_of_layers(model)), random_region(space, 0.5), "beside")
     with attached.attached():
@@ -444,7 +444,7 @@ def test_passes_of_other_gradients_are_forgotten() -> None:
 
 
 def test_one_model_answers_one_task() -> None:
-    """Whoever switched it: a copy, another switch, a ledger of the other effect; and a switch that failed says so."""
+    """This holds for a copy, another switch and a ledger of the other effect; a failed switch leaves the earlier task."""
     model, x = language_model().eval(), texts(9)[0]
     ledgers = {effect: Ledger.of_model(model, effect=effect) for effect in ("beside", "written")}  # type: ignore[arg-type]
     ledger = ledgers["beside"]
@@ -476,7 +476,7 @@ def test_one_model_answers_one_task() -> None:
 
 
 def test_a_checkpoint_is_of_one_task_and_region() -> None:
-    """One output directory for several tasks would let the second begin with the values of the first."""
+    """With one output directory for several tasks, the second would otherwise start with the values of the first."""
     model = language_model()
     ledger, region = Ledger.of_model(model, effect="beside"), Region.of(range(0, 900, 3))
     with learning(model, ledger, "one", region=region) as skill:
@@ -493,7 +493,7 @@ def test_a_checkpoint_is_of_one_task_and_region() -> None:
 
 
 def test_values_that_a_trainer_takes_apart_are_refused() -> None:
-    """As FSDP1 replaces them, and ZeRO-3 marks what it keeps in parts."""
+    """FSDP1 replaces the parameter, and ZeRO-3 marks it as partitioned."""
 
     def replace(model: Any, values: nn.Parameter) -> None:
         model.region_values = nn.Parameter(values.detach().clone())
@@ -509,7 +509,7 @@ def test_values_that_a_trainer_takes_apart_are_refused() -> None:
         assert NAME not in dict(model.named_parameters())
 
 
-@pytest.mark.filterwarnings("default")  # of libraries that call one another
+@pytest.mark.filterwarnings("default")  # libraries warn about each other
 def test_what_peft_does_to_the_model_is_told(quantised: Any) -> None:
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
@@ -557,11 +557,11 @@ def test_layers_that_cannot_have_differences() -> None:
     refused(learning(pair, ledger, "one", **how).__enter__, ModelError, "layer Pair returns a tuple", "graftable=")
 
 
-# -- What it costs -----------------------------------------------------------------------------------------
+# -- Costs -------------------------------------------------------------------------------------------------
 
 
 def test_no_copy_of_the_base_is_made(quantised: Any) -> None:
-    """10⁷ entries in 4 bits, 5.6 MB: γ, training and answering need less beside them, and most of it is of one layer."""
+    """For 10⁷ 4-bit entries (5.6 MB), γ, training and answering need less than half of that, mostly for one layer."""
     from bitsandbytes.nn import Linear4bit
 
     class Residual(nn.Module):

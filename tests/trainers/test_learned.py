@@ -1,4 +1,4 @@
-"""A task is recorded only if it learned, and every entry of its region has the gradient of plain training, or is refused."""
+"""A task is recorded only if it learned; each entry of its region has the gradient of plain training, or is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def numbers(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows of eight numbers, and labels."""
+    """Return rows of eight numbers, and labels."""
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(seed))
     return x, (x[:, 0] > 0).long()
 
@@ -54,16 +54,16 @@ def trained(model: nn.Module, batch: Any, loss: Loss = loss_of, steps: int = 3) 
         step(model, batch, optimizer, loss)
 
 
-#: How a model is given to `learning` that has no text, and one that has.
+#: Arguments of `learning` for a model on numbers, and for a model on texts.
 NUMBERS: dict[str, Any] = {"batches": [numbers()], "loss": loss_of, "sparsity": 0.3}
 TEXTS: dict[str, Any] = {"batches": texts(1), "sparsity": 0.05}
 
 
-# -- Gradients: however a matrix is read, tests of taps say it ------------------------------------------------
+# -- Gradients (tests/core/test_taps.py covers the uses of a matrix) ------------------------------------------
 
 
 def gradients_of(model: nn.Module, losses: list[Callable[[nn.Module], Tensor]]) -> tuple[Tensor, Tensor]:
-    """The gradient of each pass in plain training and inside `learning`, where steps that change nothing stand between."""
+    """Return the gradient of each pass in plain training and inside `learning`, with steps of rate 0 in between."""
     ledger = Ledger.of_model(model)
     plain = []
     for loss in losses:
@@ -94,7 +94,7 @@ def gradients_of(model: nn.Module, losses: list[Callable[[nn.Module], Tensor]]) 
 
 
 class Gated(nn.Module):
-    """Behind a gate, weights that no linear layer reads, and a score that no ``forward`` computes."""
+    """A model with gated weights outside of linear layers, and a ``score`` that can be called without ``forward``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def closed(model: Any) -> Tensor:
 def opened(model: Any) -> Tensor:
     model.gate = 1.0
     x, y = numbers(1)
-    with torch.no_grad():  # of which the model takes no notice
+    with torch.no_grad():  # the model enables gradients again
         logits = model(x)
     return F.cross_entropy(logits, y)
 
@@ -139,7 +139,7 @@ def penalty(model: Any) -> Tensor:
 def test_what_the_first_pass_did_not_show_has_the_gradient_of_plain_training(
     losses: list[Callable[[nn.Module], Tensor]],
 ) -> None:
-    """A part that no gradient reached then, or that no module's ``forward`` reads."""
+    """Such a part gets no gradient in the first pass, or is used outside of any module's ``forward``."""
     torch.manual_seed(0)
     found, plain = gradients_of(Gated(), losses)
     assert bool(plain.any())
@@ -147,7 +147,7 @@ def test_what_the_first_pass_did_not_show_has_the_gradient_of_plain_training(
 
 
 def test_a_reference_past_the_module_is_refused_by_name() -> None:
-    """As a list of tensors that the model made for itself is."""
+    """An example is a list of tensors that the model made for itself."""
 
     class Listed(nn.Module):
         def __init__(self) -> None:
@@ -166,7 +166,7 @@ def test_a_reference_past_the_module_is_refused_by_name() -> None:
 
 
 def test_other_functions_have_the_gradient_of_plain_training() -> None:
-    """Entry by entry, for functions of PyTorch on weights and biases; a look at flags finds the vector alone."""
+    """This holds entry by entry for PyTorch functions of weights and biases; only the region's vector requires gradients."""
 
     class Many(nn.Module):
         def __init__(self) -> None:
@@ -194,7 +194,7 @@ def test_other_functions_have_the_gradient_of_plain_training() -> None:
 
 
 class Experts(nn.Module):
-    """Two experts, of which no row chooses the second."""
+    """A model with two experts; no row reaches the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def test_an_optimiser_of_an_earlier_block_is_refused() -> None:
 
 
 def test_a_refusal_that_a_trainer_goes_on_from_ends_the_block() -> None:
-    """As a search does that catches what a trial raises."""
+    """A hyperparameter search may catch the error of a trial and go on."""
     model = language_model()
     early = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with refusing(model, "made before the block", **TEXTS):
@@ -367,7 +367,7 @@ def test_a_refusal_that_a_trainer_goes_on_from_ends_the_block() -> None:
 
 
 def test_optimisers_of_others_pass() -> None:
-    """A critic's, another model's, and another open block's; and one that holds all of the model's parameters."""
+    """They belong to a critic, another model or another open block, or hold all of the model's parameters."""
     model, other, critic = language_model(), network(), nn.Linear(4, 1)
     ledger, theirs, before = Ledger.of_model(model), Ledger.of_model(other), state_of(model)
     with learning(model, ledger, "one", **TEXTS), learning(other, theirs, "one", **NUMBERS):
@@ -395,7 +395,7 @@ def rows_of_labels() -> list[dict[str, Tensor]]:
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_a_hyperparameter_search_in_one_block_is_refused(tmp_path: Path) -> None:
-    """With a fresh model for each trial nothing is learned; with the same one, the second trial would go on from the first."""
+    """With a fresh model for each trial, nothing is learned; with the same model, the second trial would continue the first."""
     from transformers import Trainer, TrainingArguments
 
     def search(model: Any, init: Callable[[], Any]) -> None:
@@ -418,7 +418,7 @@ def test_a_hyperparameter_search_in_one_block_is_refused(tmp_path: Path) -> None
 
 
 def test_each_trial_may_have_a_block_of_its_own() -> None:
-    """All trials begin where the first did; within one, a second optimiser goes on, as in two phases of training."""
+    """All trials start from the same values; in a trial, a second optimiser continues, as in two phases of training."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -435,7 +435,7 @@ def test_each_trial_may_have_a_block_of_its_own() -> None:
     assert torch.equal(*starts)
 
 
-# -- What is frozen, wrapped, cast ---------------------------------------------------------------------------
+# -- Frozen, wrapped and cast models -------------------------------------------------------------------------
 
 
 def tensors_of_region(ledger: Ledger, region: Region) -> set[str]:
@@ -466,7 +466,7 @@ def test_frozen_tensors_own_nothing(source: Any) -> None:
 
 
 def test_a_model_that_is_frozen_as_a_whole_may_be_grafted(capsys: pytest.CaptureFixture[str]) -> None:
-    """As models for inference are."""
+    """Models for inference are frozen in this way."""
     model = classifier()
     model.requires_grad_(False)
     ledger = Ledger.of_model(model)
@@ -478,7 +478,7 @@ def test_a_model_that_is_frozen_as_a_whole_may_be_grafted(capsys: pytest.Capture
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Open a process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -487,7 +487,7 @@ def one_process() -> Iterator[None]:
 
 
 def test_a_model_that_was_wrapped_before_the_block_is_refused() -> None:
-    """DistributedDataParallel would average no gradient of the region; wrapped inside, it does."""
+    """DistributedDataParallel would not average the region's gradient; wrapped inside the block, it does."""
     model = language_model()
     ledger = Ledger.of_model(model)
     with one_process():
@@ -503,7 +503,7 @@ def test_a_model_that_was_wrapped_before_the_block_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 def test_reentrant_checkpoints_of_several_processes_are_refused() -> None:
-    """DistributedDataParallel expects one gradient of the region in a backward pass; plain checkpoints give one."""
+    """DistributedDataParallel expects one gradient of the region per backward pass; non-reentrant checkpoints give one."""
     model = language_model()
     ledger = Ledger.of_model(model)
     with one_process():
@@ -517,7 +517,7 @@ def test_reentrant_checkpoints_of_several_processes_are_refused() -> None:
 
 
 class Buffered(nn.Module):
-    """A network with a buffer that is no part of its state."""
+    """A network with a non-persistent buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -594,7 +594,7 @@ def encoder_decoder() -> Any:
     ],
 )
 def test_the_head_of_a_language_model_belongs_to_its_ledger(make: Callable[[], Any], head: str, tmp_path: Path) -> None:
-    """In memory and from the file; the body itself, or with a head of a classifier, may be used and trained."""
+    """Another head is refused, by a ledger from memory or from the file; the body alone still answers."""
     model = make()
     ledger = Ledger.of_model(model)
     with learning(model, ledger, "one", **TEXTS):
@@ -612,7 +612,7 @@ def test_the_head_of_a_language_model_belongs_to_its_ledger(make: Callable[[], A
 
 
 def test_parts_beside_the_head_that_are_drawn_anew_are_none_of_it() -> None:
-    """A checkpoint of one class in a model of another, which has a part that the checkpoint lacks."""
+    """A model of another class has a randomly initialised part that the checkpoint lacks."""
     model = masked()
     ledger = Ledger.of_model(model)
     with learning(model, ledger, "one", **TEXTS):
@@ -640,7 +640,7 @@ def test_a_model_of_images_learns() -> None:
 
 
 def test_batches_of_which_the_model_computes_no_loss_are_told_the_remedy() -> None:
-    """Such as a dataset's rows, keys of another trainer, or tensors alone."""
+    """Examples are a dataset's rows, the keys of another trainer, and bare tensors."""
     model = language_model()
     ledger = Ledger.of_model(model)
     rows = [{name: tensor[0] for name, tensor in texts(1)[0].items()}]

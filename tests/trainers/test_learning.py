@@ -1,4 +1,4 @@
-"""Grafting in a trainer of one's own: what is trained, what stays as it was to the bit, and what is refused."""
+"""Grafting in a custom trainer: training, exact retention, and refusals."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from forgetfree.testing.tiny import bert_config, pre_trained
 from forgetfree.trainers.attachment import NAME
 from forgetfree.trainers.learning import answering, learning
 
-# -- What is trained, and what is not ----------------------------------------------------------------------
+# -- Training ----------------------------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
-    """Tied, scalar and empty tensors, two dtypes, entries in another order in memory, and the buffers of a norm."""
+    """A model with tied, scalar and empty tensors, two dtypes, a channels-last layer, and the buffers of a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Odd(nn.Module):
 
 
 def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
-    """On θ_pre and on one another, beside entries that others own, from memory and from the file."""
+    """Tasks stand on θ_pre and on each other, beside entries of other tasks; answers come from memory and from the file."""
     torch.manual_seed(0)
     model, x = Odd(), torch.randn(8, 4)
     batch, y = {"x": x}, torch.arange(8) % 2
@@ -71,7 +71,7 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
                 with answering(model, held, name), torch.no_grad():
                     answer = model.eval()(x)
                 assert torch.equal(seen.setdefault(name, answer), answer)
-    assert torch.equal(seen["three"], seen["one"])  # which began where it did, on the same rows
+    assert torch.equal(seen["three"], seen["one"])  # both start from θ_pre, on the same rows
     assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
     one, two, three, four = (record.owned.region for record in ledger.records)
     assert 0 < len(four) < len(every_other["region"]) and three == one
@@ -81,7 +81,7 @@ def test_any_module_keeps_every_bit_of_every_task(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
-    """The same region, batches and rate in `RegionParameters`, which takes gradients by hooks and not by autograd's graph."""
+    """The same region, batches and rate in `RegionParameters`, which takes gradients by hooks instead of autograd's graph."""
     model, own = language_model(dtype), language_model(dtype)
     ledger = Ledger.of_model(model)
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +93,7 @@ def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
         torch.manual_seed(5)
         train(model, texts(2))
         moved = ledger.space.flatten(model.base_model) != before
-        assert bool(moved.any()) and not bool((moved & ~region.mask(len(moved))).any())  # by decay and momentum, either
+        assert bool(moved.any()) and not bool((moved & ~region.mask(len(moved))).any())  # nor by decay or momentum
     trained = RegionParameters(own.base_model, ledger.space, region)
     own.train()
     torch.manual_seed(5)
@@ -111,7 +111,7 @@ def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_model_whose_memory_moves_trains_on(mode: Any) -> None:
-    """As `Module.to` moves it, also where the next pass is an evaluation."""
+    """`Module.to` moves it in this way; the next pass may be an evaluation."""
     values = []
     for moves in (False, True):
         model = language_model()
@@ -132,7 +132,7 @@ def test_a_model_whose_memory_moves_trains_on(mode: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
-    """As in plain PyTorch, whose gradients differ by a few 1e-8 there."""
+    """In plain PyTorch, gradients with checkpoints differ by a few 1e-8, too."""
     values = []
     for checkpoints in (False, True):
         model = language_model()
@@ -147,7 +147,7 @@ def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
 
 
 def test_two_passes_before_one_step() -> None:
-    """As preference losses have them: the second pass must not spoil the graph of the first."""
+    """Preference losses have two passes; the second must not invalidate the graph of the first."""
     model = language_model()
     with learning(model, Ledger.of_model(model), "one", batches=texts(1), sparsity=0.01) as skill:
         one, two = texts(2, 2)
@@ -176,7 +176,7 @@ class Normalised(BertForSequenceClassification):
 
 
 def test_each_task_has_its_own_head() -> None:
-    """And buffers outside of the body are what they were."""
+    """Buffers outside of the body keep their values."""
     model = pre_trained(lambda: Normalised(bert_config(60)))
     ledger, before, seen = Ledger.of_model(model), state_of(model), {}
     assert not ledger.space.tensors[0].name.startswith("bert.")
@@ -214,9 +214,9 @@ def test_a_ledger_is_the_same_with_any_head() -> None:
 
 @pytest.mark.parametrize("parent", ["", "one"])
 def test_the_gradient_of_the_mean_loss_chooses(parent: str) -> None:
-    """Against one backward pass of the mean over the rows, in evaluation mode, on what the task stands on.
+    """The reference is one backward pass of the mean over the rows, in evaluation mode, on the parent.
 
-    No more batches are read than have the rows.
+    Only as many batches are read as the rows need.
     """
     model, read = language_model(), list[dict[str, Tensor]]()
     ledger, batches = Ledger.of_model(model), texts(1, 9)
@@ -231,12 +231,12 @@ def test_the_gradient_of_the_mean_loss_chooses(parent: str) -> None:
     how: dict[str, Any] = {"region_from": "gradient", "sparsity": 0.01, "parent": parent}
     skill = begun(model, ledger, batches=seen, rows=12, **how)
     chosen = g.abs().topk(count).indices
-    assert len(skill.region & Region.of(chosen)) >= 0.99 * count  # but for ties of rounding
+    assert len(skill.region & Region.of(chosen)) >= 0.99 * count  # except for ties by rounding
     assert (len(skill.region), len(read)) == (count, 3)
 
 
 def test_a_region_is_sought_among_free_entries_or_among_all() -> None:
-    """Of the same rows, another task would choose all that one task owns: it is free on θ_pre, and not on that task."""
+    """With the same rows, a second task chooses the first task's entries: they are free on θ_pre, but not on the first task."""
     for among in ("free", "all"):
         model = classifier()
         ledger = Ledger.of_model(model)
@@ -280,7 +280,7 @@ def test_an_exception_restores_the_model_and_leaves_the_ledger(error: type[BaseE
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_in_the_midst_is_a_plain_model(tmp_path: Any, dtype: torch.dtype) -> None:
-    """It has the values of the last step, and loading it gives the vector back, to the bit. A copy of it stays as it was."""
+    """The saved model has the last step's values; loading it restores the vector bit for bit. A copy does not change."""
     model = language_model(dtype)
     ledger = Ledger.of_model(model)
     with learning(model, ledger, "one", batches=texts(1), sparsity=0.01) as skill:
@@ -298,7 +298,7 @@ def test_what_is_saved_in_the_midst_is_a_plain_model(tmp_path: Any, dtype: torch
         assert torch.equal(model.eval()(**texts(9)[0]).logits, answer)
 
 
-# -- What is refused, and changes nothing ------------------------------------------------------------------
+# -- Refusals ----------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_learned() -> None:

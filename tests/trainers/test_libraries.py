@@ -1,4 +1,4 @@
-"""Grafting in the trainers that people have: transformers, TRL, Lightning, accelerate. Each is the real library."""
+"""Grafting in the real trainers of transformers, TRL, Lightning and accelerate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forgetfree.trainers.learning import answering, learning
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.filterwarnings("default"),  # of libraries that call one another
+    pytest.mark.filterwarnings("default"),  # libraries warn about each other
 ]
 
 
@@ -94,7 +94,7 @@ def test_trainer_on_three_tasks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_is_resumed_to_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
-    """And each checkpoint is a plain model."""
+    """Each checkpoint is a plain model."""
     values = []
     for stop in (None, 2):
         model, place = classifier(dtype), tmp_path / str(stop)
@@ -129,9 +129,9 @@ def preferences() -> Dataset:
 
 
 def test_sft_twice_then_dpo(tmp_path: Path) -> None:
-    """With TRL's defaults, gradient checkpoints among them; after each task, earlier ones write the same tokens.
+    """The options are TRL's defaults, with gradient checkpoints; after each task, earlier tasks generate the same tokens.
 
-    The reference of DPO is what the policy begins with: SFT.
+    DPO's reference is the initial policy: the model after SFT.
     """
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -146,7 +146,7 @@ def test_sft_twice_then_dpo(tmp_path: Path) -> None:
 
     def dpo() -> Any:
         with answering(model, ledger, "bad"):
-            # A copy would have TRL's forward, which is of the model itself.
+            # A copy would have TRL's patched forward, which is bound to the original model.
             model.save_pretrained(tmp_path / "reference")
         reference = GPT2LMHeadModel.from_pretrained(tmp_path / "reference")
         args = DPOConfig(**options(tmp_path, max_length=24))
@@ -207,7 +207,7 @@ def kto(model: Any, tokenizer: Any, out: Path) -> Any:
 
 @pytest.mark.parametrize("make", [reward, grpo, kto])
 def test_a_trainer_computes_the_loss(make: Any, tmp_path: Path) -> None:
-    """The region is chosen by the loss of the trainer, in the documented form."""
+    """The trainer's loss chooses the region, in the documented form."""
     model, tokenizer = writer()
     if make is reward:
         config = tiny.gpt2_config(len(tokenizer))
@@ -215,7 +215,7 @@ def test_a_trainer_computes_the_loss(make: Any, tmp_path: Path) -> None:
         model = pre_trained(lambda: GPT2ForSequenceClassification(config))
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    model = type(model).from_pretrained(tmp_path / "base")  # a reference model is loaded by its name
+    model = type(model).from_pretrained(tmp_path / "base")  # trainers load a reference model by its name
     ledger, before = Ledger.of_model(model), state_of(model)
     trainer = make(model, tokenizer, tmp_path)
     ready = trainer._prepare_inputs if make is grpo else lambda batch: batch

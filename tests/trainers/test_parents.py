@@ -1,4 +1,4 @@
-"""A task that stands on another one in a trainer of one's own."""
+"""A task that stands on another task, in a custom trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forgetfree.trainers.learning import answering, learning
 
 @pytest.mark.parametrize("effect", ["written", "beside"])
 def test_a_task_on_another_answers_with_the_entries_of_both(effect: Any, tmp_path: Path) -> None:
-    """And every task keeps its bits, from memory and from the file."""
+    """Each task keeps its bits, from memory and from the file."""
     model, x, seen = classifier(), labelled(9)[0], dict[str, Tensor]()
     ledger, before = Ledger.of_model(model, effect=effect), state_of(model)
     ways = {"one": None, "two": "one", "three": None, "four": "two", "five": "one"}
@@ -28,7 +28,7 @@ def test_a_task_on_another_answers_with_the_entries_of_both(effect: Any, tmp_pat
                 body = model.eval().bert(input_ids=x["input_ids"]).pooler_output
             with answering(classifier(), ledger, parent) if parent else nullcontext(classifier()) as other:
                 expected = other.bert(input_ids=x["input_ids"]).pooler_output
-            assert torch.equal(body, expected)  # it begins where its parent ended
+            assert torch.equal(body, expected)  # training starts from the parent
             train(model, labelled(seed + 2))
             with torch.no_grad():
                 learned = model.eval()(input_ids=x["input_ids"]).logits.clone()

@@ -1,4 +1,4 @@
-"""A ledger from a trainer of one's own in use: its saved file answers as `answering` does, by everything that answers."""
+"""A ledger from a custom trainer: its saved file gives the answers of `answering` in predictors, commands and exports."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from forgetfree.serve.apply import apply_graft, export_task
 from forgetfree.tasks import TaskDefinition
 from forgetfree.trainers.learning import answering, learning
 
-pytestmark = pytest.mark.filterwarnings("default")  # of libraries that call one another
+pytestmark = pytest.mark.filterwarnings("default")  # libraries warn about each other
 LABELS = {"colour": ["red", "blue"], "size": ["big", "small", "tiny"]}
-#: In the order in which a predictor reads them, shortest first: same rows in the same places, same bits.
+#: In the order in which a predictor sorts them, shortest first: rows in the same places get the same bits.
 TEXTS = ["it looks big", "the thing is red", "tiny and small and blue"]
 
 
 def base(kind: str, tmp_path: Path) -> tuple[str, Any]:
-    """The directory of a pre-trained body, and its tokenizer."""
+    """Write a pre-trained body, and return its directory and its tokenizer."""
     place = str(tiny.write_model(kind, tmp_path / kind))
     return place, AutoTokenizer.from_pretrained(place)
 
@@ -60,7 +60,7 @@ def logits(model: Any, tokenizer: Any) -> Tensor:
 
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict[str, Tensor]]:
-    """Two tasks of transformers' Trainer with heads of two sizes and a pooler that the base lacks, and what they answered."""
+    """Two tasks from transformers' Trainer with heads of two sizes and a pooler that the base lacks, and their logits."""
     out = tmp_path_factory.mktemp("classifiers")
     place, tokenizer = base("bert", out)
     seen, ledger = {}, None
@@ -142,7 +142,7 @@ def texts_of(tokenizer: Any) -> dict[str, Tensor]:
 
 def test_texts_are_written_from_the_file(tmp_path: Path) -> None:
     place, tokenizer = base("gpt2-lm", tmp_path)
-    tokenizer.pad_token = tokenizer.eos_token  # as scripts do, and the directory does not say
+    tokenizer.pad_token = tokenizer.eos_token  # scripts set it, and the directory lacks it
     model = AutoModelForCausalLM.from_pretrained(place)
     ledger, seen = Ledger.of_model(model), {}
     say = {"kind": "generation", "tokenizer": tokenizer, "template": "{prompt}"}
@@ -162,7 +162,7 @@ def test_texts_are_written_from_the_file(tmp_path: Path) -> None:
 
 
 def test_another_head_of_a_language_model_is_refused(tmp_path: Path) -> None:
-    """Its weights are none of the body's, of which the ledger has the fingerprint."""
+    """The head's weights are not part of the body, whose fingerprint the ledger has."""
     model_directory, tokenizer = base("gpt2-lm", tmp_path)
     model = AutoModelForCausalLM.from_pretrained(model_directory, tie_word_embeddings=False)
     tokenizer.pad_token = tokenizer.eos_token
@@ -199,7 +199,7 @@ def test_words_are_labelled_from_the_file(tmp_path: Path) -> None:
     predictor = Predictor.of_ledger(ledger, place)
     words = [inputs.word_ids(0).index(word) for word in range(3)]
     got = predictor.logits("people", ["Jane is here"])
-    # The predictor's head reads three words, the model's five tokens: other shapes, which processors round otherwise.
+    # The predictor's head gets three words, and the model's five tokens: processors round other shapes differently.
     assert torch.allclose(got, expected[words], rtol=1e-5, atol=1e-5)
     assert not torch.equal(got, predictor.logits("people", ["here is Jane"]))
 
@@ -208,7 +208,7 @@ def test_words_are_labelled_from_the_file(tmp_path: Path) -> None:
 
 
 def ledger_of_a_run(place: str, readout: str, definition: TaskDefinition, head: dict[str, Tensor]) -> Ledger:
-    """The ledger that a run on a model has, of one task with a few entries moved."""
+    """Return the ledger of a run with one task that moved a few entries."""
     loaded = load_model(place, readout)
     space, region = loaded.model.space(), Region.of(range(0, 900, 9))
     ledger = Ledger(space, loaded.fingerprint, binding=loaded.binding())

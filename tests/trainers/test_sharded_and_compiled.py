@@ -1,4 +1,4 @@
-"""Tasks beside weights that FSDP2 takes apart, and beside those of compiled models."""
+"""Tasks beside weights that FSDP2 shards, and beside the weights of compiled models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forgetfree.trainers.learning import answering, learning
 
 @pytest.mark.slow
 def test_two_processes_with_sharded_weights_learn_as_one(tmp_path: Path) -> None:
-    """Region and differences are those of one process with whole weights, within rounding; tasks keep their bits."""
+    """Region and differences equal those of one process with whole weights, up to rounding; tasks keep their bits."""
     sharded.learn_both(str(tmp_path / "1"), rank=0, several=1)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*launch, sharded.__file__, str(tmp_path / "2")], capture_output=True, text=True, timeout=300)
@@ -57,7 +57,7 @@ def graphs() -> int:
 
 
 def seen_in_two_tasks(when: str) -> list[Tensor]:
-    """Losses and answers, where the model is compiled ``inside`` of each block, ``before`` there is a ledger, or not at all."""
+    """Return losses and answers of a model compiled ``inside`` each block, ``before`` there is a ledger, or ``never``."""
     model, seen, x = pre_trained(lambda: llama(layers=1)), list[Tensor](), texts(9)[0]
     called = torch.compile(model, backend="aot_eager", fullgraph=True) if when == "before" else model
     with torch.no_grad():
@@ -77,13 +77,13 @@ def seen_in_two_tasks(when: str) -> list[Tensor]:
                 seen.append(loss.detach())
         with torch.no_grad():
             seen.append(called.eval()(**x).logits)
-            assert torch.equal(seen[-1], seen[0])  # the base again
+            assert torch.equal(seen[-1], seen[0])  # the base model again
             for known in ledger.tasks:
                 with answering(model, ledger, known):
                     seen.append(called(**x).logits)
         print(when, task, "graphs:", graphs() - first)
         if when == "before":
-            assert graphs() - first <= 3  # one to train, and some to answer
+            assert graphs() - first <= 3  # one graph to train, and some to answer
     assert not torch._dynamo.utils.counters["graph_break"]
     return seen
 
@@ -92,7 +92,7 @@ def seen_in_two_tasks(when: str) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["inside", "before"])
 def test_a_compiled_model_learns_as_one_that_is_not(when: str) -> None:
-    """The whole model is one graph, `fullgraph`, with the differences in it; hooks that come and go are noticed."""
+    """The model with its differences is one graph (`fullgraph`); hooks that are added or removed are noticed."""
     expected = seen_in_two_tasks("never")
     torch._dynamo.reset()
     for one, other in zip(seen_in_two_tasks(when), expected, strict=True):
@@ -100,7 +100,7 @@ def test_a_compiled_model_learns_as_one_that_is_not(when: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of libraries that call one another
+@pytest.mark.filterwarnings("default")  # libraries warn about each other
 def test_a_trainer_that_compiles_a_quantised_model(tmp_path: Path) -> None:
     found = []
     compiling = {"torch_compile": True, "torch_compile_backend": "aot_eager"}

@@ -1,4 +1,4 @@
-"""Bags of words and linear probes: against direct calls of scikit-learn, and where there is nothing to fit."""
+"""Bags of words and linear probes, compared with direct calls of scikit-learn, and cases with nothing to fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels
 
 @pytest.fixture(scope="module")
 def known(data_directory: Path, model_directory: Any) -> Any:
-    """The tiny tasks, encoded, their model, and their rows as texts."""
+    """Return the tiny tasks, encoded, their model, and their rows as texts."""
     rows = load_tasks(",".join(TASKS), str(data_directory))
     loaded = load_model(str(model_directory("bert")), "linear")
     tasks = [encode_task(each, loaded, shots=4, seed=3) for each in rows]
@@ -42,7 +42,7 @@ def known(data_directory: Path, model_directory: Any) -> Any:
 def test_a_bag_of_words_is_what_scikit_learn_makes_of_the_same_rows(known: Any) -> None:
     tasks, _, train, test = known
     found = bag_of_words(tasks, train, test)
-    for i in (1, 2):  # of one text a row
+    for i in (1, 2):  # the tasks with one text per row
         words = TfidfVectorizer(token_pattern=r"\w+")
         fitted = LogisticRegression(max_iter=1000).fit(words.fit_transform(train[i].first), train[i].labels)
         assert found[i] == fitted.score(words.transform(test[i].first), test[i].labels)
@@ -121,15 +121,15 @@ def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
     predicted, lengths = [], task.test.words.diff().tolist()
     for i, length in enumerate(lengths):
         found = fitted.predict(scale.transform(read(task.test, i))).tolist()
-        predicted += found + [0] * (length - len(found))  # words that were cut off are answered by O
+        predicted += found + [0] * (length - len(found))  # cut-off words get the label O
     names = task.definition.labels
     expected = entity_f1(TagAnswers(np.eye(len(names))[predicted], task.test.labels.numpy(), names, np.array(lengths)))
     (score,) = linear_probes([task], stream.model)["linear_probe"]
-    assert score is not None and score == pytest.approx(expected, abs=0.06)  # one word may fall otherwise in a batch
+    assert score is not None and score == pytest.approx(expected, abs=0.06)  # rounding in a batch may change one word
 
 
 def test_the_nearest_row_is_looked_for_in_all_parts_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a file may be ordered, and not all are read."""
+    """The rows of a file may be sorted, and only some of them are compared."""
     monkeypatch.setattr(floors, "MOST_ROWS", 2)
     asked: list[Sequence[str]] = []
     monkeypatch.setattr(floors, "_most_similar", lambda known, prompts: asked.append(known))
@@ -142,7 +142,7 @@ def test_the_nearest_row_is_looked_for_in_all_parts_of_a_file(monkeypatch: pytes
 
 
 def test_the_nearest_row_answers_as_the_model_writes() -> None:
-    """Where a chat template puts a thought before each answer, right texts have it, and so has the answer of a floor."""
+    """If a chat template puts a thought before each answer, right texts contain it, and so do the floor's answers."""
     tokenizer = tiny.byte_level(causal=True)
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the same bits, with less kept for the backward pass."""
+"""Gradient checkpointing gives the same bits and keeps less for the backward pass."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def learned(stream: Any, **changes: Any) -> Any:
 @pytest.mark.parametrize("source", ["mask", "gradient"])
 @pytest.mark.sampled("mask-gpt2-lm-causal", "gradient-bert-linear")
 def test_every_phase_ends_in_the_same_bits(tiny_stream: MakeStream, kind: str, readout: str, source: str) -> None:
-    """Dropout included: fine-tuning or a readout, the choice of a region, and its training."""
+    """The phases are fine-tuning or a readout, the choice of a region, and its training, with dropout."""
 
     def stream() -> Any:
         made = tiny_stream(kind, readout)
-        made.model.backbone.config.use_cache = False  # keys that are kept lie otherwise in memory, and round otherwise
+        made.model.backbone.config.use_cache = False  # cached keys have another memory layout, and round differently
         return made
 
     plain, again = (learned(stream(), region_from=source, gradient_checkpointing=wanted) for wanted in (False, True))

@@ -1,4 +1,4 @@
-"""The loss on texts that no task trains, before a stream and after it."""
+"""The loss on held-out texts, before a stream and after it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_loss_is_the_mean_over_all_next_tokens(model: Path, lines: Path, tmp
 
 
 def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, lines: Path, tmp_path: Path) -> None:
-    """Without a task, the pre-trained model is what answers; continual fine-tuning has no other model than its own."""
+    """Without a task, the pre-trained model answers; continual fine-tuning has only its own model."""
     how: dict[str, Any] = {"steps": 2, "sparsity": 0.2, "optimizer": "adamw", "learning_rate": 1e-2}
     names = ("grafting-continual", "lora", "continual-ft")
     forgetfree.run(
@@ -73,7 +73,7 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
     found = {run.strategy: run.facts.held_out for run in forgetfree.load_results(tmp_path / "out").runs}
     fresh = load_model(str(model), "generate")
     before = HeldOutTexts.of(str(lines), str(data), fresh).loss(fresh.model, TrainingOptions())
-    assert (found["grafting-continual"].after, found["lora"].after) == (before, None)  # there is no lora without a task
+    assert (found["grafting-continual"].after, found["lora"].after) == (before, None)  # LoRA needs a task
     for name in names[:-1]:
         assert found[name].before == before
         assert len(found[name].by_task) == 2
@@ -89,7 +89,7 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
 def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:
     loaded = load_model(str(model), "generate")
     named = HeldOutTexts.of("other", str(data), loaded)
-    assert named.counts["tokens"] < sum(named.rows.lengths)  # prompts are read, and only answers are predicted
+    assert named.counts["tokens"] < sum(named.rows.lengths)  # the loss covers the answers only, not the prompts
     in_folder = HeldOutTexts.of(str(data / "other"), "demo", loaded)
     assert torch.equal(in_folder.rows.tokens, named.rows.tokens)
     assert len(HeldOutTexts.of("other", str(data), loaded, 3).rows) == 3
@@ -126,7 +126,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
-    """Of lines of a text file, empty ones part texts."""
+    """In a text file, empty lines separate texts."""
     loaded = load_model(str(model), "generate")
     table, lines = tmp_path / "texts.jsonl", tmp_path / "texts.txt"
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("great film", " ", None, "a movie")))

@@ -1,4 +1,4 @@
-"""The core training loop: updates against ones written by hand, batches, seeds, what is frozen, predictions."""
+"""The core training loop: updates compared with hand-written ones, batches, seeds, frozen tensors, predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ READOUTS = {
 
 
 def load(directory: Path, readout: str) -> TaskModel:
-    """A tiny model with two tasks of two labels."""
+    """Return a tiny model with two tasks of two labels."""
     model = load_model(str(directory), readout).model
     words = [(5, 6), (7, 8)] if readout != "linear" else [(), ()]
     for name, label_words in zip(("other", "task"), words, strict=True):
@@ -43,7 +43,7 @@ def load(directory: Path, readout: str) -> TaskModel:
 
 
 def rows_for(model: TaskModel, count: int = 22, seed: int = 0) -> EncodedRows:
-    """Rows of 3 to 12 ids for task 1, with one mask token where the readout needs it."""
+    """Return rows of 3 to 12 ids for task 1, with one mask token where the readout needs it."""
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for _ in range(count):
@@ -81,7 +81,7 @@ def step_of(
 
 
 def run(options: TrainingOptions, gradients: list[Tensor], start: Tensor) -> list[Tensor]:
-    """The values of one parameter after each update by given gradients."""
+    """Return the values of one parameter after each update with the given gradients."""
     parameter = nn.Parameter(start.clone())
     step = step_of(parameter, options, len(gradients))
     values = []
@@ -120,7 +120,7 @@ def test_adamw() -> None:
 
 
 def test_the_l1_penalty_pulls_towards_where_the_task_began() -> None:
-    """Its gradient is 0.05·sign(θ − θ_pre): nothing at θ_pre, then −0.05, +0.05 or 0."""
+    """Its gradient is 0.05·sign(θ − θ_pre): zero at θ_pre, then −0.05, +0.05 or 0."""
     options = TrainingOptions(learning_rate=0.1, weight_decay=0.0, l1=0.05, schedule="constant")
     theta = START.double()
     for gradient, got in zip(GRADIENTS, run(options, GRADIENTS, START), strict=True):
@@ -143,14 +143,14 @@ def test_the_penalty_does_not_reach_the_readout_which_may_have_a_rate_of_its_own
 
 
 def test_gradients_are_clipped_to_a_length() -> None:
-    """(3, 4) has length 5 and is cut to length 1: (0.6, 0.8)."""
+    """(3, 4) has length 5 and is scaled to length 1: (0.6, 0.8)."""
     options = TrainingOptions(learning_rate=1.0, weight_decay=0.0, max_gradient_norm=1.0, schedule="constant")
     (got,) = run(options, [torch.tensor([3.0, 4.0])], torch.zeros(2))
     assert got.tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
 
 
 def test_the_linear_schedule_falls_to_zero_and_the_constant_one_stays() -> None:
-    """Four updates by gradient 1 at rate 1: 1 + 3/4 + 2/4 + 1/4 = 2.5, or 4."""
+    """Four updates with gradient 1 at rate 1 add up to 1 + 3/4 + 2/4 + 1/4 = 2.5, or to 4."""
     ones = [torch.ones(1)] * 4
     linear = run(TrainingOptions(learning_rate=1.0, weight_decay=0.0), ones, torch.zeros(1))
     constant = run(TrainingOptions(learning_rate=1.0, weight_decay=0.0, schedule="constant"), ones, torch.zeros(1))
@@ -170,7 +170,7 @@ def test_the_linear_schedule_falls_to_zero_and_the_constant_one_stays() -> None:
     ],
 )
 def test_steps_are_a_number_or_follow_a_rule(steps: Any, rows: int, batch_size: int, updates: int) -> None:
-    """Four passes over the rows, at least 100 and at most 400 updates; the paper's, here of 2 labels and 64 shots."""
+    """`auto` is four passes, in 100 to 400 updates; `paper` is the paper's rule, here for 2 labels and 64 shots."""
     options = TrainingOptions(steps=steps, batch_size=batch_size)
     assert options.updates(labels=2, shots=64, rows=rows) == updates
 
@@ -179,7 +179,7 @@ def test_steps_are_a_number_or_follow_a_rule(steps: Any, rows: int, batch_size: 
 
 
 def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, model_directory: ModelDirectory) -> None:
-    """Written out with torch's own SGD, without dropout: the same weights up to rounding, the same losses."""
+    """A plain loop with torch's SGD, without dropout, gives the same weights and losses up to rounding."""
     rows = rows_for(bert)
     options = TrainingOptions(optimizer="momentum", learning_rate=0.1, batch_size=4, dropout=False, schedule="constant")
     losses: list[float] = []
@@ -278,14 +278,14 @@ def test_a_loss_that_is_not_finite_stops_training_with_the_remedy(bert: TaskMode
 
 @pytest.mark.sampled("gpt2")
 def test_predictions_come_in_the_rows_order_whatever_the_batch_size(model: TaskModel) -> None:
-    """Row by row without padding gives the same, up to rounding: padding is not read."""
+    """Single rows without padding give the same predictions, up to rounding: padding is masked."""
     rows = rows_for(model)
     model.eval()
     with torch.no_grad():
         alone = torch.cat([model(rows.batch([i])[0], 1) for i in range(len(rows))]).float()
     for batch_size in (1, 3, 8, 100):
         torch.testing.assert_close(predict(model, rows, batch_size=batch_size), alone, rtol=1e-4, atol=1e-5)
-    assert float((alone - alone[0]).abs().max()) > 1e-2  # rows do differ
+    assert float((alone - alone[0]).abs().max()) > 1e-2  # the rows' predictions differ
 
 
 def test_predicting_turns_dropout_off_and_restores_the_mode(bert: TaskModel) -> None:
@@ -299,7 +299,7 @@ def test_predicting_turns_dropout_off_and_restores_the_mode(bert: TaskModel) -> 
 
 
 def test_attention_in_training_is_the_plain_formula_where_that_is_faster() -> None:
-    """Short rows under autocast on a CPU, while gradients are computed: nowhere else."""
+    """This is for short rows under autocast on a CPU, with gradients, and nowhere else."""
 
     def flash(length: int, precision: str) -> bool:
         ids = torch.zeros(2, length, dtype=torch.long)
@@ -318,7 +318,7 @@ def test_attention_in_training_is_the_plain_formula_where_that_is_faster() -> No
 def test_deterministic_training_asks_for_algorithms_that_repeat_while_it_trains(
     bert: TaskModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And sets what CUDA reads when it starts; it is refused where CUDA has started without."""
+    """The option sets a variable that CUDA reads when it starts; it is refused if CUDA has started without it."""
     monkeypatch.delenv(WORKSPACE, raising=False)
     options = TrainingOptions(batch_size=4, deterministic_training=True)
     assert os.environ[WORKSPACE] == ":4096:8"
@@ -334,7 +334,7 @@ def test_deterministic_training_asks_for_algorithms_that_repeat_while_it_trains(
 
 
 def test_losses_on_a_gpu_are_told_an_update_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, with their rates; one that is not finite stops training at the next update, or at the end."""
+    """Losses are reported in order, with their rates; a non-finite loss stops training at the next update, or at the end."""
 
     class Later(Reading):
         def __init__(self, value: Tensor) -> None:

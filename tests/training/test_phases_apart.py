@@ -1,4 +1,4 @@
-"""Phases of one unit that start alike and differ in options, labels or readout: none is taken for one that has ended."""
+"""Phases of one unit that differ only in options, labels or readout do not reuse each other's results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forgetfree.training.training_options import LocalizationOptions
 OPTIONS = LocalizationOptions(
     steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, base_fraction=0.0, mask_steps=2, mask_batch_size=8
 )
-#: What else is asked for after `OPTIONS`: options, and whether all labels are another task's.
+#: The second request after `OPTIONS`: changed options, and whether all labels are flipped.
 OTHERS: dict[str, tuple[dict[str, Any], bool]] = {
     "batch size": ({"batch_size": 2, "mask_batch_size": 4}, False),
     "penalty": ({"l1": 0.1, "mask_learning_rate": 1e6}, False),
@@ -34,7 +34,7 @@ OTHERS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 class Keeping(Monitor):
-    """Keeps the state of every phase, as a unit does."""
+    """A monitor that keeps the state of every phase, as in a unit."""
 
     def __init__(self, directory: Path) -> None:
         self._kept = FileCheckpoint(directory, {})
@@ -46,7 +46,7 @@ class Keeping(Monitor):
 
 @pytest.fixture
 def bench(model_directory: Callable[[str], Path], data_directory: Path) -> Callable[..., SingleTask]:
-    """One task on a model of its own, with its labels or with the opposite ones."""
+    """Return a function that makes one task with its own model, with its labels or with the opposite ones."""
 
     def make(monitor: Monitor | None = None, opposite: bool = False) -> SingleTask:
         (rows,) = load_tasks("sst2", str(data_directory))
@@ -91,7 +91,7 @@ def test_a_phase_is_not_taken_for_one_that_started_alike(
 def test_a_search_reads_by_its_own_readout(
     bench: Callable[..., SingleTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tasks of one model that learned both: θ_ft is the same, the readout is not."""
+    """Two searches share θ_ft, but not the readout."""
     monkeypatch.setattr(checkpoints, "SHARE", math.inf)
     kept, start = Keeping(tmp_path), bench().fine_tuned(OPTIONS)
     turned = replace(start, readouts={"sst2": {name: -tensor for name, tensor in start.readouts["sst2"].items()}})

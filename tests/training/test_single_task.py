@@ -1,4 +1,4 @@
-"""One task on one model: the formulas of its models, and what is left of the model after each call."""
+"""One task on one model: the formulas of its models, and the state of the model after each call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_answers_are_those_of_the_state_asked_about(bench: SingleTask) -> None:
 def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
     tiny_stream, model_directory, data_directory: Path
 ) -> None:
-    """In a stream sst2 is the third task, here the only one: the model and its key are the same."""
+    """In a stream, sst2 is the third task, and here the only one: the model and its key are the same."""
     store = StateStore()
     options = TrainingOptions(steps=4, batch_size=4, learning_rate=0.1)
     stream = tiny_stream("bert", "linear", seed=3)
@@ -136,7 +136,7 @@ def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
         return bench.task.full_steps(TrainingOptions())
 
     assert steps(shots=64) == 16 * 2 * 64
-    assert steps(shots=4096) == 16 * 2 * 512  # the paper's 4096-shot, though labels have fewer rows
+    assert steps(shots=4096) == 16 * 2 * 512  # the paper's number for 4096 shots, though labels have fewer rows
     assert steps() == 16 * 2 * 512  # all rows
     task = replace(task, train=few)
     assert steps() == 16 * 2 * 1
@@ -146,7 +146,7 @@ def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
 def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     bench: SingleTask, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The paper's: the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
+    """In the paper, it is the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
     options = OPTIONS.model_copy(update={"sparsity": 0.05, "base_fraction": fraction, "mask_steps": steps})
     count = int(0.05 * len(bench.space))
     found: list[Region] = []
@@ -167,7 +167,7 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: str) -> None:
-    """On rows without it every mask scores 0, and the first would win: which is said before anything is trained."""
+    """Without such rows, every mask scores 0 and the first would win, so the task is refused before training."""
     (rows,) = load_tasks("sst2", str(data_directory))
     without = [i for i, label in enumerate(getattr(rows, split).labels) if label == 0]
     measured = replace(rows, task=replace(rows.task, metric="f1"))

@@ -1,4 +1,4 @@
-"""Which task a row belongs to, by θ_pre's features: held to a slow loop, and kept from task to task and in its file."""
+"""The task of a row, inferred from θ_pre's features: compared with a slow loop, and kept across tasks and in a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def learned(stream: Any, count: int = 3, **changes: Any) -> TaskFeatures:
 
 
 def hidden(stream: Any, rows: Any) -> np.ndarray[Any, Any]:
-    """Row by row, the mean over its tokens of the middle layer: the tiny model has two."""
+    """Return for each row the mean over its tokens of the middle layer (the tiny model has two layers)."""
     found = []
     for row in range(len(rows)):
         inputs = stream.model.inputs(rows.batch([row])[0])
@@ -64,13 +64,13 @@ def test_a_new_task_leaves_earlier_means_and_the_model_as_they_were(tiny_stream:
     one, three = learned(stream, 1), learned(stream, 3)
     assert torch.equal(one.means["qnli"], three.means["qnli"])
     before = {name: mean.clone() for name, mean in three.means.items()}
-    three.learn("qnli", stream.tasks[2].train)  # which it knows
+    three.learn("qnli", stream.tasks[2].train)  # the name of a known task
     assert all(torch.equal(mean, before[name]) for name, mean in three.means.items())
     x = stream.tasks[0].test.batch(range(4))[0]
     expected = three.nearest([x], TASKS)[0]
     with torch.no_grad():
         for parameter in stream.model.parameters():
-            parameter.add_(1)  # training may do anything to the model
+            parameter.add_(1)  # training may change the model in any way
     assert torch.equal(three.nearest([x], TASKS)[0], expected)
     assert one.nearest([x], ["qnli"])[0].tolist() == [0] * 4
 
