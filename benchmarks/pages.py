@@ -53,6 +53,8 @@ COMPOSED = (
     ("progressive-8", ("progressive-8", "progressive-8-alone"), "512"),
     ("named entities", ("ner-domains", "ner-domains-alone"), "all"),
     ("related tasks", ("related-32",), "32"),
+    ("mixed tasks", ("mixed-32",), "32"),
+    ("unrelated tasks", ("unrelated-32",), "32"),
 )
 _MARKED = re.compile(r"(<!-- made of: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
