@@ -198,7 +198,7 @@ def test_the_committed_runs_are_short() -> None:
     assert {file.suffix for file in files} == {".csv", ".json"}
     absolute = r"(?:--\w+ |=)[\"']?/"  # paths that only one machine has: --out /…, cache=/…
     assert [file.name for file in files if re.search(absolute, file.read_text(encoding="utf-8"))] == []
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files if file.suffix == ".csv") <= 17_000
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files if file.suffix == ".csv") <= 25_000
 
 
 def test_functions_named_in_documents_are_in_their_files() -> None:
