@@ -287,7 +287,7 @@ def _free(ledger: Ledger, task: str, region: Region, parent: str) -> Region:
 
 
 def _moved(attached: AttachedRegion, start: Tensor, values: Tensor) -> Tensor:
-    """Return which free entries moved ``(s,)``, in an optimiser's steps only those that a row reached: decay moves all."""
+    """Return which free entries moved ``(s,)``; after an optimiser's steps, only those that a row reached: decay moves all."""
     moved = (values != start).cpu()
     if attached.steps:
         sizes = torch.tensor(attached.sizes, device="cpu")
