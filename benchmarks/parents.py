@@ -411,7 +411,7 @@ def tables(directory: Path) -> list[Table]:
         floor = 100 * np.mean([each["constant"] for each in units])
         rows.append(("a constant answer", str(len(units)), f"{floor:.1f}", NULL, NULL))
         title = f"{stream}: {', '.join(units[0]['tasks'])} (in %, {counted(len(units), 'seed')})"
-        header = ("rule", "seeds", "average", "above alone (points)", "what the tasks after the first stand on")
+        header = ("rule", "seeds", "average", "above alone (points)", "parents of the tasks after the first")
         made.append(Table(title, header, tuple(rows)))
     return made
 

@@ -58,7 +58,9 @@ def find_device(name: str) -> str:
     if device.type == "cpu":
         return "cpu"
     if f"{device.type}:{device.index or 0}" not in known:
-        raise UsageError(f"--device {name} is asked for, and torch finds here: {', '.join(known)}. Give one, or auto.")
+        raise UsageError(
+            f"--device {name}: torch does not find this device; it finds {', '.join(known)}. Give one, or auto."
+        )
     return name
 
 

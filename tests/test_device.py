@@ -44,7 +44,7 @@ def test_what_is_there_is_taken(
 @pytest.mark.parametrize("name", ["cuda:2", "mps", "meta"])
 def test_what_is_not_there_is_refused_with_what_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "cuda", 2)
-    expected = rf"--device {name} is asked for, and torch finds here: cpu, cuda:0, cuda:1\. Give one, or auto\."
+    expected = rf"--device {name}: torch does not find this device; it finds cpu, cuda:0, cuda:1\. Give one, or auto\."
     with pytest.raises(UsageError, match=expected):
         find_device(name)
 
@@ -59,7 +59,9 @@ def test_what_is_no_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, None)
-    with pytest.raises(UsageError, match=r"--device cuda:1 is asked for(.|\n)* steps must be at least 1, got 0\."):
+    with pytest.raises(
+        UsageError, match=r"--device cuda:1: torch does not find this device(.|\n)* steps must be at least 1, got 0\."
+    ):
         RunConfig(set={"steps": 0}, device="cuda:1").faults().report()
 
 

@@ -189,7 +189,9 @@ def setting_of(experiment: Experiment, asked: argparse.Namespace) -> Setting:
         if not equals:
             raise UsageError(f"--set takes KEY=VALUE, got {each!r}. Write, say, --set steps=100.")
         if key == "sparsity" or any(key in arm for arm in experiment.setting.arms.values()):
-            raise UsageError(f"--set {key} is what this experiment looks at. Leave it out, or give --sparsity.")
+            raise UsageError(
+                f"--set {key}: this experiment varies this option itself. Leave it out, or give --sparsity."
+            )
         fixed[key] = value
     return replace(experiment.setting, **changes, fixed=fixed)
 

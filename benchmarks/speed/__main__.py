@@ -27,7 +27,7 @@ SCRIPTS = tuple(found.name for found in iter_modules(speed.__path__) if found.na
 
 def table(figures: list[Figure]) -> str:
     """Return the figures as a table in Markdown."""
-    lines = ["| what | measured | quartiles | to reach | limit | median times |", "|---|---|---|---|---|---|"]
+    lines = ["| measurement | value | quartiles | target | limit | median times |", "|---|---|---|---|---|---|"]
     for figure in figures:
         quartiles = "–" if figure.low is None else f"{figure.low:.3g} to {figure.high:.3g}"
         wanted = "–" if figure.at_most is None else f"≤ {figure.at_most:g}{'' if figure.holds else ' (not reached)'}"

@@ -383,7 +383,7 @@ def body_space(backbone: nn.Module, space: ParameterSpace) -> ParameterSpace:
     prefix = body_prefix(backbone)
     if outside := [spec.name for spec in space.tensors if not spec.name.startswith(prefix)]:
         raise RegionError(
-            f"A graft of its own lies in the body of its model ({prefix!r}…), got the tensor {outside[0]!r}. Leave it out of "
-            "the parameter space."
+            f"A graft in a file of its own can only change the body of the model ({prefix!r}…), got the tensor {outside[0]!r}. "
+            "Leave it out of the parameter space."
         )
     return ParameterSpace(tuple(replace(spec, name=spec.name.removeprefix(prefix)) for spec in space.tensors))

@@ -346,7 +346,7 @@ class Taps:
             self._layout.flat.forget_unread()
         return _Tap.apply(y, x, layer, self._layout, False, *(piece.leaf for piece in layer.pieces))
 
-    # -- In the first pass: does the model read a tensor by a reference of its own? --------------------------
+    # -- In the first pass: does the model read a tensor by a stored reference? --------------------------
 
     def _watch(self) -> None:
         """Let the parameters require gradients while the model runs: only such a reference can give them one."""
@@ -396,9 +396,9 @@ class Taps:
         """Raise ``TrainingError`` if the model has read a tensor past the module that holds it."""
         if self._past:
             raise TrainingError(
-                f"The model reads {listed(sorted(self._past))} by a reference of its own, past the module that holds it, so "
-                "its entries would get no gradient. Let it read an attribute of the module; or leave the tensor out by "
-                "graftable=…, a regular expression."
+                f"The model reads {listed(sorted(self._past))} by a stored reference and not as an attribute of its module, "
+                "so its entries would get no gradient. Let it read the attribute, or leave the tensor out by graftable=…, a "
+                "regular expression."
             )
 
 

@@ -383,7 +383,7 @@ def _left_out(key: str, what: str) -> RowError:
     return RowError(
         f"{key} that the template leaves out",
         f"expected no keys in the {what} that the model's chat template ignores, got {key!r}",
-        "Use a model whose template shows it, or write it into a content.",
+        "Use a model whose template shows it, or write its value into a content.",
     )
 
 

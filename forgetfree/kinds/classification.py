@@ -331,7 +331,7 @@ def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskD
     if len(labels) != len(task.labels):
         raise DataError(
             f"{path} names {len(labels)} labels, but task {task.name!r} has {len(task.labels)}: "
-            f"{', '.join(task.labels)}. Rename the folder to make it a task of its own."
+            f"{', '.join(task.labels)}. Rename the folder to make it a new task."
         )
     known = {bare_name(label): word for label, word in zip(task.labels, task.label_words, strict=True)}
     if sorted(known) != sorted(map(bare_name, labels)):  # the data have other names: label words go by position
@@ -413,7 +413,7 @@ class _LabelledTable:
         )
         if self._registered:
             remedy += (
-                " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
+                " A task of this name is registered: if these rows are another task's, give it another name, such as "
                 f"my_{task}, before --data FILE or to its folder."
             )
         known = {cell: labels.place(cell) for cell in {*read} if not isinstance(cell, ValueError)}

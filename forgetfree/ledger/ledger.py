@@ -142,7 +142,7 @@ def record_of(space: ParameterSpace, stored: TaskTensors) -> Record:
         fields = checked(RecordFields, stored.fields)
         _check_definition(fields, task)
     except ValueError as error:
-        raise ValueError(f"what it says of task {task!r} cannot be read ({error})") from error
+        raise ValueError(f"the fields of task {task!r} cannot be read ({error})") from error
     try:
         region, values = entries_of(space, stored.tensors)
         gamma = region
@@ -458,7 +458,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             if len(record.owned.region & Region(record.region.indices[owners >= 0])):
                 raise LedgerError(f"{where} takes entries that tasks below it own. Commit ledger.free(γ, parent).")
             raise LedgerError(
-                f"{where} must own its region minus what tasks below it own: expected {len(expected)} entries, "
+                f"{where} must own the entries of its region that no task below it owns: expected {len(expected)} entries, "
                 f"got {len(record.owned.region)}."
             )
         if record.owned.values.shape != (len(record.owned.region),):
@@ -488,8 +488,8 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             raise TaskError("A task needs a name: the empty one is that of θ_pre.")
         if task in self._positions:
             raise TaskError(
-                f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
-                "To learn more of it, train it under another name."
+                f"Task {task!r} is already in the ledger (record {self.position(task)}), and recorded tasks are frozen. "
+                "Train it under another name."
             )
 
     def of_tasks(self, tasks: Collection[str]) -> Ledger:

@@ -460,7 +460,7 @@ def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where
             if theirs[key] != expected:
                 raise LedgerError(
                     f"The ledger and {where} have different {key} of task {record.task!r}: expected {_shown(expected)}, got "
-                    f"{_shown(theirs[key])}. Put back what it was when the stream was trained."
+                    f"{_shown(theirs[key])}. Use the definition that the stream was trained with."
                 )
 
 

@@ -150,7 +150,7 @@ def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     needed = "a masked" if readout == "prompt" else "a causal"
     architectures = " ".join(config.architectures or ()) or "without a head"
     if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
-        architectures += ", whose tokens see those after them"
+        architectures += ", in which a token also attends to later tokens"
     remedy = "Give one, or another readout."
     if readout == "generate":
         remedy = "Give one to --model, such as smollm2, which 'forgetfree fetch smollm2' gets."
@@ -380,8 +380,8 @@ def readout_of(ledger: Ledger, task: str, config: Any) -> Readout:
 def missing_definition(task: str) -> str:
     """Return the message about a task without a definition in its record."""
     return (
-        f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
-        "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
+        f"The ledger has no definition of task {task!r}: it was learned without labels= and tokenizer=, or its rows are not "
+        "texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
     )
 
 
@@ -444,8 +444,8 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
     if not wrong:
         return ""
     return (
-        f"The readout is 'linear', because '{kind}' reads each label as one token of its own, and these label words are none "
-        f"in this model's vocabulary: {listed(wrong, 5)}. To use '{kind}', set label_words in the task's source.json."
+        f"The readout is 'linear', because '{kind}' needs one token for each label, and in this model's vocabulary, these "
+        f"label words are not single tokens: {listed(wrong, 5)}. To use '{kind}', set label_words in the task's source.json."
     )
 
 

@@ -307,8 +307,8 @@ def check_weights(backbone: Any, missing: list[str], tokenizer: Any, readout: st
 
 def _needs_code(name: str) -> ModelError:
     return ModelError(
-        f"Model {name!r} needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind and "
-        "tokenizer transformers itself knows."
+        f"Model {name!r} needs code from its own files, which forgetfree does not run. Give a model whose architecture and "
+        "tokenizer are part of transformers."
     )
 
 

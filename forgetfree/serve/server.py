@@ -51,7 +51,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str = Field(description="a task of /v1/models")
     messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = Field(None, description="what a chat template shows of them is read")
+    tools: list[dict[str, Any]] | None = Field(None, description="passed to the chat template")
     max_tokens: int | None = Field(None, ge=1, description="the longest text; default: the task's own")
     max_completion_tokens: int | None = Field(None, ge=1, description="the same")
     stop: str | list[str] | None = Field(None, description="texts before which the answer ends")

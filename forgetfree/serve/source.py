@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The files that answers come from; for each strategy and seed, the first one that exists is used.
 FILES = (LEDGER, *WEIGHTS)
-_REMEDY = "Put back what it was when the stream was trained."
+_REMEDY = "Use the definition that the stream was trained with."
 Json = dict[str, Any]
 
 
@@ -88,8 +88,8 @@ class Source:
         file = saved_file(place, seed, strategy)
         if config["model"]["readout"] == "classifier":
             raise UsageError(
-                f"{place} is of a model that was fine-tuned elsewhere, whose own head answers. Write it as an ordinary model: "
-                f"forgetfree apply {place} --out DIR."
+                f"{place} has a model that was fine-tuned elsewhere and predicts with its own head. Write it as an ordinary "
+                f"model: forgetfree apply {place} --out DIR."
             )
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
         task_inference = "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last")
@@ -143,11 +143,11 @@ def saved_file(run: Path, seed: int | None = None, strategy: str | None = None) 
     remedy = "Give one of these by --strategy and --seed."
     if not files and not all((folder / "unit.json").is_file() for folder in run.glob("*/seed-*")):
         config, out = shlex.quote(str(run / "config.json")), shlex.quote(str(run))
-        remedy = f"It was cut short: forgetfree run --config {config} --out {out} --resume goes on."
+        remedy = f"The run was interrupted: continue it with forgetfree run --config {config} --out {out} --resume."
     elif not files:
         remedy = "Run one of forgetfree's own strategies, or one of yours that keeps its model or a ledger."
     raise RunError(
-        f"{run} holds nothing{of_strategy}{of_seed} to answer from. It holds what these kept: {names or 'none'}. {remedy}"
+        f"{run} has no model or ledger{of_strategy}{of_seed} to predict with. It has those of: {names or 'none'}. {remedy}"
     )
 
 
@@ -188,7 +188,7 @@ def _read_bound(folder: Path) -> Json:
     path = folder / RECORD
     if not path.exists():
         raise RunError(
-            f"{folder} has no {RECORD}, which says what its tasks are: it was cut short. Go on with --resume."
+            f"{folder} has no {RECORD}, which defines its tasks: the run was interrupted. Continue it with --resume."
         )
     record = read_record(folder)
     try:

@@ -167,12 +167,13 @@ def check_answers(run: Trial, faults: Breaches, where: str = "") -> None:
         shapes = {name: tuple(seen.logits[name].shape) for name in expected if name in seen.logits}
         if shapes != expected:
             faults.add(
-                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at what "
-                "answering() yields."
+                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Check the "
+                "models that answering() yields."
             )
         if broken := [name for name, logits in seen.logits.items() if not bool(torch.isfinite(logits).all())]:
             faults.add(
-                f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Look at what answering() yields."
+                f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Check the models that "
+                "answering() yields."
             )
     same = []
     for count, later in pairwise(sorted(run.looks)):
@@ -181,8 +182,8 @@ def check_answers(run: Trial, faults: Breaches, where: str = "") -> None:
         same += [name for name in new if name in after and torch.equal(before[name], after[name])]
     if same:
         faults.add(
-            f"{where}training: expected other answers by learning a task than before, got the very same for {listed(same)}. "
-            "Look at what begin() returns, and at answering()."
+            f"{where}training: expected learning a task to change its logits, got the same logits for {listed(same)}. Check "
+            "the Training that begin() returns, and answering()."
         )
 
 
@@ -204,7 +205,7 @@ def check_forgetting(run: Trial, faults: Breaches, where: str = "") -> None:
         then.logits[task.name], then.models[task.name] = now.logits[task.name], now.models[task.name]
     if changes:
         faults.add(
-            f"{where}forget_free: claimed as True, but {'; '.join(changes)}. Look at answering(), buffers and readouts "
+            f"{where}forget_free: claimed as True, but {'; '.join(changes)}. Check answering(), buffers and readouts "
             "included; or do not claim it."
         )
 
@@ -232,7 +233,7 @@ def check_readouts(run: Trial, faults: Breaches) -> None:
             if moved and other is not task and not set(moved) <= run.watch.listed.get(task.name, set()):
                 faults.add(
                     f"readouts: expected learning {task.name} to leave the readout that answers {other.name}, got "
-                    f"{listed(moved)} moved. Look at begin(), commit() and answering(), or list it in Training.readout."
+                    f"{listed(moved)} moved. Check begin(), commit() and answering(), or list it in Training.readout."
                 )
 
 
@@ -247,8 +248,8 @@ def check_ledger(run: Trial, faults: Breaches) -> None:
     if entries := int(moved.sum()):
         names = [strategy.space.tensors[i].name for i, *_ in strategy.space.split(moved.nonzero().flatten())]
         faults.add(
-            f"ledger: expected entries that no task owns to hold θ_pre, got {entries} that do not, in {listed(names)}. Look at "
-            "begin(), and at what commit() records."
+            f"ledger: expected entries that no task owns to hold θ_pre, got {entries} that do not, in {listed(names)}. Check "
+            "begin(), and the record that commit() writes."
         )
 
 
@@ -273,7 +274,7 @@ def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Trial, f
             )
         if frozen := [name for name, parameter in stream.model.named_parameters() if not parameter.requires_grad]:
             faults.add(
-                f"fresh start: expected parameters to ask for gradients again, got requires_grad = False for "
+                f"fresh start: expected parameters to require gradients again, got requires_grad = False for "
                 f"{listed(frozen)}. List the trained parameters in Training.trained.touched, whose flags are restored."
             )
 
@@ -311,9 +312,9 @@ def check_bytes(sizes: list[Any], faults: Breaches) -> None:
     whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in sizes)
     if not whole or not all(sizes[1:]):
         faults.add(
-            "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what "
-            f"is kept, got {', '.join(map(str, sizes))} before the first task and after each. Count in "
-            "storage.bytes_kept() what storage.save() writes and what the next task needs."
+            "bytes_kept: expected integers of at least 0, and above 0 once a task is learned, got "
+            f"{', '.join(map(str, sizes))} before the first task and after each. Count in storage.bytes_kept() the "
+            "bytes that storage.save() writes and those that the next task needs."
         )
 
 
@@ -365,7 +366,7 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Trial, faults: B
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Trial, faults: Breaches) -> None:
     """Check that a learned task depends neither on test rows nor on rows of later tasks."""
-    remedy = "Look at begin() and commit(): train on task.train, choose by task.validation."
+    remedy = "Check begin() and commit(): train on task.train, choose by task.validation."
 
     def check(counts: Sequence[int], what: str, stream: Stream) -> None:
         """Check that after any of ``counts`` tasks, the answers to their training rows equal those on the usual stream."""

@@ -166,8 +166,8 @@ class Watch:
         """Add the moved parameters to the breaches."""
         if self._moved:
             faults.add(
-                "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "
-                f"{listed(self._moved)} moved. List it there, or look at trained.write()."
+                "training: expected an update to move only the tensors that begin(task) lists as trained.touched and readout, "
+                f"got {listed(self._moved)} moved. List them there, or check trained.write()."
             )
 
 

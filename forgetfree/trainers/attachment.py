@@ -238,8 +238,8 @@ class AttachedRegion:
                 self._check()
             if self.steps and optimizer is not self._optimizer and not self._searched and _in_a_search():
                 self._refuse(
-                    "the second trial of a hyperparameter search would begin with the values of the first. Give each trial a "
-                    "block and a ledger of its own: Ledger.of_model(model)."
+                    "the second trial of a hyperparameter search would begin with the values of the first. Give each trial its "
+                    "own block and ledger: Ledger.of_model(model)."
                 )
             self._optimizer = optimizer
             if any(id(each) in frozen and each.grad is not None for each in held):
@@ -249,8 +249,8 @@ class AttachedRegion:
                 )
         elif any(getattr(each, "has_ended", False) for each in held):
             self._refuse(
-                "an optimiser trains the region of an earlier task, whose block has ended: one Trainer, or one optimiser, "
-                "serves several tasks. Make it anew inside each block."
+                "an optimiser trains the region of an earlier task, whose block has ended: a Trainer or optimiser "
+                "cannot be used for several tasks. Create it inside each block."
             )
         elif any(id(each) in frozen for each in held):
             self._refuse(
@@ -294,7 +294,7 @@ class AttachedRegion:
             self._model._parameters.get(NAME) is not self.values or hasattr(self.values, "ds_id")
         ):
             self._refuse(
-                "the trainer took the values of the region apart, as FSDP does with what it is not told to leave. Give "
+                "the trainer sharded the values of the region, as FSDP does with all parameters that are not ignored. Give "
                 "fully_shard(…, ignored_params={skill.values}); in a Trainer, before train(), "
                 "trainer.accelerator.state.fsdp_plugin.ignored_modules = [nn.ParameterList([skill.values])]. FSDP1 and ZeRO-3 "
                 "are not supported."
@@ -354,7 +354,7 @@ class AttachedRegion:
             of = state.pop(prefix + _OF, None)
             if prefix + NAME in state and (of is None or not torch.equal(of.cpu(), self._identity)):
                 self._refuse(
-                    "a checkpoint of another task, or of another region, was loaded. Give each task an output_dir of its own, "
+                    "a checkpoint of another task, or of another region, was loaded. Give each task its own output_dir, "
                     "and resume with the same batches or the same region=."
                 )
             return

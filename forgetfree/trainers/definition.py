@@ -95,8 +95,8 @@ def meaning_of(
         differ = bound.differences(now)
     if differ:
         raise LedgerError(
-            f"Task {task!r} cannot be answered beside the ledger's other tasks, which are read otherwise: {'; '.join(differ)}. "
-            "Begin a ledger of its own by Ledger.of_model(model), or learn it without labels=, kind= and tokenizer=."
+            f"Task {task!r} cannot join this ledger, whose tasks are read differently: {'; '.join(differ)}. "
+            "Create another ledger with Ledger.of_model(model), or learn it without labels=, kind= and tokenizer=."
         )
     return Meaning(definition, bound or now, head)
 

@@ -181,8 +181,8 @@ def learning(
         raise UnknownNameError("among", among, ("all", "free"))
     if ledger.composition == "selection":
         raise UsageError(
-            "The tasks of this ledger are selections, which share the values of earlier ones: no other task joins them. Begin "
-            "a ledger of its own by Ledger.of_model(model)."
+            "The tasks of this ledger are selections, which share the values of earlier ones, so no other task can join them. "
+            "Create another ledger with Ledger.of_model(model)."
         )
     switch = LedgerSwitch(ledger, body, check=False)
     stage = ledger.stage(parent := parent or "")
@@ -278,7 +278,7 @@ def _free(ledger: Ledger, task: str, region: Region, parent: str) -> Region:
     if len(free):
         return free
     reason = (
-        f"{parent!r} and what that stands on own all of its region. Let it stand on θ_pre (parent=None), or begin a ledger "
+        f"{parent!r} and the tasks below it own its whole region. Start it from θ_pre (parent=None), or create a ledger "
         "with a smaller sparsity"
         if parent
         else "its region is empty. Give batches whose loss depends on the graftable entries, or some entries as region=…"
@@ -318,7 +318,7 @@ def _check_learned(task: str, attached: AttachedRegion, head_moved: bool) -> Non
         reason = "the loss does not depend on its region. Compute it by the model that learning(…) was given"
     else:
         reason = (
-            f"after {counted(attached.steps, 'step')} each value is what it was before: the dtype rounds smaller moves away, "
+            f"after {counted(attached.steps, 'step')} all values are unchanged: the dtype rounds smaller updates away, "
             "or the first checkpoint was loaded again. Train with a higher rate, or load the model in float32"
         )
     raise TrainingError(f"Task {task!r} has learned nothing, so it was not recorded: {reason}.")
@@ -469,8 +469,8 @@ def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
     if "weight" in readout:  # of words, or of a run
         if (found := linear_head(model)) is None:
             raise LedgerError(
-                f"Task {record.task!r} is read by a linear layer of its own, which this {type(model).__name__} has no place "
-                "for. Answer by forgetfree.TaskSwitch(ledger, model)."
+                f"Task {record.task!r} has its own linear layer, and this {type(model).__name__} has no head that could be "
+                "replaced by it. Predict with forgetfree.TaskSwitch(ledger, model)."
             )
         readout = {f"{found[0]}.{name}": tensor for name, tensor in readout.items()}
     for name, tensor in readout.items():

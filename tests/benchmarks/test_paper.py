@@ -172,8 +172,8 @@ def test_another_setting_other_data_or_another_model_are_refused(
     [
         ("where", ["--set", "stepz=3"], "stepz"),
         ("where", ["--set", "steps"], "--set takes KEY=VALUE, got 'steps'."),
-        ("where", ["--set", "sparsity=0.3"], "--set sparsity is what this experiment looks at."),
-        ("optimizers", ["--set", "optimizer=adamw"], "--set optimizer is what this experiment looks at."),
+        ("where", ["--set", "sparsity=0.3"], "--set sparsity: this experiment varies this option itself."),
+        ("optimizers", ["--set", "optimizer=adamw"], "--set optimizer: this experiment varies this option itself."),
         ("where", ["--sparsity", "0.2"], "where looks at one of sparsities, got 0.1, 0.2. Give one."),
         ("where", ["--task", "sst22"], "Unknown stream or task 'sst22'"),
         ("where", ["--data", "/nowhere"], "/nowhere"),

@@ -218,7 +218,7 @@ CASES = [
         "--held-out sst2 is a task of the stream, so its texts are trained on. Give other texts.",
     ),
     Case("run sst2 --held-out qnli", "--held-out measures a causal language model's loss on the next token, which"),
-    Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
+    Case("run sst2 --device cuda:99", "--device cuda:99: torch does not find this device; it finds cpu"),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory of the run to resume.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it contains config.json, "),
     Case(
@@ -384,7 +384,7 @@ CASES = [
     *(
         Case(
             f"{command} run --strategy lora --seed 7",
-            "run holds nothing of lora of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
+            "run has no model or ledger of lora of seed 7 to predict with. It has those of: grafting-continual (seed-0).",
             1,
         )
         for command in ("predict", "export", "serve")

@@ -286,9 +286,7 @@ def test_a_file_that_is_meant_for_a_split_is_not_left_out(tmp_path: Path, name: 
 
 def test_other_labels_under_the_name_of_a_registered_task_are_told_to_take_another_name(tmp_path: Path) -> None:
     rows = [{**row, "label": ("entailment", "not entailment")[row["label"]]} for row in PAIRS]
-    remedy = (
-        "A task of this name is registered: if these rows are another task's, give it a name of its own, such as my_rte"
-    )
+    remedy = "A task of this name is registered: if these rows are another task's, give it another name, such as my_rte"
     write_task(tmp_path, "rte", rows)
     assert remedy in message(tmp_path, "rte")
     write_task(tmp_path, "rte", rows, {"label_names": ["entailment", "no"]})

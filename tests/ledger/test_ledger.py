@@ -350,7 +350,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a layout of nothing": (sealed(note("layout", "[]")), "its layout cannot be read"),
     "a layout of dtypes that have none in common": (
         sealed(note("layout", '[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
-    "something unknown": (sealed(told(1, more=1)), "what it says of task 'two' cannot be read .more is not known"),
+    "something unknown": (sealed(told(1, more=1)), "the fields of task 'two' cannot be read .more is not known"),
     "a sparsity that is a text": (sealed(told(0, sparsity="0.1")), "sparsity must be a number, got '0.1'"),
     "a definition of another task": (
         sealed(told(0, definition=replace(MOOD, name="two").fields, classes=[0, 1])), "must be that of task 'one'"),

@@ -44,7 +44,7 @@ def pickle_weights(directory: Path) -> None:
 
 # -- Refusals --------------------------------------------------------------------------------------------
 
-NEEDS_CODE = "needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind"
+NEEDS_CODE = "needs code from its own files, which forgetfree does not run. Give a model whose architecture"
 PUT_BACK = "Put back the config.json that was saved with the weights."
 
 

@@ -143,7 +143,7 @@ def test_the_causal_readout_of_a_model_that_looks_ahead_is_refused(written: Any)
     directory = written("BertLMHeadModel", families.config("Bert"), families.tokenizer("Bert"))
     assert load_model(str(directory)).readout == "linear"
     with pytest.raises(
-        ModelError, match=r"is BertLMHeadModel, whose tokens see those after them\. Give one, or another"
+        ModelError, match=r"is BertLMHeadModel, in which a token also attends to later tokens\. Give one, or another"
     ):
         load_model(str(directory), "causal")
 

@@ -55,7 +55,7 @@ def test_a_source_says_what_its_run_says(run: Path, model_directory: Callable[[s
     assert [task.name for task in moved.tasks] == ["qnli", "sst2"]
     assert not moved.shared_labels
     for strategy, seed, message in (
-        ("wsn", None, "nothing of wsn to answer from.* continual-ft"),
+        ("wsn", None, "no model or ledger of wsn to predict with.* continual-ft"),
         (None, 7, "of seed 7"),
     ):
         with pytest.raises(RunError, match=message):
@@ -112,7 +112,7 @@ def test_a_ledger_answers_without_its_unit_and_no_other_file_does(run: Path) -> 
     for strategy in ("grafting-continual", "lora"):
         (run / strategy / "seed-0" / "unit.json").unlink()
     assert Predictor.of_run(run, 0).answer("sst2", ["a film"])
-    with pytest.raises(RunError, match=r"has no unit\.json, which says what its tasks are: it was cut short"):
+    with pytest.raises(RunError, match=r"has no unit\.json, which defines its tasks: the run was interrupted"):
         Predictor.of_run(run, 0, "lora")
 
 

@@ -328,11 +328,13 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
     held = TaskSwitch(run, model).ledger
     assert held.tasks == own.tasks
     assert all(torch.equal(held.graft(task).values, own.graft(task).values) for task in own.tasks)
-    with pytest.raises(RunError, match="holds nothing"):
+    with pytest.raises(RunError, match="has no model or ledger"):
         TaskSwitch(tmp_path, model)
     kept = tmp_path / "one run" / "lora" / "seed-0"
     kept.mkdir(parents=True)
-    with pytest.raises(RunError, match=r"cut short: forgetfree run --config '.*' --out '.*one run' --resume goes on"):
+    with pytest.raises(
+        RunError, match=r"interrupted: continue it with forgetfree run --config '.*' --out '.*one run' --resume"
+    ):
         TaskSwitch(tmp_path / "one run", model)
     shutil.copy(run / "lora" / "seed-0" / "adapters.safetensors", kept)
     with pytest.raises(RunError, match="holds no ledger, but adapters"):

@@ -154,7 +154,7 @@ class Saying(ModelStorage):
 
 
 @told(
-    "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
+    "bytes_kept: expected integers of at least 0, and above 0 once a task is learned, "
     "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
 )
 class KeepsNothing(Plain):
@@ -215,7 +215,7 @@ class LeavesAHook(Plain):
             norm.register_forward_hook(lambda module, inputs, output: output * 1.5)
 
 
-@told("fresh start: expected parameters to ask for gradients again, got requires_grad = False for backbone.emb")
+@told("fresh start: expected parameters to require gradients again, got requires_grad = False for backbone.emb")
 class LeavesItFrozen(Plain):
     """Freezes a layer permanently."""
 
@@ -401,7 +401,7 @@ class CountsTestLabels(Plain):
 
 @told(
     "readouts: expected learning ag_news to leave the readout that answers qnli, got "
-    "readouts.0.layer.weight, readouts.0.layer.bias moved. Look at begin(), commit() and answering()"
+    "readouts.0.layer.weight, readouts.0.layer.bias moved. Check begin(), commit() and answering()"
 )
 class MovesAnotherReadout(Plain):
     """Changes the readout of the first task when it learns the second."""

@@ -502,7 +502,7 @@ def test_values_that_a_trainer_takes_apart_are_refused() -> None:
         values.ds_id = 7
 
     for take_apart in (replace, mark):
-        model, words = language_model(), ("took the values of the region apart", "ignored_params")
+        model, words = language_model(), ("sharded the values of the region", "ignored_params")
         with refusing(model, *words, of=BESIDE, batches=texts(1)) as skill:
             take_apart(model, skill.values)
             train(model, texts(2))

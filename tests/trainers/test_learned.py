@@ -160,7 +160,7 @@ def test_a_reference_past_the_module_is_refused_by_name() -> None:
             return out
 
     torch.manual_seed(0)
-    model, words = Listed(), ("reads first.weight by a reference of its own", "graftable=…")
+    model, words = Listed(), ("reads first.weight by a stored reference", "graftable=…")
     with refusing(model, *words, **NUMBERS | {"sparsity": 0.9}):
         trained(model, numbers(), steps=2)
 
@@ -256,7 +256,7 @@ def another_loss(model: nn.Module, batches: Any) -> None:
         (nothing, "the block is empty"),
         (another_model, "a fresh one of model_init="),
         (no_step, "no optimiser made a step"),
-        (rate_of_zero, "after 3 steps each value is what it was before"),
+        (rate_of_zero, "after 3 steps all values are unchanged"),
         (another_loss, "the loss does not depend on its region"),
     ],
 )
@@ -351,7 +351,7 @@ def test_an_optimiser_of_an_earlier_block_is_refused() -> None:
     with learning(model, ledger, "one", **TEXTS) as skill:
         optimizer = torch.optim.AdamW([skill.values], lr=1e-2)
         step(model, texts(2)[0], optimizer, lambda m, b: m(**b).loss)
-    with pytest.raises(TrainingError, match="anew inside each block"), learning(model, ledger, "two", **TEXTS):
+    with pytest.raises(TrainingError, match="Create it inside each block"), learning(model, ledger, "two", **TEXTS):
         step(model, texts(2)[0], optimizer, lambda m, b: m(**b).loss)
     assert ledger.tasks == ["one"]
 
@@ -412,7 +412,7 @@ def test_a_hyperparameter_search_in_one_block_is_refused(tmp_path: Path) -> None
         )
 
     model = classifier()
-    for init, reason in ((classifier, "model_init="), (lambda: model, "a block and a ledger of its own")):
+    for init, reason in ((classifier, "model_init="), (lambda: model, "its own block and ledger")):
         with refusing(model, reason, batches=labelled(1)):
             search(model, init)
 

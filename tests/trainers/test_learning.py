@@ -353,7 +353,12 @@ def test_what_cannot_be_learned() -> None:
     assert ledger.tasks == ["known"]
     assert_same(model, before)
     selections = Ledger(ledger.space, ledger.fingerprint, "selection")
-    refused(learning(model, selections, "new", batches=texts(1)).__enter__, UsageError, "are selections", "of its own")
+    refused(
+        learning(model, selections, "new", batches=texts(1)).__enter__,
+        UsageError,
+        "are selections",
+        "Create another ledger",
+    )
     refused(lambda: answering(model, ledger, "knwon").__enter__(), TaskError, "Did you mean 'known'?")
 
 
