@@ -233,20 +233,32 @@ def cost(*phases: str, role: str = "union", whole: bool = False) -> Callable[[Ru
     """
 
     def measured(runs: Runs) -> Interval | None:
-        fine_tuning: dict[int, float] = {}
-        for run in (run for role in runs.strategies for run in runs.units(role).values()):
-            # Only older files have the second name.
-            made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", "fine_tune_elsewhere"))
-            fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
-        its = runs.units(role)
-        own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), seed) for seed, run in its.items()]
-        if not all(fine_tuning[seed] for _, seed in own):
-            return None
-        if whole and any(run.facts.seconds["localize"] for run in its.values()):
-            own = [(seconds + fine_tuning[seed], seed) for seconds, seed in own]
-        return interval([seconds / fine_tuning[seed] for seconds, seed in own])
+        tuned, shares = runs.units("fine-tune"), []
+        for seed, run in runs.units(role).items():
+            if seed not in tuned or not (of_tuned := _fine_tuning(runs, tuned[seed])):
+                return None
+            seconds = sum(run.facts.seconds[phase] or 0.0 for phase in phases)
+            if whole and run.facts.seconds["localize"]:
+                seconds += _fine_tuning(runs, run)
+            shares.append(seconds / of_tuned)
+        return interval(shares)
 
     return measured
+
+
+def _fine_tuning(runs: Runs, run: Run) -> float:
+    """Return the seconds of the fine-tuned models of a run: those of the run that trained the models which it shares."""
+
+    def shared(each: Run) -> tuple[Any, ...]:
+        return each.seed, each.facts.options.get("steps"), each.facts.options.get("learning_rate")
+
+    every = [each for role in runs.strategies for each in runs.units(role).values()]
+    # Only older files have the second name.
+    return max(
+        sum(each.facts.seconds.get(name) or 0.0 for name in ("fine_tune", "fine_tune_elsewhere"))
+        for each in every
+        if shared(each) == shared(run)
+    )
 
 
 def told_apart(runs: Runs) -> Interval | None:

@@ -7,8 +7,8 @@ evidence/NAME.toml is a file for ``forgetfree run --config``, and results/NAME.c
 csv`` for that run. The command runs one strategy with one seed at a time and skips units that are in the CSV file. So it can be
 stopped at any moment, and several processes with the same ``--work`` can share the units.
 
-With ``--rates``, it scores four learning rates of each strategy on validation rows, with a seed that no test score uses, and
-writes the averages to results/rates/NAME.json. The TOML file must then have the best ones.
+With ``--rates``, it scores four or five learning rates of each strategy on validation rows, with a seed that no test score
+uses, and writes the averages to results/rates/NAME.json. The TOML file must then have the best ones.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from forgetfree.results.table import Results, load_results
 
 CONFIGS = Path(__file__).resolve().with_name("evidence")
 RESULTS = CONFIGS.with_name("results")
-#: The scored rates: of all training (readout and region have multiples of it); of adapters; and of PackNet's region, as
-#: multiples of the rate in fine-tuning: for 0.1 % of the entries, they are 0.3, 1, 3 and 10 times √(N/s).
+#: The scored rates: of all training (readout and region have multiples of it); of adapters (the lowest was added when the next
+#: had the best score); and of PackNet's region, as multiples of the rate in fine-tuning: for 0.1 % of the entries, they are
+#: 0.3, 1, 3 and 10 times √(N/s).
 RATES = ("learning_rate", (1e-5, 3e-5, 1e-4, 3e-4))
-ADAPTER_RATES = ("lora_learning_rate", (3e-4, 1e-3, 3e-3, 1e-2))
+ADAPTER_RATES = ("lora_learning_rate", (1e-4, 3e-4, 1e-3, 3e-3, 1e-2))
 PACKNET_RATES = ("region_rate_factor", (10.0, 32.0, 95.0, 316.0))
 #: The seed that rates are scored with.
 SEED = 10
