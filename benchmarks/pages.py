@@ -12,6 +12,7 @@
     <!-- made of: coverage -->
     <!-- made of: gpu -->
     <!-- made of: parents -->
+    <!-- made of: rates one-budget -->
     …
     <!-- end -->
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import claims, coverage, parents
+from benchmarks import claims, coverage, evidence, parents
 from benchmarks.gpu import table as gpu
 from benchmarks.paper import overview
 from forgetfree.display import NULL
@@ -93,6 +94,8 @@ def made(what: str) -> str:
         return _markdown([claims.figures(rest)])
     if kind == "paper":
         return _markdown([overview.claims() if rest == "claims" else overview.scores()])
+    if kind == "rates":
+        return _markdown([rates(rest)])
     if kind == "averages":
         return _markdown([averages(rest.split(","))])
     files, _, titles = rest.partition(": ")
@@ -128,6 +131,21 @@ def compositions() -> Table:
         rows.append((called, str(len(runs.tasks)), shots, str(len(seeds)), difference.text if difference else NULL))
     title = "Independent grafts minus the union, averages (in percentage points, with 95 % intervals)"
     return Table(title, ("stream", "tasks", "rows per label", "seeds", "difference"), tuple(rows))
+
+
+def rates(name: str) -> Table:
+    """Return the averages that each strategy reached with its learning rates on validation rows; the best is marked.
+
+    Args:
+        name: the name of a TOML file in benchmarks/evidence.
+    """
+    references, rows = evidence.Rates(name, "", Path()).references, []
+    for strategy, found in evidence.averages(name).items():
+        best = max(found, key=lambda rate: found[rate])
+        texts = (f"{rate}: {100 * found[rate]:.1f}" + " (best)" * (rate == best) for rate in sorted(found, key=float))
+        rows.append((strategy, evidence.rates_of(references[strategy])[0], ", ".join(texts)))
+    title = f"Averages by learning rate (validation rows of seed {evidence.SEED}, in %)"
+    return Table(title, ("strategy", "option", "averages"), tuple(rows))
 
 
 def averages(names: Sequence[str]) -> Table:

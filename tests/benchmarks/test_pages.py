@@ -13,7 +13,7 @@ from benchmarks.pages import COMPARED, ROOT, made, pages, written
 from forgetfree.results.table import load_results
 
 #: The pages behind README's table and the words beside it.
-PAGES = ("results", *(f"results/{page}" for page in ("main-job", "baselines", "recipe", "withheld")))
+PAGES = ("results", *(f"results/{page}" for page in ("main-job", "one-budget", "baselines", "recipe", "withheld")))
 
 
 # docs/results.md has the coverage, which takes seconds to simulate; tests/results/test_evidence.py requires 0.9.
