@@ -121,11 +121,14 @@ def test_the_commands_answer_from_the_file(
     learn(model, ledger, "unsaid", batch)
     ledger.save(tmp_path / "unsaid.safetensors")
     assert cli.main(["predict", str(tmp_path / "unsaid.safetensors"), "--model", other, "x"]) == 1
-    assert "'unsaid' asks for: it was learned without labels= and tokenizer=" in capsys.readouterr().err
+    assert (
+        "The ledger has no definition of task 'unsaid': it was learned without labels= and tokenizer="
+        in capsys.readouterr().err
+    )
     learn(model, ledger, "said", batch, labels=["no", "yes"], tokenizer=tokenizer, kind="pair")
     predictor = Predictor.of_ledger(ledger, other)
     assert predictor.answer("said", [("one text", "another")])[0].label in ("no", "yes")
-    with pytest.raises(LedgerError, match="'unsaid' asks for"):
+    with pytest.raises(LedgerError, match="no definition of task 'unsaid'"):
         predictor.answer("unsaid", ["x"])
 
 
@@ -238,7 +241,7 @@ def test_a_linear_readout_of_a_run_has_no_place_in_a_classifier(tmp_path: Path) 
     head = {"weight": torch.ones(2, 16), "bias": torch.zeros(2)}
     ledger = ledger_of_a_run(place, "linear", TaskDefinition("first", "single", ("no", "yes")), head)
     model = AutoModelForSequenceClassification.from_pretrained(place)
-    with pytest.raises(LedgerError, match=r"Answer by forgetfree\.TaskSwitch"), answering(model, ledger, "first"):
+    with pytest.raises(LedgerError, match=r"Predict with forgetfree\.TaskSwitch"), answering(model, ledger, "first"):
         pass
     with TaskSwitch(ledger, model).task("first"):
         assert logits(model, tokenizer).shape == (3, 2)
